@@ -1,0 +1,1 @@
+"""The composition root: Ray Serve graph, configuration, command line. The only importer of Ray."""

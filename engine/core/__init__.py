@@ -1,0 +1,1 @@
+"""Scheduling policy, free of torch: requests, block pool, prefix cache, queues, the scheduler."""

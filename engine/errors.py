@@ -1,0 +1,55 @@
+"""The engine's errors: each message names the values and the remedy."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of the engine's errors."""
+
+
+class ConfigError(EngineError):
+    """Settings that contradict each other or the machine."""
+
+
+class CheckpointError(EngineError):
+    """A directory that cannot be loaded as a model."""
+
+
+class RequestRefusedError(EngineError):
+    """A request that this engine can never serve; ``code`` is stable, for machines."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PromptTooLongError(RequestRefusedError):
+    """The prompt can never fit."""
+
+    def __init__(self, *, num_prompt_tokens: int, max_prompt_tokens: int, why: str) -> None:
+        super().__init__(
+            f"the prompt has {num_prompt_tokens} tokens, but at most {max_prompt_tokens} fit: {why}",
+            code="prompt_too_long",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_prompt_tokens = max_prompt_tokens
+
+
+class DuplicateRequestError(RequestRefusedError):
+    """The id is in use."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request id {request_id!r} is already in use", code="duplicate_request")
+
+
+class OutOfBlocksError(EngineError):
+    """The block pool cannot satisfy an allocation; nothing was taken."""
+
+    def __init__(self, *, requested: int, free: int) -> None:
+        super().__init__(f"{requested} KV blocks requested, {free} free")
+        self.requested = requested
+        self.free = free
+
+
+class EngineDeadError(EngineError):
+    """The engine's loop ended; no request can be served any more."""

@@ -1,0 +1,151 @@
+"""What goes into an engine and what comes out: the wire types between router and workers. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kv_transfer.params import KVTransferParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. The defaults are greedy and neutral.
+
+    ``seed`` is always set: whoever accepts a request draws one where the user gave none, so that every engine that
+    works on it samples the same tokens (I1). ``top_k`` 0 means all; ``min_p`` 0 and ``top_p`` 1 mean off.
+    ``stop_token_ids`` end the output and are part of it; ``eos_token_ids`` do so unless ``ignore_eos``.
+    ``min_tokens`` keeps both from being sampled before that many output tokens exist.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when logits depend on the tokens so far."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One sequence to generate.
+
+    ``output_token_ids`` are tokens that were generated elsewhere (the prefill worker's first token, or all tokens
+    sent before a move): they count as output, for limits and penalties alike, and are not emitted again.
+    ``hand_over`` ends the request after its first new token, with its blocks under a lease (the prefill role).
+    ``kv_transfer`` says where the KV of the prompt can be read from (the decode role).
+    ``client_id`` is the front end that gets the tokens; ``cache_salt`` keeps prefixes of different users apart.
+    Lower ``priority`` values are served first. ``arrival_s`` is the router's wall clock, for ordering.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrival_s: float = 0.0
+    client_id: str = ""
+    hand_over: bool = False
+    kv_transfer: KVTransferParams | None = None
+    cache_salt: str | None = None
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    HANDED_OVER = "handed_over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestError:
+    """Why a request failed: a stable code for machines, a sentence for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDelta:
+    """A request's new tokens of one step, and how it ended if it did.
+
+    The end of a request is reported exactly once (I4). ``stop_token_id`` is the token that stopped it.
+    ``num_cached_tokens`` counts the prompt tokens that needed no computing here, ``num_remote_tokens`` those of them
+    whose KV came from another engine; both are set on a request's first delta on this engine.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: RequestError | None = None
+    kv_transfer: KVTransferParams | None = None
+    num_cached_tokens: int | None = None
+    num_remote_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What a worker says of itself with every message: gauges now, counters since its start."""
+
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_loading: int = 0
+    num_leased_blocks: int = 0
+    num_held_blocks: int = 0
+    queued_prefill_tokens: int = 0
+    counters: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that is in use, 0 to 1; cached blocks that nobody uses count as free."""
+        return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMessage:
+    """One engine step's news for one front end: every request's new tokens, and the engine's load."""
+
+    deltas: tuple[TokenDelta, ...]
+    load: LoadReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What does not change during a worker's life."""
+
+    role: str
+    engine_id: str
+    incarnation: str
+    node_ip: str
+    pid: int
+    model_name: str
+    block_size: int
+    num_blocks: int
+    block_bytes: int
+    max_model_len: int
+    vocab_size: int
+    device: str
+    dtype: str

@@ -1,0 +1,1 @@
+"""Runs one step of the model: input batch, KV cache, sampling."""

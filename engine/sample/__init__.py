@@ -1,0 +1,1 @@
+"""Sampling: filters, penalties, counter-based randomness."""

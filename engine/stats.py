@@ -1,0 +1,48 @@
+"""What an engine counts, as one immutable snapshot. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kv_transfer.connector import TransferStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """Gauges of now and counters since the start (C13).
+
+    Prefix counts are in tokens. Those of preempted requests that resumed are apart: they would flatter the rate.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_loading: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_held_blocks: int = 0
+    num_leased_blocks: int = 0
+    queued_prefill_tokens: int = 0
+    num_requests: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_preemptions: int = 0
+    num_scheduled_tokens: int = 0
+    num_generated_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    remote_hit_tokens: int = 0
+    resumed_queried_tokens: int = 0
+    resumed_hit_tokens: int = 0
+    failed_blocks: int = 0
+    recomputed_tokens: int = 0
+    num_unknown_ids: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """The scheduler's and the connector's numbers together."""
+
+    scheduler: SchedulerStats = field(default_factory=SchedulerStats)
+    transfer: TransferStats = field(default_factory=TransferStats)
+    num_steps: int = 0
+    step_s: float = 0.0

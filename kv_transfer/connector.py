@@ -1,0 +1,207 @@
+"""The two Protocols between an engine and whatever moves its KV blocks.
+
+The scheduler's half decides and keeps books: it runs in the engine's thread, and never blocks. The worker's half
+moves bytes: it may have a thread of its own, and reports what ended. What passes between them in a step is
+``ConnectorOrders`` (down) and ``ConnectorEvents`` (up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from kv_transfer.params import Hello, KVTransferParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteMatch:
+    """How many tokens beyond the local prefix a connector can supply, and whether the load is asynchronous."""
+
+    num_tokens: int
+    is_async: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOrder:
+    """Read ``source_block_ids`` of the peer into ``block_ids`` of our own cache, pairwise."""
+
+    request_id: str
+    params: KVTransferParams
+    source_block_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorOrders:
+    """What the scheduler's half asks of the worker's half in one step.
+
+    ``releases`` are hand-overs that will not be read by this engine at all (request refused, aborted before its
+    load began, prompt already here): their leases end on the peer. ``cancelled_loads`` names loads whose result
+    nobody wants; each is still reported as ended, and its destination stays held until then.
+    """
+
+    loads: tuple[LoadOrder, ...] = ()
+    cancelled_loads: tuple[str, ...] = ()
+    releases: tuple[KVTransferParams, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nothing to do."""
+        return not (self.loads or self.cancelled_loads or self.releases)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadEnded:
+    """A load ended: from now on nothing writes its destination.
+
+    ``failed_block_ids`` are destination blocks whose content must not be used; empty on success. ``error`` says
+    why, for logs and for the policy ``fail``.
+    """
+
+    request_id: str
+    failed_block_ids: tuple[int, ...]
+    num_bytes: int
+    duration_s: float
+    error: str | None = None
+
+
+class LeaseEnd(StrEnum):
+    """Why a lease ended; a lease ends once."""
+
+    DONE = "done"
+    EXPIRED = "expired"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEnded:
+    """A lease that this engine granted ended: the pinned blocks of that request may be freed."""
+
+    request_id: str
+    lease_id: str
+    reason: LeaseEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferStats:
+    """Counters since the start of the connector (K8)."""
+
+    num_transfers: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+    transfer_s: float = 0.0
+    num_failed_loads: int = 0
+    num_failed_blocks: int = 0
+    num_leases_granted: int = 0
+    num_leases_done: int = 0
+    num_leases_expired: int = 0
+    num_leases_aborted: int = 0
+    num_handshakes: int = 0
+    num_handshakes_failed: int = 0
+    num_unknown_notifications: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorEvents:
+    """What ended since the last call."""
+
+    loads: tuple[LoadEnded, ...] = ()
+    leases: tuple[LeaseEnded, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing ended."""
+        return not (self.loads or self.leases)
+
+
+NO_ORDERS = ConnectorOrders()
+NO_EVENTS = ConnectorEvents()
+
+
+class SchedulerConnector(Protocol):
+    """The scheduler's half. Called from the engine's thread only; no call blocks."""
+
+    def match(
+        self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
+    ) -> RemoteMatch | None:
+        """Say what can be supplied beyond the local prefix; None means "not known yet, ask again" (K1)."""
+
+    def begin_load(
+        self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> None:
+        """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on (K2)."""
+
+    def cancel_load(self, request_id: str) -> None:
+        """The request ended while loading; its ``LoadEnded`` still comes. Unknown ids are ignored."""
+
+    def release(self, params: KVTransferParams) -> None:
+        """This engine will not read these blocks (any more): let the peer's lease end."""
+
+    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        """Pin a finished request's blocks for a reader (K7); ``LeaseEnded`` says when to free them."""
+
+    def abort_lease(self, request_id: str) -> None:
+        """End the lease of a request now; ``LeaseEnded`` follows. Unknown ids are ignored."""
+
+    def take_orders(self) -> ConnectorOrders:
+        """Hand over what was queued since the last call."""
+
+
+class WorkerConnector(Protocol):
+    """The worker's half. ``execute`` and ``collect`` are called from the engine's thread and never block."""
+
+    def execute(self, orders: ConnectorOrders) -> None:
+        """Start what was ordered."""
+
+    def collect(self) -> ConnectorEvents:
+        """Take what ended since the last call, each event once."""
+
+    def stats(self) -> TransferStats:
+        """Counters since the start."""
+
+    def accept(self, hello: Hello) -> Hello:
+        """Meet a peer that introduces itself, and answer with ourselves. May be called from any thread.
+
+        Raises:
+            HandshakeRefusedError: Protocol version or layout differ.
+        """
+
+    def close(self) -> None:
+        """Stop the threads and deregister the memory. Idempotent."""
+
+
+class Rendezvous(Protocol):
+    """How a connector reaches a peer for the first time; ``cluster/`` fills it with Ray, tests with a pipe."""
+
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
+        """Carry our hello to a peer and bring back its own. Called from a connector's thread; blocks.
+
+        Raises:
+            PeerUnreachableError: There is no such engine, or it did not answer in time.
+            HandshakeRefusedError: The peer refused us.
+        """
+
+
+@dataclass(slots=True, kw_only=True)
+class Connector:
+    """Both halves, as a factory returns them."""
+
+    scheduler: SchedulerConnector
+    worker: WorkerConnector
+
+
+WakeCallback = Callable[[], None]
+"""Called from a connector's thread when ``collect`` has something new: an idle engine must wake up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorOptions:
+    """Settings that every connector understands."""
+
+    connector: str = "nixl"
+    lease_ttl_s: float = 30.0
+    handshake_timeout_s: float = 10.0
+    load_timeout_s: float = 30.0
+    extra: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The NIXL connector. The only importer of NIXL."""

@@ -1,0 +1,57 @@
+"""The wire types of the hand-over. A change here bumps ``PROTOCOL_VERSION`` and adds a line to its history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROTOCOL_VERSION = 1
+"""Version of every type in this file.
+
+1: plain hand-over: handshake, lease, READ, done with acknowledgement.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIdentity:
+    """Who an engine is: its name, and which life of it (a restart has a new incarnation)."""
+
+    engine_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What two engines tell each other when they meet, in both directions.
+
+    ``layout_hash`` and ``protocol_version`` are compared before ``agent_metadata`` (opaque to all but the
+    transport) is looked at. ``base_address``, ``num_blocks``, ``block_bytes``, ``memory`` and ``device_index``
+    describe the sender's KV region.
+    """
+
+    protocol_version: int
+    identity: PeerIdentity
+    layout_hash: str
+    layout_description: str
+    base_address: int
+    num_blocks: int
+    block_bytes: int
+    memory: str
+    device_index: int
+    agent_metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTransferParams:
+    """Where the KV of a prompt lies, and the lease under which it may be read.
+
+    ``block_ids`` are the prefill engine's blocks in prompt order; together they cover ``num_tokens`` tokens, the
+    last of them perhaps in part.
+    """
+
+    protocol_version: int
+    source: PeerIdentity
+    lease_id: str
+    layout_hash: str
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    checksums: tuple[int, ...] | None = None

@@ -1,0 +1,1 @@
+"""The OpenAI HTTP surface: schemas, routes, server-sent events, errors."""

@@ -1,0 +1,1 @@
+"""Replica choice: pure functions over what is known of the replicas."""

@@ -1,0 +1,96 @@
+"""How the router sees the workers: Protocols that ``cluster/`` fills with Ray, and tests with plain objects."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """One replica as its pool knows it. ``info`` is None until the replica introduced itself."""
+
+    replica_id: str
+    node_ip: str
+    pid: int
+    state: str
+    info: WorkerInfo | None
+    load: LoadReport | None
+
+
+class WorkerError(Exception):
+    """Root of what calls to a worker raise."""
+
+
+class WorkerUnavailableError(WorkerError):
+    """The replica is gone or does not answer; the request may be tried elsewhere."""
+
+    def __init__(self, *, replica_id: str, reason: str) -> None:
+        super().__init__(f"worker {replica_id} is unavailable: {reason}")
+        self.replica_id = replica_id
+        self.reason = reason
+
+
+class WorkerRefusedError(WorkerError):
+    """The engine refused the request: trying elsewhere would not help. ``code`` is the engine's."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class WorkerPool(Protocol):
+    """What both pools can do."""
+
+    def replica_ids(self) -> Sequence[str]:
+        """The replicas that can be addressed now, without a network call."""
+
+    async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
+        """Ask one replica for its constants and its load.
+
+        Raises:
+            WorkerUnavailableError: No answer within ``timeout_s``.
+        """
+
+    async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """End requests wherever they are; unknown ids are ignored."""
+
+
+class PrefillPool(WorkerPool, Protocol):
+    """The prefill workers."""
+
+    async def prefill(
+        self, replica_id: str, request: GenerateRequest, *, timeout_s: float
+    ) -> tuple[TokenDelta, LoadReport]:
+        """Compute a prompt and sample its first token.
+
+        Returns:
+            The one delta of the request: with ``kv_transfer`` and ``FinishReason.HANDED_OVER`` when a decode worker
+            must go on, or with the reason for which the request ended right there. And the replica's load.
+
+        Raises:
+            WorkerUnavailableError: The replica died or did not answer in time.
+            WorkerRefusedError: The engine refused the request.
+        """
+
+
+class DecodePool(WorkerPool, Protocol):
+    """The decode workers. Tokens of all requests of one client come over one stream a replica."""
+
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        """Add requests to an engine; their tokens arrive on ``outputs``. One answer a request, in order.
+
+        Raises:
+            WorkerUnavailableError: The replica is gone or does not answer.
+        """
+
+    def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+        """Open the stream of everything that concerns ``client_id``; one message a step, and one a report period
+        while idle. Closing it aborts that client's requests.
+
+        Raises:
+            WorkerUnavailableError: From the iterator: the replica died.
+        """

@@ -1,0 +1,138 @@
+"""The words all synthetic text is made of, written by hand for this project."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Animal:
+    """An animal with the place it lives in and what it likes to eat."""
+
+    name: str
+    home: str
+    food: str
+
+
+def _animals(table: str) -> tuple[Animal, ...]:
+    rows = (line.split(",") for line in table.strip().splitlines())
+    return tuple(Animal(name=name.strip(), home=home.strip(), food=food.strip()) for name, home, food in rows)
+
+
+ANIMALS = _animals(
+    """
+    fox, forest, berries
+    cat, house, fish
+    dog, garden, bones
+    owl, tree, seeds
+    bear, mountain, honey
+    frog, pond, flies
+    duck, lake, bread
+    horse, field, apples
+    sheep, meadow, grass
+    mouse, barn, cheese
+    rabbit, garden, carrots
+    wolf, forest, meat
+    goat, hill, leaves
+    pig, farm, corn
+    cow, meadow, grass
+    hen, farm, corn
+    bee, garden, honey
+    ant, field, sugar
+    fish, river, bread
+    whale, sea, fish
+    turtle, beach, leaves
+    snail, garden, salad
+    deer, forest, leaves
+    lion, desert, meat
+    tiger, jungle, meat
+    monkey, jungle, bananas
+    parrot, jungle, nuts
+    eagle, mountain, fish
+    swan, lake, bread
+    crow, tree, nuts
+    bat, cave, flies
+    spider, cave, flies
+    snake, desert, eggs
+    camel, desert, grass
+    seal, beach, fish
+    crab, beach, leaves
+    otter, river, fish
+    beaver, river, apples
+    hedgehog, garden, apples
+    squirrel, tree, nuts
+    donkey, farm, carrots
+    penguin, island, fish
+    elephant, jungle, bananas
+    dragon, cave, cakes
+    kitten, house, milk
+    puppy, house, bones
+    """
+)
+
+THINGS = tuple(
+    """
+    ball bell boat book bottle box bridge brush bucket button cake candle car chair clock cloud coat coin cup drum
+    engine flag flower flute glass guitar hammer hat jar kettle key kite knife ladder lamp lantern letter map mask mirror
+    needle paper pencil piano picture pillow pipe plate pot ring robot rock rocket rope sail ship shoe spoon star
+    stone table teapot tent tower toy train tree truck umbrella violin wagon wheel whistle window
+    """.split()
+)
+
+PLACES = tuple(
+    """
+    forest garden house barn field meadow river lake pond mountain hill beach island cave desert jungle farm
+    village town market school kitchen park harbour station library castle museum
+    """.split()
+)
+
+COLOURS = tuple("red blue green yellow white black brown grey pink purple orange golden silver".split())
+
+QUALITIES = tuple(
+    """
+    old young small big tall tiny round quiet loud brave clever happy sleepy hungry quick slow shiny soft warm cold
+    gentle lucky proud wild lonely funny heavy light kind strange
+    """.split()
+)
+
+ADJECTIVES = COLOURS + QUALITIES
+
+NAMES = tuple(
+    """
+    Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mia Noah Olga Paul Rosa Sam Tina Victor Alice Bob
+    Carol Dan Eva Frank Hugo Iris John Karl Lily Max Nina Oscar Peter Ruth Sofia Tom Vera Will
+    """.split()
+)
+
+FOODS = tuple(
+    """
+    apple banana bread butter cheese cherry corn egg fig grape honey jam lemon lime mango melon milk nut onion
+    peach pear pepper pie plum potato rice salad salt soup sugar tea tomato water
+    """.split()
+)
+
+MORE_WORDS = tuple(
+    """
+    air arm autumn bird brother circle city corner day door dream ear earth evening eye face father fire floor foot
+    friend game girl grass ground hair hand head heart hour ice idea island joy king leaf line metal minute moon
+    morning mother mouth music name night noise north number ocean pain path person place plan queen question rain road
+    roof room root sand sea season shadow shape sister sky sleep smile snow song sound south spring storm story street
+    summer sun time tooth town voice wall war west wind winter wood word work world year
+    """.split()
+)
+
+ANIMAL_NAMES = tuple(animal.name for animal in ANIMALS)
+NOUNS = ANIMAL_NAMES + tuple(thing for thing in THINGS if thing not in ANIMAL_NAMES)
+LIST_WORDS = tuple(dict.fromkeys(NOUNS + FOODS + MORE_WORDS + COLOURS))
+
+ONSETS = tuple("b d f g k l m n p r s t v w z bl br dr fl gr kr pl st tr".split())
+VOWELS = tuple("a e i o u".split())
+CODAS = tuple("b d f g k l m n p r s t x nd rk st".split())
+
+
+def article(word: str) -> str:
+    """The word with "a" or "an" before it."""
+    return f"an {word}" if word[0].lower() in "aeiou" else f"a {word}"
+
+
+def capitalize(sentence: str) -> str:
+    """The text with its first letter in upper case, the rest unchanged."""
+    return sentence[:1].upper() + sentence[1:]
