@@ -46,3 +46,4 @@ class EngineStats:
     transfer: TransferStats = field(default_factory=TransferStats)
     num_steps: int = 0
     step_s: float = 0.0
+    num_integrity_failures: int = 0

@@ -1,0 +1,268 @@
+"""An engine behind asyncio: a thread of its own steps it; requests and tokens cross in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from engine.client_stream import ClientStream, dead_delta, merge_deltas
+from engine.engine_core import DeltasByClient, EngineCore
+from engine.errors import EngineDeadError, RequestRefusedError
+from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+LOCAL_CLIENT = ""
+"""Requests of this client are awaited one by one in this process, not sent over a stream."""
+
+T = TypeVar("T")
+Command = Callable[[], None]
+
+
+class AsyncEngine:
+    """Adds, aborts and streams.
+
+    The engine's thread owns the core. Everything else happens on the event loop that called :meth:`start`; the two
+    meet in a list of commands (towards the thread) and one callback a step (towards the loop).
+    """
+
+    def __init__(self, core: EngineCore, *, name: str = "engine") -> None:
+        self._core = core
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._commands: list[Command] = []
+        self._is_stopping = False
+        self._has_ended = False
+        self._failure: BaseException | None = None
+        self._load = core.load_report()
+        self._streams: dict[str, ClientStream] = {}
+        self._local: dict[str, ClientStream] = {}
+        self._requests_of: dict[str, set[str]] = {}
+        self._busy_since: float | None = None
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start stepping. Must be called on the event loop that will use the engine."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name=f"baton-{self._name}", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Stop the thread, end what is unfinished with an error, release the connector. Idempotent."""
+        self._is_stopping = True
+        self._core.wake.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._end_all()
+        await asyncio.to_thread(self._core.close)
+
+    def check_health(self) -> None:
+        """Do nothing if the engine can serve.
+
+        Raises:
+            EngineDeadError: Its thread ended, or was never started.
+        """
+        if self._failure is not None:
+            raise EngineDeadError(f"the engine's loop ended: {self._failure!r}")
+        if self._thread is None or not self._thread.is_alive():
+            raise EngineDeadError("the engine is not running")
+
+    @property
+    def load(self) -> LoadReport:
+        """The engine's load after its last step."""
+        return self._load
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the step in progress began, 0 when none runs: what a watchdog looks at."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    # ---- requests
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestRefusedError | None]:
+        """Add requests, whose tokens will come on :meth:`outputs` of their client. One answer each, in order.
+
+        Raises:
+            EngineDeadError: Nothing was added.
+        """
+        new = [
+            request for request in requests if request.request_id not in self._requests_of.get(request.client_id, ())
+        ]
+        for request in new:
+            self._requests_of.setdefault(request.client_id, set()).add(request.request_id)
+        answers = await self._call(lambda: [self._try_add(request) for request in requests])
+        refused = {request.request_id for request, answer in zip(requests, answers, strict=True) if answer is not None}
+        for request in new:
+            if request.request_id in refused:
+                self._forget(request.client_id, request.request_id)
+        return answers
+
+    async def run_to_end(self, request: GenerateRequest) -> TokenDelta:
+        """Add one request, wait for its end, and return all its tokens as one delta. Cancelling aborts it.
+
+        Raises:
+            RequestRefusedError: The engine can never serve it.
+        """
+        return merge_deltas([delta async for delta in self.generate(request)])
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
+        """Add one request of the local client and yield its deltas. Closing the iterator aborts the request.
+
+        Raises:
+            RequestRefusedError: The engine can never serve it.
+        """
+        if request.request_id in self._local:
+            raise RequestRefusedError(f"request id {request.request_id!r} is already in use", code="duplicate_request")
+        stream = self._local[request.request_id] = ClientStream()
+        is_unfinished = True
+        try:
+            refusal = (await self._call(lambda: [self._try_add(request)]))[0]
+            if refusal is not None:
+                is_unfinished = False
+                raise refusal
+            while is_unfinished:
+                for delta in await stream.take():
+                    is_unfinished = delta.finish_reason is None
+                    yield delta
+        finally:
+            del self._local[request.request_id]
+            if is_unfinished:
+                self.abort_nowait([request.request_id])
+
+    async def outputs(self, client_id: str, *, report_period_s: float) -> AsyncIterator[StepMessage]:
+        """Yield one message a step with all of a client's news, and one every ``report_period_s`` when idle.
+
+        A second stream of the same client takes over from the first. Closing the iterator aborts the client's requests.
+        """
+        self.check_health()
+        previous = self._streams.get(client_id)
+        stream = self._streams[client_id] = ClientStream()
+        if previous is not None:
+            previous.close()
+        try:
+            yield StepMessage(deltas=(), load=self._load)
+            while not stream.is_closed:
+                deltas = await stream.take(timeout_s=report_period_s)
+                yield StepMessage(deltas=tuple(deltas), load=self._load)
+        finally:
+            if self._streams.get(client_id) is stream:
+                del self._streams[client_id]
+                self.abort_nowait(tuple(self._requests_of.pop(client_id, ())))
+
+    def abort_nowait(self, request_ids: Sequence[str]) -> None:
+        """End requests at the next step boundary; unknown ids are ignored, and so is everything after the end."""
+        if request_ids and not self._has_ended:
+            self._post(lambda: self._core.abort(request_ids))
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests and return when the engine has taken note; unknown ids are ignored."""
+        await self._call(lambda: self._core.abort(request_ids))
+
+    # ---- the loop's side
+
+    def _deliver(self, deltas: DeltasByClient, load: LoadReport) -> None:
+        self._load = load
+        for client_id, of_client in deltas.items():
+            if client_id == LOCAL_CLIENT:
+                for delta in of_client:
+                    if (local := self._local.get(delta.request_id)) is not None:
+                        local.put((delta,))
+                continue
+            for delta in of_client:
+                if delta.finish_reason is not None:
+                    self._forget(client_id, delta.request_id)
+            if (stream := self._streams.get(client_id)) is not None:
+                stream.put(of_client)
+
+    def _forget(self, client_id: str, request_id: str) -> None:
+        ids = self._requests_of.get(client_id)
+        if ids is not None:
+            ids.discard(request_id)
+            if not ids:
+                del self._requests_of[client_id]
+
+    def _end_all(self) -> None:
+        """End every unfinished request with an error: this engine will never do it."""
+        for request_id, local in self._local.items():
+            local.put((dead_delta(request_id),))
+        for client_id, request_ids in list(self._requests_of.items()):
+            self._deliver({client_id: [dead_delta(request_id) for request_id in request_ids]}, self._load)
+        for stream in self._streams.values():
+            stream.close()
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        answer: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                answer.set_result(function())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._post(command)
+        return await asyncio.wrap_future(answer)
+
+    def _post(self, command: Command) -> None:
+        with self._lock:
+            if self._thread is None or self._has_ended:
+                raise EngineDeadError(f"the engine is not running: {self._failure!r}")
+            self._commands.append(command)
+        self._core.wake.set()
+
+    # ---- the thread's side
+
+    def _try_add(self, request: GenerateRequest) -> RequestRefusedError | None:
+        try:
+            self._core.add_request(request)
+        except RequestRefusedError as refusal:
+            return refusal
+        return None
+
+    def _run_commands(self) -> None:
+        with self._lock:
+            commands, self._commands = self._commands, []
+        for command in commands:
+            command()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._core.wake.clear()
+                self._run_commands()
+                self._core.collect()
+                if self._core.has_work():
+                    self._busy_since = time.monotonic()
+                    deltas = self._core.step()
+                    self._busy_since = None
+                    self._to_loop(self._deliver, deltas, self._core.load_report())
+                else:
+                    if not self._core.has_unfinished():
+                        self._core.rest()
+                    self._to_loop(self._deliver, {}, self._core.load_report())
+                    self._core.wake.wait()
+        except Exception as error:
+            logger.exception("the engine's loop failed")
+            self._failure = error
+        finally:
+            with self._lock:
+                self._has_ended = True
+            self._run_commands()
+            if self._failure is not None:
+                self._to_loop(self._end_all)
+
+    def _to_loop(self, function: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            logger.info("the event loop is gone; the engine stops")
+            self._is_stopping = True

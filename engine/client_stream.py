@@ -1,0 +1,71 @@
+"""What waits to be read by one client: all deltas since it last looked, taken at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from engine.messages import FinishReason, RequestError, TokenDelta
+
+ENGINE_DEAD = RequestError(code="engine_dead", message="the engine stopped working; the request was not finished")
+
+
+class ClientStream:
+    """A buffer between the engine's steps and one reader, on one event loop.
+
+    A reader slower than the engine gets several steps in one take; what waits is bounded by what the client's own
+    requests may generate.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[TokenDelta] = []
+        self._news = asyncio.Event()
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """True when nothing will come any more and everything was taken."""
+        return self._is_closed and not self._waiting
+
+    def put(self, deltas: Iterable[TokenDelta]) -> None:
+        """Add deltas in order."""
+        self._waiting.extend(deltas)
+        self._news.set()
+
+    def close(self) -> None:
+        """End the stream once what waits was taken."""
+        self._is_closed = True
+        self._news.set()
+
+    async def take(self, *, timeout_s: float | None = None) -> list[TokenDelta]:
+        """Wait until something is there, at most ``timeout_s``, and take it all; empty on timeout or close."""
+        if not self._news.is_set():
+            try:
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+            except TimeoutError:
+                return []
+        taken, self._waiting = self._waiting, []
+        if not self._is_closed:
+            self._news.clear()
+        return taken
+
+
+def dead_delta(request_id: str) -> TokenDelta:
+    """The end of a request whose engine died."""
+    return TokenDelta(request_id=request_id, token_ids=(), finish_reason=FinishReason.ERROR, error=ENGINE_DEAD)
+
+
+def merge_deltas(deltas: Iterable[TokenDelta]) -> TokenDelta:
+    """Join a request's deltas, in order, into one that says all of it; at least one is needed."""
+    parts = list(deltas)
+    last = parts[-1]
+    return TokenDelta(
+        request_id=last.request_id,
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+        error=last.error,
+        kv_transfer=last.kv_transfer,
+        num_cached_tokens=next((part.num_cached_tokens for part in parts if part.num_cached_tokens is not None), None),
+        num_remote_tokens=next((part.num_remote_tokens for part in parts if part.num_remote_tokens is not None), None),
+    )

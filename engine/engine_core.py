@@ -1,0 +1,158 @@
+"""One engine's step: schedule, run, update. Synchronous, owned by one thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from engine.core.scheduler import Scheduler
+from engine.messages import GenerateRequest, LoadReport, TokenDelta
+from engine.stats import EngineStats, SchedulerStats
+from engine.step import NOTHING_SAMPLED, ModelRunnerOutput, SchedulerOutput
+from kv_transfer.connector import TransferStats, WorkerConnector
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+DeltasByClient = Mapping[str, Sequence[TokenDelta]]
+
+
+class StepRunner(Protocol):
+    """Whatever computes a step: the model runner, or a double without a model."""
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Apply the step's changes of rows, run the model if any row computes, sample."""
+
+
+class EngineCore:
+    """The scheduler, the runner and the connector's worker half, joined.
+
+    ``wake`` is set by the connector's threads whenever there is something to collect, and by whoever adds work from
+    another thread; the owner of the loop waits on it when there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        connector: WorkerConnector | None = None,
+        wake: threading.Event | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.connector = connector
+        self.wake = wake or threading.Event()
+        self._num_steps = 0
+        self._step_s = 0.0
+        self._num_integrity_failures = 0
+
+    def add_request(self, request: GenerateRequest) -> None:
+        """Accept a request.
+
+        Raises:
+            RequestRefusedError: It can never be served here; nothing was kept.
+        """
+        self.scheduler.add_request(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests in whatever state they are; unknown ids are ignored and counted."""
+        for request_id in request_ids:
+            self.scheduler.abort(request_id)
+
+    def collect(self) -> None:
+        """Take what ended in the connector: loads that arrived or failed, leases that ended."""
+        if self.connector is None:
+            return
+        events = self.connector.collect()
+        if not events.is_empty:
+            self.scheduler.handle_connector_events(events)
+
+    def has_work(self) -> bool:
+        """True when a step would do something now."""
+        return self.scheduler.has_work()
+
+    def has_unfinished(self) -> bool:
+        """True while any request has not ended."""
+        return self.scheduler.has_unfinished()
+
+    def step(self) -> DeltasByClient:
+        """Run one step.
+
+        Returns:
+            The new tokens and ends of requests, by the client that asked for them.
+        """
+        started = time.perf_counter()
+        self.collect()
+        output = self.scheduler.schedule()
+        if self.connector is not None and not output.connector_orders.is_empty:
+            self.connector.execute(output.connector_orders)
+        result = self.runner.execute(output) if self._concerns_runner(output) else NOTHING_SAMPLED
+        deltas = self.scheduler.update(output, result).deltas_by_client()
+        self._num_steps += 1
+        self._step_s += time.perf_counter() - started
+        return deltas
+
+    @staticmethod
+    def _concerns_runner(output: SchedulerOutput) -> bool:
+        return output.has_work or output.released_rows.size > 0
+
+    def rest(self) -> None:
+        """Called when there is nothing to do: check that the books balance, and count it if they do not (I2)."""
+        try:
+            self.scheduler.check_integrity()
+        except AssertionError:
+            self._num_integrity_failures += 1
+            logger.exception("the block books do not balance")
+
+    def stats(self) -> EngineStats:
+        """A snapshot of what the scheduler and the connector counted."""
+        transfer = self.connector.stats() if self.connector is not None else TransferStats()
+        return EngineStats(
+            scheduler=self.scheduler.stats(),
+            transfer=transfer,
+            num_steps=self._num_steps,
+            step_s=self._step_s,
+            num_integrity_failures=self._num_integrity_failures,
+        )
+
+    def load_report(self) -> LoadReport:
+        """The snapshot as the message that routers get."""
+        return load_report(self.stats())
+
+    def close(self) -> None:
+        """Stop the connector's threads. Idempotent."""
+        if self.connector is not None:
+            self.connector.close()
+
+
+_GAUGES = (
+    "num_blocks",
+    "num_free_blocks",
+    "num_running",
+    "num_waiting",
+    "num_loading",
+    "num_leased_blocks",
+    "num_held_blocks",
+    "queued_prefill_tokens",
+)
+_SCHEDULER_COUNTERS = tuple(name for name in SchedulerStats.__dataclass_fields__ if name not in _GAUGES)
+_TRANSFER_COUNTERS = tuple(TransferStats.__dataclass_fields__)
+
+
+def load_report(stats: EngineStats) -> LoadReport:
+    """Turn statistics into the message that routers get: gauges as fields, everything else as counters."""
+    counters: dict[str, float] = {
+        "num_steps": stats.num_steps,
+        "step_s": stats.step_s,
+        "num_integrity_failures": stats.num_integrity_failures,
+    }
+    for name in _SCHEDULER_COUNTERS:
+        value = getattr(stats.scheduler, name)
+        if isinstance(value, (int, float)):
+            counters[name] = value
+    for name in _TRANSFER_COUNTERS:
+        counters[name] = getattr(stats.transfer, name)
+    return LoadReport(**{name: getattr(stats.scheduler, name) for name in _GAUGES}, counters=counters)
