@@ -7,7 +7,7 @@ nothing changed is three arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +21,10 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 EMPTY_INTS: IntArray = np.empty(0, dtype=np.int32)
 EMPTY_INTS.setflags(write=False)
+
+
+def _no_ints() -> IntArray:
+    return EMPTY_INTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +62,11 @@ class SchedulerOutput:
     first_positions: IntArray
     num_scheduled_tokens: IntArray
     is_sampling: BoolArray
-    released_rows: IntArray = EMPTY_INTS
+    released_rows: IntArray = field(default_factory=_no_ints)
     new_rows: tuple[NewRow, ...] = ()
-    append_rows: IntArray = EMPTY_INTS
-    append_columns: IntArray = EMPTY_INTS
-    append_block_ids: IntArray = EMPTY_INTS
+    append_rows: IntArray = field(default_factory=_no_ints)
+    append_columns: IntArray = field(default_factory=_no_ints)
+    append_block_ids: IntArray = field(default_factory=_no_ints)
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
 
