@@ -12,12 +12,8 @@ from engine.core.scheduler import Scheduler
 from engine.engine_core import EngineCore
 from engine.messages import WorkerInfo
 from engine.runner.model_runner import ModelRunner
-from kv_transfer.connector import Connector, WakeCallback
-from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.connector import Connector, ConnectorBuilder
 from kv_transfer.params import PeerIdentity
-
-ConnectorBuilder = Callable[[KVLayout, KVRegion, WakeCallback], Connector]
-"""Makes a connector for a cache of that layout at that place."""
 
 ProgressCallback = Callable[[int, int], None]
 """Called while weights load, with bytes done and bytes in all."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.params import Hello, KVTransferParams
 
 
@@ -194,6 +195,9 @@ class Connector:
 
 WakeCallback = Callable[[], None]
 """Called from a connector's thread when ``collect`` has something new: an idle engine must wake up."""
+
+ConnectorBuilder = Callable[[KVLayout, KVRegion, WakeCallback], Connector]
+"""Makes a connector for a cache of that layout at that place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

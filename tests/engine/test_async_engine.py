@@ -1,0 +1,148 @@
+"""The engine behind asyncio: streams by client, refusals, aborts, and what happens at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.async_engine import AsyncEngine
+from engine.engine_core import EngineCore
+from engine.errors import EngineDeadError, PromptTooLongError
+from engine.messages import FinishReason, StepMessage
+from engine.step import ModelRunnerOutput, SchedulerOutput
+from tests.support.chain_engine import chain_engine, greedy_request
+from tests.support.chain_runner import expected_tokens
+
+PERIOD_S = 0.05
+
+
+@pytest.fixture
+async def core() -> EngineCore:
+    return chain_engine()
+
+
+@pytest.fixture
+async def engine(core: EngineCore) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(core)
+    engine.start()
+    yield engine
+    await engine.close()
+
+
+async def read_until_finished(stream: AsyncIterator[StepMessage], request_ids: set[str]) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+    unfinished = set(request_ids)
+    async for message in stream:
+        for delta in message.deltas:
+            tokens[delta.request_id].extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                unfinished.remove(delta.request_id)
+        if not unfinished:
+            break
+    return tokens
+
+
+async def test_one_request_is_awaited_to_its_end(engine: AsyncEngine) -> None:
+    delta = await engine.run_to_end(greedy_request("a", [5, 6, 7], max_tokens=9))
+
+    assert list(delta.token_ids) == expected_tokens([5, 6, 7], 9)
+    assert delta.finish_reason is FinishReason.LENGTH
+
+
+async def test_each_client_gets_its_own_tokens(engine: AsyncEngine) -> None:
+    streams = {client: engine.outputs(client, report_period_s=PERIOD_S) for client in ("left", "right")}
+    for stream in streams.values():
+        await anext(stream)
+    prompts = {f"{client}-{n}": [n, n + 1, n + 2] for client in streams for n in range(4)}
+    requests = [
+        greedy_request(request_id, prompt, max_tokens=6, client_id=request_id.split("-")[0])
+        for request_id, prompt in prompts.items()
+    ]
+
+    answers = await engine.submit(requests)
+
+    assert answers == [None] * len(requests)
+    for client, stream in streams.items():
+        mine = {request_id for request_id in prompts if request_id.startswith(client)}
+        tokens = await read_until_finished(stream, mine)
+        assert tokens == {request_id: expected_tokens(prompts[request_id], 6) for request_id in mine}
+
+
+async def test_a_refusal_reaches_the_caller_and_spares_the_others(engine: AsyncEngine) -> None:
+    stream = engine.outputs("c", report_period_s=PERIOD_S)
+    await anext(stream)
+
+    answers = await engine.submit(
+        [
+            greedy_request("long", [1] * 500, max_tokens=4, client_id="c"),
+            greedy_request("good", [1, 2], max_tokens=4, client_id="c"),
+        ]
+    )
+
+    assert isinstance(answers[0], PromptTooLongError)
+    assert await read_until_finished(stream, {"good"}) == {"good": expected_tokens([1, 2], 4)}
+
+
+async def test_closing_a_stream_aborts_what_its_client_asked_for(core: EngineCore, engine: AsyncEngine) -> None:
+    stream = engine.outputs("gone", report_period_s=PERIOD_S)
+    await anext(stream)
+    await engine.submit([greedy_request("endless", [1, 2, 3], max_tokens=100, client_id="gone")])
+
+    await stream.aclose()
+    await engine.abort([])
+
+    assert not core.has_unfinished()
+
+
+async def test_cancelling_a_caller_aborts_its_request(core: EngineCore, engine: AsyncEngine) -> None:
+    task = asyncio.create_task(engine.run_to_end(greedy_request("endless", [1, 2, 3], max_tokens=100)))
+    stream = engine.outputs("watcher", report_period_s=PERIOD_S)
+    async for message in stream:
+        if message.load.num_running:
+            break
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await engine.abort([])
+
+    assert not core.has_unfinished()
+
+
+async def test_an_idle_engine_reports_its_load_every_period(engine: AsyncEngine) -> None:
+    stream = engine.outputs("idle", report_period_s=0.01)
+
+    messages = [await anext(stream) for _ in range(3)]
+
+    assert [message.load.num_free_blocks for message in messages] == [64] * 3
+
+
+async def test_a_failing_step_ends_every_request_with_an_error(core: EngineCore, engine: AsyncEngine) -> None:
+    class BrokenRunner:
+        def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+            raise RuntimeError("the device fell off")
+
+    core.runner = BrokenRunner()
+
+    delta = await engine.run_to_end(greedy_request("a", [1, 2, 3], max_tokens=4))
+
+    assert delta.finish_reason is FinishReason.ERROR
+    assert delta.error is not None
+    assert delta.error.code == "engine_dead"
+    with pytest.raises(EngineDeadError, match="the device fell off"):
+        engine.check_health()
+    with pytest.raises(EngineDeadError):
+        await engine.submit([greedy_request("b", [1], max_tokens=1, client_id="c")])
+
+
+async def test_close_ends_what_is_unfinished() -> None:
+    engine = AsyncEngine(chain_engine())
+    engine.start()
+    task = asyncio.create_task(engine.run_to_end(greedy_request("a", [1, 2], max_tokens=100)))
+    await engine.abort([])
+
+    await engine.close()
+    await engine.close()
+
+    assert (await task).finish_reason in (FinishReason.ERROR, FinishReason.LENGTH)

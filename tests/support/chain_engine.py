@@ -1,0 +1,53 @@
+"""Engines around the chain runner: everything real but the model."""
+
+from __future__ import annotations
+
+import threading
+
+from engine.config import CacheConfig, SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.engine_core import EngineCore
+from engine.messages import GenerateRequest, SamplingParams
+from kv_transfer.connector import ConnectorBuilder
+from tests.support.chain_runner import ChainRunner
+
+DEFAULT_SCHEDULER = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=16)
+
+
+def chain_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_model_len: int = 128,
+    scheduler: SchedulerConfig = DEFAULT_SCHEDULER,
+    build_connector: ConnectorBuilder | None = None,
+) -> EngineCore:
+    """A small engine whose tokens are ``expected_tokens`` as long as its cache holds what it should."""
+    runner = ChainRunner(
+        num_blocks=num_blocks, block_size=block_size, max_num_seqs=scheduler.max_num_seqs, max_model_len=max_model_len
+    )
+    wake = threading.Event()
+    connector = build_connector(runner.layout, runner.region, wake.set) if build_connector is not None else None
+    policy = Scheduler(
+        scheduler,
+        CacheConfig(block_size=block_size),
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        connector=connector.scheduler if connector is not None else None,
+    )
+    return EngineCore(
+        scheduler=policy, runner=runner, connector=connector.worker if connector is not None else None, wake=wake
+    )
+
+
+def greedy_request(
+    request_id: str, prompt: list[int], *, max_tokens: int, client_id: str = "", priority: int = 0
+) -> GenerateRequest:
+    """A greedy request that ends by length only."""
+    return GenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        client_id=client_id,
+        priority=priority,
+    )
