@@ -1,0 +1,196 @@
+"""One engine, without HTTP or Ray: prefill and decode rates beside a peer on the same model and the machine's ceilings.
+
+    python -m benchmarks.engine --peer transformers --json benchmarks/results/engine.json
+
+Both sides get the same prompts in the same process with the same number of threads, in turn; figures are medians.
+``<dtype>/prefill`` computes 16 prompts of 512 tokens, ``<dtype>/ttft/512`` one; ``<dtype>/decode/<batch>`` continues
+``batch`` prompts of 32 tokens. ``ratio/<row>`` is Baton over the peer (for ttft: peer over Baton): above 1 is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
+from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
+from benchmarks.report import Row, add_json_option, publish
+
+PREFILL_BATCH, PREFILL_TOKENS, DECODE_PROMPT_TOKENS = 16, 512, 32
+
+
+class Side(Protocol):
+    """One engine under measurement."""
+
+    def prefill_s(self, prompts: list[list[int]]) -> float:
+        """Seconds from the prompts to the first token of every one of them."""
+
+    def decode_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+        """Seconds to generate ``num_tokens`` tokens of each prompt after its first one."""
+
+
+class BatonSide:
+    """Baton's engine, stepped in this thread."""
+
+    def __init__(self, directory: Path, dtype: str, num_threads: int) -> None:
+        from engine.build import build_engine
+        from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+
+        self._num_requests = 0
+        config = EngineConfig(
+            model=ModelConfigSource(path=directory, device="cpu", dtype=dtype, num_threads=num_threads),  # type: ignore[arg-type]
+            cache=CacheConfig(kv_cache_bytes=1 << 30),
+            scheduler=SchedulerConfig(max_model_len=1024, max_num_batched_tokens=2048, max_num_seqs=64),
+        )
+        self._core = build_engine(config).core
+
+    def prefill_s(self, prompts: list[list[int]]) -> float:
+        started = time.perf_counter()
+        self._add(prompts, max_tokens=1)
+        while self._core.has_unfinished():
+            self._core.step()
+        return time.perf_counter() - started
+
+    def decode_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+        self._add(prompts, max_tokens=num_tokens + 1)
+        num_started = 0
+        while num_started < len(prompts):
+            num_started += sum(len(deltas) for deltas in self._core.step().values())
+        started = time.perf_counter()
+        while self._core.has_unfinished():
+            self._core.step()
+        return time.perf_counter() - started
+
+    def _add(self, prompts: list[list[int]], *, max_tokens: int) -> None:
+        from engine.messages import GenerateRequest, SamplingParams
+
+        for prompt in prompts:
+            self._num_requests += 1
+            self._core.add_request(
+                GenerateRequest(
+                    request_id=str(self._num_requests),
+                    prompt_token_ids=tuple(prompt),
+                    sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+                )
+            )
+
+
+class TransformersSide:
+    """``transformers`` generate, with its own KV cache."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+        import transformers
+
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        self._model.eval()
+
+    def prefill_s(self, prompts: list[list[int]]) -> float:
+        return self._generate_s(prompts, 1)
+
+    def decode_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+        return self._generate_s(prompts, num_tokens + 1) - self._generate_s(prompts, 1)
+
+    def _generate_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+        ids = torch.tensor(prompts)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+            )
+        return time.perf_counter() - started
+
+
+def random_prompts(generator: torch.Generator, count: int, length: int) -> list[list[int]]:
+    """Prompts that share no prefix."""
+    rows: list[list[int]] = torch.randint(1, VOCAB_SIZE, (count, length), generator=generator).tolist()
+    return rows
+
+
+def alternate(sides: dict[str, Side], measure: Callable[[Side], float], num_repeats: int) -> dict[str, float]:
+    """Median seconds of each side, measured in turn after one round that does not count."""
+    durations: dict[str, list[float]] = {name: [] for name in sides}
+    for round_number in range(num_repeats + 1):
+        for name, side in sides.items():
+            duration = measure(side)
+            if round_number:
+                durations[name].append(duration)
+    return {name: statistics.median(values) for name, values in durations.items()}
+
+
+def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path) -> list[Row]:
+    """All rows of one dtype."""
+    dtype = getattr(torch, dtype_name)
+    write_random_llama(directory, dtype)
+    sides: dict[str, Side] = {"baton": BatonSide(directory, dtype_name, args.threads)}
+    if args.peer == "transformers":
+        sides["transformers"] = TransformersSide(directory, dtype)
+    generator = torch.Generator().manual_seed(1)
+    rows = [Row(name=f"{dtype_name}/ceiling/matmul", value=matmul_gflops(dtype), unit="GFLOP/s")]
+
+    def rate_rows(name: str, num_tokens: int, measure: Callable[[Side], float]) -> None:
+        seconds = alternate(sides, measure, args.repeats)
+        rows.extend(compare(f"{dtype_name}/{name}", {side: num_tokens / s for side, s in seconds.items()}, "tokens/s"))
+
+    def prompts(count: int, length: int) -> list[list[int]]:
+        return random_prompts(generator, count, length)
+
+    rate_rows(
+        "prefill",
+        PREFILL_BATCH * PREFILL_TOKENS,
+        lambda side: side.prefill_s(prompts(PREFILL_BATCH, PREFILL_TOKENS)),
+    )
+    ttft = alternate(sides, lambda side: side.prefill_s(prompts(1, PREFILL_TOKENS)), args.repeats)
+    rows.extend(compare(f"{dtype_name}/ttft/{PREFILL_TOKENS}", {k: s * 1e3 for k, s in ttft.items()}, "ms"))
+    for batch in args.batches:
+        rate_rows(
+            f"decode/{batch}",
+            batch * args.decode_tokens,
+            lambda side, batch=batch: side.decode_s(prompts(batch, DECODE_PROMPT_TOKENS), args.decode_tokens),
+        )
+    return rows
+
+
+def compare(name: str, values: dict[str, float], unit: str) -> list[Row]:
+    """Baton's row, and its ratio to the peer's where there is one."""
+    baton = values.pop("baton")
+    detail: dict[str, float | str] = dict(values)
+    rows = [Row(name=name, value=baton, unit=unit, detail=detail)]
+    ratios = [peer / baton if unit == "ms" else baton / peer for peer in values.values()]
+    rows.extend(Row(name=f"ratio/{name}", value=ratio, unit="x") for ratio in ratios)
+    return rows
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", choices=("transformers", "none"), default="transformers")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--decode-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_json_option(parser)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows = [Row(name="ceiling/memory_read", value=memory_read_gb_per_s(), unit="GB/s")]
+    for dtype_name in args.dtypes:
+        with tempfile.TemporaryDirectory() as directory:
+            rows.extend(measure_dtype(dtype_name, args, Path(directory)))
+    publish(
+        rows, packages=("torch", "transformers"), json_file=args.json, title="engine: random Llama, 125 M parameters"
+    )
+
+
+if __name__ == "__main__":
+    main()

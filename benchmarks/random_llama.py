@@ -1,0 +1,31 @@
+"""The random model that the engine benchmarks run: a Llama of 125 M parameters, written as a Hugging Face directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+
+VOCAB_SIZE = 32_000
+
+
+def write_random_llama(directory: Path, dtype: torch.dtype) -> None:
+    """Write 12 layers, hidden 768, 12 heads of 64 with 4 KV heads, MLP 2,048, vocabulary 32,000, untied."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = transformers.LlamaForCausalLM(config).to(dtype)
+    model.save_pretrained(directory)
