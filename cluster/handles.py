@@ -1,0 +1,66 @@
+"""The router's pools over Serve handles."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from cluster.refusal import Refusal
+from cluster.replica_caller import ReplicaCaller
+from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from router.workers import ReplicaStatus, WorkerRefusedError
+
+ABORT_TIMEOUT_S = 10.0
+SUBMIT_TIMEOUT_S = 30.0
+
+
+class RayWorkerPool:
+    """What both pools can do: ``router.workers.WorkerPool``."""
+
+    def __init__(self, caller: ReplicaCaller) -> None:
+        self._caller = caller
+
+    def replica_ids(self) -> Sequence[str]:
+        """The replicas that can be addressed now, without a network call."""
+        return self._caller.replica_ids()
+
+    async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
+        """Ask one replica for its constants and its load; raises WorkerUnavailableError."""
+        answer: tuple[WorkerInfo, LoadReport] = await self._caller.call(replica_id, "status", timeout_s=timeout_s)
+        info, load = answer
+        return ReplicaStatus(
+            replica_id=replica_id, node_ip=info.node_ip, pid=info.pid, state="running", info=info, load=load
+        )
+
+    async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """End requests wherever they are; raises WorkerUnavailableError."""
+        await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=ABORT_TIMEOUT_S)
+
+
+class RayPrefillPool(RayWorkerPool):
+    """``router.workers.PrefillPool`` over Serve."""
+
+    async def prefill(
+        self, replica_id: str, request: GenerateRequest, *, timeout_s: float
+    ) -> tuple[TokenDelta, LoadReport]:
+        """Compute a prompt and sample its first token; raises WorkerUnavailableError and WorkerRefusedError."""
+        answer: tuple[TokenDelta, LoadReport] | Refusal = await self._caller.call(
+            replica_id, "prefill", request, timeout_s=timeout_s
+        )
+        if isinstance(answer, Refusal):
+            raise answer.to_error()
+        return answer
+
+
+class RayDecodePool(RayWorkerPool):
+    """``router.workers.DecodePool`` over Serve."""
+
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        """Add requests to an engine; raises WorkerUnavailableError."""
+        answers: list[Refusal | None] = await self._caller.call(
+            replica_id, "submit", tuple(requests), timeout_s=SUBMIT_TIMEOUT_S
+        )
+        return [answer.to_error() if answer is not None else None for answer in answers]
+
+    def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+        """Open the stream of everything that concerns ``client_id``; it raises WorkerUnavailableError."""
+        return self._caller.stream(replica_id, "outputs", client_id)
