@@ -1,0 +1,32 @@
+"""What an attention backend promises."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from engine.attention.batch import AttentionBatch
+
+
+class AttentionPlan(Protocol):
+    """A backend's preparation of one step, used once by each layer."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """Write the step's keys and values to the cache, then attend causally.
+
+        query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], model dtype.
+        window: positions that a token attends to, itself included; None means all.
+
+        Returns:
+            [num_tokens, num_heads * head_dim], model dtype.
+        """
+
+
+class AttentionBackend(Protocol):
+    """Paged causal attention with grouped heads over one KV cache."""
+
+    def plan(self, batch: AttentionBatch) -> AttentionPlan:
+        """Prepare a step: everything that does not depend on the layer is done here, once."""

@@ -1,0 +1,42 @@
+"""Token embedding and the head that turns hidden states into logits; they may share one matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from engine.layers.packed_weight import Multiply, pack
+
+
+class Embedding:
+    """One vector a token: weight [vocab_size, hidden_size]."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Look up [num_tokens] ids."""
+        return F.embedding(token_ids, self.weight)
+
+
+class LMHead:
+    """Scores of the vocabulary. ``tied`` multiplies by the embedding's own matrix."""
+
+    def __init__(self, embedding: Embedding, *, tied: bool) -> None:
+        self._weight = embedding.weight if tied else torch.empty_like(embedding.weight)
+        self._tied = tied
+        self._multiply: Multiply | None = None
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Where the head's own matrix is loaded, if it has one."""
+        return {} if self._tied else {"lm_head.weight": self._weight}
+
+    def pack(self) -> None:
+        """Hand the matrix to the matrix library."""
+        self._multiply = pack(self._weight, None)
+        self._weight = self._weight.new_empty(0)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Multiply: [num_rows, hidden_size] to [num_rows, vocab_size]."""
+        assert self._multiply is not None, "pack() comes after loading"
+        return self._multiply(hidden)

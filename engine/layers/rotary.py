@@ -1,0 +1,92 @@
+"""Rotary position embedding with the scalings of RopeConfig.
+
+Source: Su et al., RoFormer, 2021; Peng et al., YaRN, 2023.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine.models.rope_config import RopeConfig, RopeType
+
+
+class RotaryEmbedding:
+    """Rotates queries and keys by their positions.
+
+    ``table`` holds cosine and sine of every position, [max_positions, 2, head_dim / 2] in float32, computed once.
+    """
+
+    def __init__(self, config: RopeConfig, *, head_dim: int, max_positions: int, device: torch.device) -> None:
+        frequencies = inverse_frequencies(config, head_dim=head_dim)
+        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
+        table = torch.stack((angles.cos(), angles.sin()), dim=1) * attention_scaling(config)
+        self.table = table.to(device)
+
+    def rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine, each [num_tokens, 1, head_dim / 2], for the tokens of one step; shared by all layers."""
+        rows = self.table.index_select(0, positions).to(dtype)
+        return rows[:, 0, None, :], rows[:, 1, None, :]
+
+
+def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Rotate [num_tokens, num_heads, head_dim]; the first and the second half of a head are the two coordinates."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def attention_scaling(config: RopeConfig) -> float:
+    """The factor on cosine and sine; other than 1 only for yarn."""
+    if config.rope_type is not RopeType.YARN:
+        return 1.0
+    if config.attention_factor is not None:
+        return config.attention_factor
+    if config.mscale and config.mscale_all_dim:
+        return _yarn_mscale(config.factor, config.mscale) / _yarn_mscale(config.factor, config.mscale_all_dim)
+    return _yarn_mscale(config.factor, 1.0)
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def inverse_frequencies(config: RopeConfig, *, head_dim: int) -> torch.Tensor:
+    """Radians per position of each pair of coordinates, [head_dim / 2] in float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / config.theta**exponents
+    match config.rope_type:
+        case RopeType.DEFAULT:
+            return plain
+        case RopeType.LINEAR:
+            return plain / config.factor
+        case RopeType.LLAMA3:
+            return _llama3(plain, config)
+        case RopeType.YARN:
+            return _yarn(plain, config, head_dim)
+
+
+def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    """Slow rotations are stretched by ``factor``, fast ones stay, those between are blended."""
+    original = config.original_max_position_embeddings
+    rotations = original * plain / (2 * math.pi)
+    blend = (rotations - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1.0 - blend) * plain / config.factor + blend * plain
+
+
+def _yarn(plain: torch.Tensor, config: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Blend of stretched and plain frequencies along a ramp between ``beta_fast`` and ``beta_slow`` rotations."""
+
+    def dimension_of(num_rotations: float) -> float:
+        original = config.original_max_position_embeddings
+        return head_dim * math.log(original / (num_rotations * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(config.beta_fast), dimension_of(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # keeps the ramp finite
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    return plain / config.factor * ramp + plain * (1.0 - ramp)

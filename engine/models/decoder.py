@@ -1,0 +1,117 @@
+"""One decoder-only transformer that serves every supported architecture; they differ in data only."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from engine.attention.backend import AttentionPlan
+from engine.layers.embedding import Embedding, LMHead
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import RotaryEmbedding, rotate
+from engine.models.model_config import ModelConfig
+
+
+class DecoderLayer:
+    """Attention and a gated MLP, each on the normalised residual stream."""
+
+    def __init__(self, config: ModelConfig, *, index: int, dtype: torch.dtype, device: torch.device) -> None:
+        def linear(in_size: int, *out_sizes: int, bias: bool) -> Linear:
+            return Linear(in_size, out_sizes, bias=bias, dtype=dtype, device=device)
+
+        def norm(size: int) -> RMSNorm:
+            return RMSNorm(size, eps=config.rms_norm_eps, dtype=dtype, device=device)
+
+        self.index = index
+        self.window = config.windows[index]
+        self.head_dim = config.head_dim
+        self.head_counts = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self.input_norm = norm(config.hidden_size)
+        self.qkv = linear(config.hidden_size, config.q_size, config.kv_size, config.kv_size, bias=config.qkv_bias)
+        self.q_norm = norm(config.head_dim) if config.qk_norm else None
+        self.k_norm = norm(config.head_dim) if config.qk_norm else None
+        self.o = linear(config.q_size, config.hidden_size, bias=config.o_bias)
+        self.post_norm = norm(config.hidden_size)
+        inner = config.intermediate_size
+        self.gate_up = linear(config.hidden_size, inner, inner, bias=config.mlp_bias)
+        self.down = linear(inner, config.hidden_size, bias=config.mlp_bias)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The layer's matrices."""
+        return self.qkv, self.o, self.gate_up, self.down
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Where each of this layer's tensors of a checkpoint goes."""
+        places: dict[str, torch.Tensor] = {}
+        places.update(self.qkv.targets(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")))
+        places.update(self.o.targets(("self_attn.o_proj",)))
+        places.update(self.gate_up.targets(("mlp.gate_proj", "mlp.up_proj")))
+        places.update(self.down.targets(("mlp.down_proj",)))
+        places["input_layernorm.weight"] = self.input_norm.weight
+        places["post_attention_layernorm.weight"] = self.post_norm.weight
+        if self.q_norm is not None and self.k_norm is not None:
+            places["self_attn.q_norm.weight"] = self.q_norm.weight
+            places["self_attn.k_norm.weight"] = self.k_norm.weight
+        return {f"model.layers.{self.index}.{name}": place for name, place in places.items()}
+
+    def forward(
+        self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
+        """One layer over the tokens of a step, [num_tokens, hidden_size]."""
+        hidden = hidden + self._attention(self.input_norm(hidden), cosine, sine, plan)
+        gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, dim=-1)
+        return hidden + self.down(F.silu(gate) * up)
+
+    def _attention(
+        self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
+        heads = self.qkv(hidden).view(len(hidden), -1, self.head_dim)
+        query, key, value = torch.split(heads, self.head_counts, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
+        return self.o(plan.attend(self.index, query, key, value, self.window))
+
+
+class Decoder:
+    """Token ids and a paged cache in, hidden states and logits out."""
+
+    def __init__(self, config: ModelConfig, *, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.layers = [
+            DecoderLayer(config, index=index, dtype=dtype, device=device) for index in range(config.num_layers)
+        ]
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
+        self.lm_head = LMHead(self.embedding, tied=config.tie_word_embeddings)
+        self.rotary = RotaryEmbedding(config.rope, head_dim=config.head_dim, max_positions=max_positions, device=device)
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Where each tensor of a checkpoint goes, by its name there."""
+        places = {"model.embed_tokens.weight": self.embedding.weight, "model.norm.weight": self.norm.weight}
+        places.update(self.lm_head.targets())
+        for layer in self.layers:
+            places.update(layer.targets())
+        return places
+
+    def finish_loading(self) -> None:
+        """Hand the loaded matrices to the matrix library."""
+        for layer in self.layers:
+            for linear in layer.linears:
+                linear.pack()
+        self.lm_head.pack()
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        """Run the layers: token ids and positions, each [num_tokens], to hidden states before the last norm."""
+        hidden = self.embedding(input_ids)
+        cosine, sine = self.rotary.rotations(positions, self.dtype)
+        for layer in self.layers:
+            hidden = layer.forward(hidden, cosine, sine, plan)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of every token of the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
+        return self.lm_head(self.norm(hidden))

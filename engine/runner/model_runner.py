@@ -1,0 +1,183 @@
+"""Runs the model: applies a step's changes, computes it, samples."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from engine.attention.batch import AttentionBatch
+from engine.attention.factory import build_attention
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models.checkpoint import ProgressCallback, load_weights, model_hash
+from engine.models.decoder import Decoder
+from engine.models.generation import load_generation_defaults
+from engine.models.model_config import ModelConfig, load_model_config
+from engine.runner.device import choose_device, choose_dtype
+from engine.runner.input_batch import InputBatch, StepInputs
+from engine.runner.kv_cache import KVCache
+from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
+from engine.sample.sampler import Sampler
+from engine.step import NOTHING_SAMPLED, ModelRunnerOutput, SchedulerOutput
+from kv_transfer.layout import KVLayout, KVRegion
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+class ModelRunner:
+    """The weights, the KV cache and the rows of one engine. Used from one thread.
+
+    Raises:
+        CheckpointError: The directory cannot be loaded.
+        ConfigError: The settings contradict the model or the machine.
+    """
+
+    def __init__(self, config: EngineConfig, *, progress: ProgressCallback | None = None) -> None:
+        source = config.model
+        self._config = config
+        self.model_config: ModelConfig = load_model_config(source.path)
+        self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
+        self.device = choose_device(source.device)
+        self.dtype = choose_dtype(source.dtype, self.model_config)
+        self.max_model_len = _choose_max_model_len(config.scheduler.max_model_len, self.model_config)
+        if source.num_threads is not None:
+            torch.set_num_threads(source.num_threads)
+        self.layout = self._describe_layout()
+        self._model = Decoder(self.model_config, max_positions=self.max_model_len, dtype=self.dtype, device=self.device)
+        load_weights(source.path, self._model.targets(), progress=progress)
+        self._model.finish_loading()
+        self.kv_cache = self._allocate_cache()
+        self._attention = build_attention(self.kv_cache)
+        self._batch = InputBatch(
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=config.cache.block_size,
+        )
+        self._sampler = Sampler(self._batch.sampling, self._batch.history)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return self.kv_cache.num_blocks
+
+    @property
+    def region(self) -> KVRegion:
+        """Where the KV cache lies."""
+        return self.kv_cache.region
+
+    def _describe_layout(self) -> KVLayout:
+        shape = self.model_config
+        return KVLayout(
+            model_hash=model_hash(self._config.model.path, shape),
+            num_layers=shape.num_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=self._config.cache.block_size,
+            dtype=str(self.dtype).removeprefix("torch."),
+            bytes_per_element=self.dtype.itemsize,
+        )
+
+    def _allocate_cache(self) -> KVCache:
+        cache, scheduler = self._config.cache, self._config.scheduler
+        demand = CacheDemand(layout=self.layout, max_model_len=self.max_model_len, max_num_seqs=scheduler.max_num_seqs)
+        num_blocks = choose_num_blocks(cache, demand, self._budget(demand))
+        logger.info("KV cache: num_blocks=%d block_bytes=%d", num_blocks, self.layout.block_bytes)
+        return KVCache(self.layout, num_blocks=num_blocks, dtype=self.dtype, device=self.device)
+
+    def _budget(self, demand: CacheDemand) -> MemoryBudget:
+        if self.device.type == "cpu":
+            return cpu_budget(self._config.cache, demand)
+        peak_step_bytes = self._measure_peak_step()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
+        return gpu_budget(
+            self._config.cache,
+            total_bytes=total_bytes,
+            used_bytes=total_bytes - free_bytes,
+            peak_step_bytes=peak_step_bytes,
+        )
+
+    @torch.inference_mode()
+    def _measure_peak_step(self) -> int:
+        """Bytes that the largest step allocates beside the weights, measured by running one."""
+        scheduler = self._config.scheduler
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
+        self._run_scratch(scratch, num_tokens=scheduler.max_num_batched_tokens, num_logits=scheduler.max_num_seqs)
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        del scratch
+        torch.cuda.empty_cache()
+        return peak
+
+    def warm_up(self) -> None:
+        """Run a prefill chunk and a decode row once, so that the first request does not pay for compilation.
+
+        Writes to a cache of its own.
+        """
+        with torch.inference_mode():
+            scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
+            for num_tokens in (min(16, self.max_model_len), 1):
+                self._run_scratch(scratch, num_tokens=num_tokens, num_logits=1)
+
+    def _run_scratch(self, scratch: KVCache, *, num_tokens: int, num_logits: int) -> None:
+        """Compute zeros of which every token is its own request and all write to the one block of ``scratch``."""
+        lengths = _split(num_tokens, self.max_model_len)
+        query_starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        num_columns = -(-max(lengths) // self.layout.block_size)
+        plan = build_attention(scratch).plan(
+            AttentionBatch(
+                query_starts=query_starts,
+                first_positions=np.zeros(len(lengths), dtype=np.int32),
+                block_tables=np.zeros((len(lengths), num_columns), dtype=np.int32),
+                slots=np.zeros(num_tokens, dtype=np.int64),
+            )
+        )
+        zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
+        hidden = self._model.forward(zeros, zeros, plan)
+        self._model.logits(hidden[:num_logits]).float()
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Apply the changes of rows, run the model if any row computes, sample."""
+        self._batch.apply(output)
+        if not output.has_work:
+            return NOTHING_SAMPLED
+        inputs = self._batch.prepare(output)
+        hidden = self._forward(inputs)
+        token_ids = np.zeros(len(output.rows), dtype=np.int32)
+        has_nan = np.zeros(len(output.rows), dtype=np.bool_)
+        if inputs.last_tokens.size:
+            logits = self._model.logits(hidden.index_select(0, self._upload(inputs.last_tokens)))
+            sampled = self._sampler.sample(logits, inputs.sampled_rows, inputs.sampled_positions)
+            self._batch.append(inputs.sampled_rows, inputs.sampled_positions, sampled.token_ids)
+            token_ids[output.is_sampling] = sampled.token_ids
+            has_nan[output.is_sampling] = sampled.has_nan
+        return ModelRunnerOutput(sampled_token_ids=token_ids, has_nan=has_nan)
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        plan = self._attention.plan(inputs.attention)
+        return self._model.forward(self._upload(inputs.input_ids), self._upload(inputs.positions), plan)
+
+    def _upload(self, array: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+def _choose_max_model_len(asked: int | None, model: ModelConfig) -> int:
+    if asked is None:
+        return model.max_model_len
+    if not 1 <= asked <= model.max_model_len:
+        raise ConfigError(f"max_model_len must be between 1 and the model's {model.max_model_len}, got {asked}")
+    return asked
+
+
+def _split(total: int, limit: int) -> list[int]:
+    """``total`` as a sum of parts of at most ``limit``."""
+    full, rest = divmod(total, limit)
+    return [limit] * full + ([rest] if rest else [])

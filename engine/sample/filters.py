@@ -1,0 +1,51 @@
+"""Which tokens may be drawn: top-k, then top-p of what remains, then min-p.
+
+Each filter is a threshold on a row's logits, so that the result does not depend on how a sort orders equals; tokens
+that tie with the last one kept are kept.
+"""
+
+from __future__ import annotations
+
+import torch
+
+NUM_CANDIDATES = 1024
+
+
+def thresholds(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """The lowest logit that may be drawn, [num_rows], as a value of ``scaled``.
+
+    scaled: [num_rows, vocab_size] logits over temperature, shifted so that each row's maximum is 0, float32.
+    top_k (0: all), top_p (1: all), min_p (0: all): [num_rows].
+    """
+    lowest = torch.log(min_p)
+    sorting = torch.nonzero((top_k > 0) | (top_p < 1.0)).flatten()
+    if sorting.numel() == 0:
+        return lowest
+    vocab_size = scaled.shape[1]
+    part, part_top_k, part_top_p = scaled[sorting], top_k[sorting].long(), top_p[sorting]
+    part_top_k = torch.where(part_top_k > 0, part_top_k, vocab_size).clamp(max=vocab_size)
+    width = min(NUM_CANDIDATES, vocab_size)
+    kept, is_certain = _sorted_threshold(part, part_top_k, part_top_p, width)
+    # Nearly all rows are decided by their most likely tokens; a flat distribution needs the whole order.
+    unsure = torch.nonzero(~is_certain).flatten()
+    if unsure.numel():
+        kept[unsure], _ = _sorted_threshold(part[unsure], part_top_k[unsure], part_top_p[unsure], vocab_size)
+    lowest[sorting] = torch.maximum(lowest[sorting], kept)
+    return lowest
+
+
+def _sorted_threshold(
+    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Threshold of top-k and top-p from the ``width`` largest logits, and whether those were enough to know it."""
+    candidates = scaled.topk(width, dim=1).values
+    ranks = torch.arange(width, device=scaled.device)[None, :]
+    weights = candidates.double().exp()
+    weights = weights.masked_fill(ranks >= top_k[:, None], 0.0)
+    before = weights.cumsum(dim=1) - weights
+    is_limited = top_k < scaled.shape[1]
+    mass = torch.where(is_limited, weights.sum(dim=1), scaled.double().exp().sum(dim=1))
+    inside_p = (before < (top_p.double() * mass)[:, None]) | (top_p >= 1.0)[:, None]
+    num_kept = (inside_p & (ranks < top_k[:, None])).sum(dim=1).clamp(min=1)
+    is_certain = (num_kept < width) | (top_k <= width)
+    return candidates.gather(1, num_kept[:, None] - 1).squeeze(1), is_certain

@@ -1,0 +1,64 @@
+"""Changes of the logits that depend on the tokens so far."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.sample.sampling_rows import SamplingRows, TokenHistory
+from engine.step import IntArray
+
+
+def apply_penalties(
+    logits: torch.Tensor, rows: IntArray, positions: IntArray, sampling: SamplingRows, history: TokenHistory
+) -> None:
+    """Penalise in place the tokens that a row holds.
+
+    Repetition divides positive and multiplies negative logits of every token of prompt and output; presence is
+    subtracted once, and frequency once a use, for tokens of the output.
+
+    logits: [num_rows, vocab_size] float32; positions: [num_rows] how many tokens each row holds.
+    """
+    penalised = np.flatnonzero(sampling.has_penalties[rows])
+    if penalised.size == 0:
+        return
+    chosen = rows[penalised]
+    lengths = positions[penalised]
+    prompt_lengths = history.num_prompt_tokens[chosen]
+    vocab_size = logits.shape[1]
+    seen = _counts(history, chosen, np.zeros_like(lengths), lengths, vocab_size)
+    used = _counts(history, chosen, prompt_lengths, lengths, vocab_size).to(logits.device)
+
+    def column(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> torch.Tensor:
+        return torch.from_numpy(values[chosen]).to(logits.device)[:, None]
+
+    index = torch.from_numpy(penalised).to(logits.device)
+    part = logits.index_select(0, index)
+    repetition = column(sampling.repetition_penalty)
+    repeated = torch.where(part > 0, part / repetition, part * repetition)
+    part = torch.where((seen > 0).to(logits.device), repeated, part)
+    part -= column(sampling.frequency_penalty) * used
+    part -= column(sampling.presence_penalty) * (used > 0)
+    logits.index_copy_(0, index, part)
+
+
+def _counts(history: TokenHistory, rows: IntArray, starts: IntArray, ends: IntArray, vocab_size: int) -> torch.Tensor:
+    """How often each token occurs in positions ``starts`` to ``ends`` of each row, [num_rows, vocab_size] float32."""
+    lengths = np.maximum(ends - starts, 0).astype(np.int64)
+    index = np.repeat(np.arange(len(rows)), lengths)
+    columns = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(starts, lengths)
+    flat = index * vocab_size + history.token_ids[rows[index], columns]
+    counts = np.bincount(flat, minlength=len(rows) * vocab_size).astype(np.float32)
+    return torch.from_numpy(counts.reshape(len(rows), vocab_size))
+
+
+def mask_ending_tokens(logits: torch.Tensor, rows: IntArray, positions: IntArray, sampling: SamplingRows) -> None:
+    """Make the tokens that would end a row impossible, in place, while the row is shorter than it must become."""
+    short = np.flatnonzero(positions < sampling.min_length[rows])
+    endings = [sampling.ending_token_ids[row] for row in rows[short]]
+    if not any(endings):
+        return
+    index = np.repeat(short, [len(ids) for ids in endings])
+    columns = np.fromiter((token for ids in endings for token in ids), dtype=np.int64, count=len(index))
+    inside = columns < logits.shape[1]
+    logits[torch.from_numpy(index[inside]), torch.from_numpy(columns[inside])] = -torch.inf

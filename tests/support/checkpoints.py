@@ -1,0 +1,119 @@
+"""Small random checkpoints of every architecture, made by transformers, which is also the oracle of what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+VOCAB_SIZE = 320
+MAX_POSITION_EMBEDDINGS = 1024
+MATRIX_STD = 0.15
+HEAD_STD = 1.0
+"""Wide: logits spread over tens, so that rounding never changes which is the largest."""
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITION_EMBEDDINGS,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"sliding_window": 24, "head_dim": 32}),
+    "qwen2": (
+        Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "tie_word_embeddings": True},
+    ),
+    "qwen3": (Qwen3Config, {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3}),
+}
+
+
+def make_checkpoint(
+    path: Path, architecture: str, *, seed: int = 0, max_shard_size: str = "5GB", **changes: Any
+) -> Path:
+    """Write a random checkpoint to ``path``; ``changes`` override fields of the transformers config."""
+    config_class, fields = _CONFIGS[architecture]
+    config = config_class(**{**_SHAPE, **fields, **changes})
+    generator = torch.Generator().manual_seed(seed)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model = model.to_empty(device="cpu").float()
+    model.tie_weights()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(_draw(name, parameter.shape, generator))
+    model.save_pretrained(path, max_shard_size=max_shard_size)
+    return path
+
+
+def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    values = torch.randn(shape, generator=generator)
+    if name.endswith("norm.weight"):
+        return 1.0 + 0.1 * values
+    if "lm_head" in name or "embed_tokens" in name:
+        return HEAD_STD * values
+    return MATRIX_STD * values
+
+
+def load_oracle(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The checkpoint as transformers runs it."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    assert isinstance(model, PreTrainedModel)
+    return model.eval()
+
+
+def oracle_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """Logits of every position of one sequence, [num_tokens, vocab_size]."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+def oracle_greedy(model: PreTrainedModel, token_ids: list[int], num_tokens: int) -> list[int]:
+    """The next ``num_tokens`` greedy tokens; end-of-sequence is ignored."""
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([token_ids]),
+            attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return [int(token) for token in output[0, len(token_ids) :]]
+
+
+def edit_config(path: Path, **changes: Any) -> None:
+    """Change fields of a checkpoint's config.json; a value of None removes the field."""
+    file = path / "config.json"
+    content = json.loads(file.read_text())
+    for key, value in changes.items():
+        if value is None:
+            content.pop(key, None)
+        else:
+            content[key] = value
+    file.write_text(json.dumps(content))
