@@ -1,0 +1,196 @@
+"""The configuration of a cluster: the schema of baton.yaml and of the command line's flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from cluster.config_section import Section, section_of, settings_from
+from engine.config import CacheConfig, DeviceName, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.errors import ConfigError
+from kv_transfer.connector import ConnectorOptions
+from router.settings import RouterSettings
+
+HttpProxy = Literal["serve", "haproxy"]
+PoolName = Literal["prefill", "decode"]
+
+CacheSection = section_of(
+    "CacheSection",
+    CacheConfig,
+    descriptions={
+        "block_size": "Tokens in a KV block.",
+        "gpu_memory_utilization": "Share of a GPU's memory that weights and KV cache may take together.",
+        "kv_cache_bytes": "Bytes of the KV cache; overrides sizing from free memory.",
+        "num_blocks": "Blocks of the KV cache; overrides sizing from free memory.",
+        "enable_prefix_caching": "Keep the KV of finished requests for prompts that begin alike.",
+    },
+)
+
+SchedulerSection = section_of(
+    "SchedulerSection",
+    SchedulerConfig,
+    omit={"max_model_len"},
+    descriptions={
+        "max_num_batched_tokens": "Tokens computed in one step at most, over all requests.",
+        "max_num_seqs": "Requests that run at the same time at most.",
+        "max_num_waiting": "Requests that wait in an engine at most.",
+        "enable_chunked_prefill": "Split prompts that do not fit into a step.",
+        "long_prefill_token_threshold": "Tokens of one prompt in a step at most; 0 means no such limit.",
+        "policy": "Order of waiting requests: first come first served, or by priority.",
+        "load_failure_policy": "When KV could not be fetched: compute it again, or fail the request.",
+    },
+)
+
+TransferSection = section_of(
+    "TransferSection",
+    ConnectorOptions,
+    descriptions={
+        "connector": "What moves KV blocks between workers.",
+        "lease_ttl_s": "How long a prefill worker keeps blocks for a decode worker that does not report.",
+        "handshake_timeout_s": "How long two workers may take to meet.",
+        "load_timeout_s": "How long fetching a prompt's KV may take.",
+        "extra": "Options of the chosen connector.",
+    },
+)
+
+RouterSection = section_of(
+    "RouterSection",
+    RouterSettings,
+    descriptions={
+        "max_body_bytes": "Largest request body.",
+        "max_num_requests": "Sequences in progress at most; past it the answer is 429.",
+        "max_num_queued": "Sequences that wait for room on a decode worker at most; past it the answer is 429.",
+        "max_num_choices": "Largest `n` of a request.",
+        "max_num_stop_strings": "Stop strings of a request at most.",
+        "default_timeout_s": "Deadline of a request that names none.",
+        "max_timeout_s": "Longest deadline that a request may name.",
+        "default_max_tokens": "Length of an answer whose request names none; null fills the context.",
+        "prefill_timeout_s": "How long a prefill worker may take for one prompt.",
+        "submit_timeout_s": "How long a decode worker may take to accept requests.",
+        "connect_timeout_s": "How long opening the stream of a decode worker may take.",
+        "stream_silence_timeout_s": "How long a decode worker may say nothing before it counts as lost.",
+        "max_prefill_attempts": "Prefill workers tried for one request at most.",
+        "migration_limit": "How often a request may move to another decode worker.",
+        "recovery_wait_s": "How long an accepted request waits for a worker to come back.",
+        "growth_headroom_tokens": "Room beyond its prompt that a request must find on a decode worker.",
+        "report_period_s": "How often idle workers are asked for their load.",
+        "stale_after_s": "Age at which a load report is not trusted any more.",
+        "status_timeout_s": "How long a worker may take to report its status.",
+        "abort_timeout_s": "How long a worker may take to confirm an abort.",
+        "backoff_min_s": "First wait before a failed worker is tried again.",
+        "backoff_max_s": "Longest such wait.",
+        "retry_after_s": "What `Retry-After` tells a client that was turned away.",
+        "prefill_policy": "How a prefill worker is chosen.",
+        "decode_policy": "How a decode worker is chosen.",
+    },
+)
+
+
+class PoolSection(Section):
+    """What differs between the two pools; everything is optional."""
+
+    num_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of one worker; null shares the machine's cores evenly."
+    )
+    num_cpus: float | None = Field(
+        default=None, ge=0, description="CPUs that Ray reserves for one worker; null takes a small fraction."
+    )
+    num_gpus: float | None = Field(
+        default=None, ge=0, description="GPUs that Ray reserves for one worker; null takes what the device asks for."
+    )
+    cache: CacheSection = Field(default_factory=CacheSection, description="Overrides `cache` for this pool.")  # type: ignore[valid-type]
+    scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
+        default_factory=SchedulerSection, description="Overrides `scheduler` for this pool."
+    )
+
+
+class BatonConfig(Section):
+    """A cluster. Every flag of `baton serve` is one of these keys."""
+
+    model: Path | None = Field(
+        default=None, description="Hugging Face directory of the model; null takes the small built-in model."
+    )
+    served_model_name: str | None = Field(
+        default=None, min_length=1, description="Name of the model in the API; null takes the directory's name."
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address that the HTTP API listens on.")
+    port: int = Field(default=8000, ge=1, le=65535, description="Port that the HTTP API listens on.")
+    device: DeviceName = Field(default="auto", description="Where models run; auto takes a GPU where there is one.")
+    dtype: DTypeName = Field(default="auto", description="Precision; auto takes the checkpoint's.")
+    max_model_len: int | None = Field(
+        default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
+    )
+    prefill_replicas: int = Field(default=1, ge=1, description="Workers that compute prompts.")
+    decode_replicas: int = Field(default=1, ge=1, description="Workers that generate.")
+    router_replicas: int = Field(default=1, ge=1, description="Processes that speak HTTP.")
+    address: str | None = Field(
+        default=None, description="Ray cluster to deploy to; null starts a private Ray on this machine."
+    )
+    object_store_bytes: int = Field(
+        default=128 * 1024 * 1024, ge=80 * 1024 * 1024, description="Object store of the private Ray."
+    )
+    http_proxy: HttpProxy = Field(
+        default="serve",
+        description="What accepts HTTP: Serve's own proxy, or HAProxy: faster, but with statistics and metrics ports "
+        "that are open on all interfaces.",
+    )
+    startup_timeout_s: float = Field(default=600.0, gt=0, description="How long all workers may take to be ready.")
+    cache: CacheSection = Field(default_factory=CacheSection, description="The KV cache of every worker.")  # type: ignore[valid-type]
+    scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
+        default_factory=SchedulerSection, description="The scheduler of every worker."
+    )
+    kv_transfer: TransferSection = Field(default_factory=TransferSection, description="The hand-over of KV.")  # type: ignore[valid-type]
+    router: RouterSection = Field(default_factory=RouterSection, description="Bounds and waits of the router.")  # type: ignore[valid-type]
+    prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
+    decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
+
+    @field_validator("model")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return value.expanduser().absolute() if value is not None else None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            prefill = self.engine_config("prefill", model=Path(), num_threads=1)
+            decode = self.engine_config("decode", model=Path(), num_threads=1)
+            connector = self.transfer_options().connector
+            self.router_settings()
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        if prefill.cache.block_size != decode.cache.block_size:
+            raise ValueError(
+                f"prefill.cache.block_size ({prefill.cache.block_size}) and decode.cache.block_size "
+                f"({decode.cache.block_size}) differ: blocks could not be handed over"
+            )
+        if connector == "inproc":
+            raise ValueError("kv_transfer.connector 'inproc' works within one process only; a cluster needs 'nixl'")
+        return self
+
+    def engine_config(self, pool: PoolName, *, model: Path, num_threads: int) -> EngineConfig:
+        """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
+        section: PoolSection = self.prefill if pool == "prefill" else self.decode
+        return EngineConfig(
+            model=ModelConfigSource(
+                path=model, device=self.device, dtype=self.dtype, num_threads=section.num_threads or num_threads
+            ),
+            cache=settings_from(CacheConfig, self.cache, section.cache),
+            scheduler=settings_from(
+                SchedulerConfig, self.scheduler, section.scheduler, max_model_len=self.max_model_len
+            ),
+        )
+
+    def transfer_options(self) -> ConnectorOptions:
+        """The settings of every worker's connector."""
+        return settings_from(ConnectorOptions, self.kv_transfer)
+
+    def router_settings(self) -> RouterSettings:
+        """The settings of every router."""
+        return settings_from(RouterSettings, self.router)
+
+    @property
+    def num_workers(self) -> int:
+        """Engines in the cluster."""
+        return self.prefill_replicas + self.decode_replicas

@@ -1,0 +1,106 @@
+"""Reads a configuration from a file and from flags; every mistake becomes one line that names it."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cluster.config import BatonConfig
+
+
+class ConfigFileError(Exception):
+    """A configuration that cannot be used: one line that says where and why."""
+
+
+def load_config(path: Path | None, flags: Mapping[str, Any]) -> BatonConfig:
+    """Read ``path``, if there is one, and let the flags that are not None replace its keys.
+
+    Raises:
+        ConfigFileError: The file is missing or no YAML mapping, a key is unknown, or a value cannot be.
+    """
+    values = read_mapping(path) if path is not None else {}
+    given = {key: value for key, value in flags.items() if value is not None}
+    try:
+        return BatonConfig.model_validate({**values, **given})
+    except ValidationError as error:
+        where = str(path) if path is not None else "the command line"
+        raise ConfigFileError("; ".join(describe_problems(error, where=where, flags=given))) from error
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The top level of a YAML file; an empty file is an empty mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigFileError(f"cannot read the configuration file {path}: {reason}") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigFileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigFileError(f"{path} must hold a mapping of keys to values, not a {type(content).__name__}")
+    return content
+
+
+def describe_problems(error: ValidationError, *, where: str, flags: Mapping[str, Any]) -> Iterable[str]:
+    """One phrase for each thing that is wrong, naming the key as the user would write it."""
+    for problem in error.errors(include_url=False):
+        path = [str(part) for part in problem["loc"]]
+        source = "the command line" if path and path[0] in flags else where
+        key = ".".join(path)
+        if problem["type"] == "extra_forbidden":
+            yield f"{source}: unknown key '{key}'{suggestion(path)}"
+        elif key:
+            yield f"{source}: {key}: {reason(problem['msg'])}, got {problem['input']!r}"
+        else:
+            yield f"{source}: {reason(problem['msg'])}"
+
+
+def reason(message: str) -> str:
+    """Pydantic's message without its prefix, ready to stand within a sentence."""
+    message = message.removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def suggestion(path: list[str]) -> str:
+    """The known key that is nearest to the last one of ``path``."""
+    model: type[BaseModel] | None = BatonConfig
+    for part in path[:-1]:
+        model = section_type(model.model_fields[part].annotation) if model and part in model.model_fields else None
+    if model is None:
+        return ""
+    nearest = difflib.get_close_matches(path[-1], list(model.model_fields), n=1, cutoff=0.5)
+    if nearest:
+        return f"; did you mean '{'.'.join([*path[:-1], nearest[0]])}'?"
+    elsewhere = [name for name in nested_keys(BatonConfig) if name.split(".")[-1] == path[-1]]
+    if elsewhere:
+        return f"; did you mean '{elsewhere[0]}'?"
+    return f"; known keys: {', '.join(model.model_fields)}"
+
+
+def section_type(annotation: Any) -> type[BaseModel] | None:
+    """The section behind a field's annotation, if it is one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next((found for part in typing.get_args(annotation) if (found := section_type(part))), None)
+    return None
+
+
+def nested_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """All keys with their sections, such as ``cache.block_size``."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        section = section_type(field.annotation)
+        keys.extend(nested_keys(section, f"{prefix}{name}.") if section else [prefix + name])
+    return keys

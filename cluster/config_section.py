@@ -1,0 +1,54 @@
+"""Makes sections of the configuration file out of the settings classes that the rooms define."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+SettingsT = TypeVar("SettingsT")
+
+
+class Section(BaseModel):
+    """A part of the configuration file: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
+
+    def explicit(self) -> dict[str, Any]:
+        """The keys that the user wrote, with their values."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+def section_of(
+    name: str, settings: type[Any], *, descriptions: Mapping[str, str], omit: Collection[str] = ()
+) -> type[Section]:
+    """Make a section with the fields, types and defaults of a settings dataclass.
+
+    So the dataclass stays the only place that knows its defaults, and needs no pydantic.
+    """
+    hints = get_type_hints(settings)
+    fields: dict[str, Any] = {}
+    for item in dataclasses.fields(settings):
+        if item.name in omit:
+            continue
+        keywords: dict[str, Any] = {"description": descriptions.get(item.name, "")}
+        if item.default is not dataclasses.MISSING:
+            keywords["default"] = item.default
+        elif item.default_factory is not dataclasses.MISSING:
+            keywords["default_factory"] = item.default_factory
+        fields[item.name] = (hints[item.name], Field(**keywords))
+    return create_model(name, __base__=Section, __doc__=settings.__doc__, **fields)
+
+
+def settings_from(settings: type[SettingsT], *sections: Section, **fixed: object) -> SettingsT:
+    """Build the settings from sections, later ones over earlier ones, and from values that come from elsewhere.
+
+    Raises:
+        Exception: Whatever the settings class raises for values that contradict each other.
+    """
+    values: dict[str, object] = {}
+    for section in sections:
+        values.update(section.explicit())
+    return settings(**{**values, **fixed})

@@ -1,0 +1,70 @@
+"""The environment in which Ray and Serve start. Most of it is read once, when Ray's processes start."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest message between replicas: a prompt of a million token ids has about 5 MB; gRPC's default is 4 MB."""
+
+
+def serve_environment() -> dict[str, str]:
+    """What every node of a cluster should set before its Ray starts: Serve's throughput mode, and room for messages.
+
+    Measured on 2 cores, against Serve's defaults: 15,000 instead of 2,700 stream items a second from a handle, 6,100
+    instead of 1,400 server-sent events a second to one HTTP client, 2.8 ms instead of 3.9 ms for a GET.
+    """
+    return {
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
+    }
+
+
+def private_ray_environment() -> dict[str, str]:
+    """What keeps a private Ray to this machine and to this user.
+
+    Ray's servers listen on the loopback address only (the variable's name tells where Ray does that by default), and
+    ask for a token that only this Ray's processes know. Serve's servers between replicas listen on all interfaces
+    whatever is asked for; the token protects them.
+    """
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def haproxy_environment(folder: Path) -> dict[str, str]:
+    """What makes Serve run HAProxy, with its files in ``folder`` and on ports of its own, so that two can coexist.
+
+    HAProxy's statistics and metrics listen on all interfaces without authentication: not a default.
+    """
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+    }
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def apply_environment(variables: Mapping[str, str]) -> None:
+    """Set variables that the user did not set."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
