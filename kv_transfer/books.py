@@ -1,0 +1,112 @@
+"""The scheduler's half of every connector that reads from peers: what may be loaded, and what was ordered."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, RemoteMatch
+from kv_transfer.layout import KVLayout
+from kv_transfer.lease import LeaseTable
+from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+_NOTHING = RemoteMatch(num_tokens=0, is_async=False)
+_NUM_REMEMBERED_LEASES = 65_536
+
+
+class ConnectorBooks:
+    """Implements ``SchedulerConnector``. Owned by the engine's thread; free of torch and of any transport.
+
+    One lease is good for one load: once its load began, or it was released, it supplies nothing any more (a request
+    that was preempted after its load computes its prompt, or finds it in the prefix cache).
+    """
+
+    def __init__(self, *, identity: PeerIdentity, layout: KVLayout, leases: LeaseTable) -> None:
+        self._identity = identity
+        self._layout = layout
+        self._leases = leases
+        self._loads: list[LoadOrder] = []
+        self._cancelled: list[str] = []
+        self._releases: list[KVTransferParams] = []
+        self._spent: OrderedDict[str, None] = OrderedDict()
+
+    def match(
+        self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
+    ) -> RemoteMatch | None:
+        """Say what can be supplied beyond the local prefix; never None: the answer is in the params."""
+        if params is None or params.lease_id in self._spent:
+            return _NOTHING
+        reason = self._why_unusable(params)
+        if reason is not None:
+            logger.warning("hand-over not usable: request_id=%s reason=%s", request_id, reason)
+            return _NOTHING
+        num_tokens = min(params.num_tokens, num_prompt_tokens) - num_local_tokens
+        return RemoteMatch(num_tokens=num_tokens, is_async=True) if num_tokens > 0 else _NOTHING
+
+    def begin_load(
+        self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> None:
+        """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on."""
+        source_block_ids = params.block_ids[first_block : first_block + len(block_ids)]
+        assert len(source_block_ids) == len(block_ids), "the scheduler asked for blocks beyond the hand-over"
+        self._spend(params.lease_id)
+        self._loads.append(
+            LoadOrder(request_id=request_id, params=params, source_block_ids=source_block_ids, block_ids=block_ids)
+        )
+
+    def cancel_load(self, request_id: str) -> None:
+        """The request ended while loading; the worker's half ignores ids that it does not load."""
+        self._cancelled.append(request_id)
+
+    def release(self, params: KVTransferParams) -> None:
+        """Let the peer's lease end; a lease whose load began, or that was released before, ends without this."""
+        if params.lease_id not in self._spent:
+            self._spend(params.lease_id)
+            self._releases.append(params)
+
+    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        """Pin a finished request's blocks for a reader."""
+        lease = self._leases.grant(request_id=request_id, block_ids=block_ids)
+        return KVTransferParams(
+            protocol_version=PROTOCOL_VERSION,
+            source=self._identity,
+            lease_id=lease.lease_id,
+            layout_hash=self._layout.layout_hash,
+            block_ids=block_ids,
+            num_tokens=num_tokens,
+        )
+
+    def abort_lease(self, request_id: str) -> None:
+        """End the leases of a request now; unknown ids are ignored."""
+        self._leases.abort_request(request_id)
+
+    def take_orders(self) -> ConnectorOrders:
+        """Hand over what was queued since the last call."""
+        if not (self._loads or self._cancelled or self._releases):
+            return NO_ORDERS
+        orders = ConnectorOrders(
+            loads=tuple(self._loads), cancelled_loads=tuple(self._cancelled), releases=tuple(self._releases)
+        )
+        self._loads.clear()
+        self._cancelled.clear()
+        self._releases.clear()
+        return orders
+
+    def _why_unusable(self, params: KVTransferParams) -> str | None:
+        if params.protocol_version != PROTOCOL_VERSION:
+            return f"protocol version {params.protocol_version}, ours is {PROTOCOL_VERSION}"
+        if params.layout_hash != self._layout.layout_hash:
+            return f"layout {params.layout_hash}, ours is {self._layout.layout_hash}"
+        if params.source.engine_id == self._identity.engine_id:
+            return "its source is this engine, whose prefix cache holds what is left of it"
+        num_blocks = -(-params.num_tokens // self._layout.block_size)
+        if num_blocks != len(params.block_ids):
+            return f"{len(params.block_ids)} blocks for {params.num_tokens} tokens, {num_blocks} are needed"
+        return None
+
+    def _spend(self, lease_id: str) -> None:
+        self._spent[lease_id] = None
+        while len(self._spent) > _NUM_REMEMBERED_LEASES:
+            self._spent.popitem(last=False)

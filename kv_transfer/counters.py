@@ -1,0 +1,41 @@
+"""What a connector counts while it works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kv_transfer.connector import TransferStats
+from kv_transfer.lease import LeaseCounts
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferCounters:
+    """Counters since the start, written by the connector's thread alone; anyone may take a snapshot."""
+
+    num_transfers: int = 0
+    num_blocks: int = 0
+    num_bytes: int = 0
+    transfer_s: float = 0.0
+    num_failed_loads: int = 0
+    num_failed_blocks: int = 0
+    num_handshakes: int = 0
+    num_handshakes_failed: int = 0
+    num_unknown_notifications: int = 0
+
+    def snapshot(self, leases: LeaseCounts) -> TransferStats:
+        """These counters and those of the lease table, as one message."""
+        return TransferStats(
+            num_transfers=self.num_transfers,
+            num_blocks=self.num_blocks,
+            num_bytes=self.num_bytes,
+            transfer_s=self.transfer_s,
+            num_failed_loads=self.num_failed_loads,
+            num_failed_blocks=self.num_failed_blocks,
+            num_leases_granted=leases.num_granted,
+            num_leases_done=leases.num_done,
+            num_leases_expired=leases.num_expired,
+            num_leases_aborted=leases.num_aborted,
+            num_handshakes=self.num_handshakes,
+            num_handshakes_failed=self.num_handshakes_failed,
+            num_unknown_notifications=self.num_unknown_notifications + leases.num_unknown,
+        )

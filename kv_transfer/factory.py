@@ -1,0 +1,69 @@
+"""Builds the connector that a configuration names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kv_transfer.books import ConnectorBooks
+from kv_transfer.connector import Connector, ConnectorOptions, Rendezvous, WakeCallback
+from kv_transfer.errors import KVTransferError, UnknownConnectorError
+from kv_transfer.inproc import InProcessFabric, InProcessTransport
+from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.lease import LeaseTable
+from kv_transfer.params import PeerIdentity
+from kv_transfer.transport import Transport
+from kv_transfer.worker import TransferWorker
+
+KNOWN_CONNECTORS = ("nixl", "inproc")
+
+
+def build_connector(
+    options: ConnectorOptions,
+    *,
+    identity: PeerIdentity,
+    layout: KVLayout,
+    region: KVRegion,
+    rendezvous: Rendezvous,
+    wake: WakeCallback,
+    clock: Callable[[], float] = time.monotonic,
+    fabric: InProcessFabric | None = None,
+) -> Connector:
+    """Build both halves; the worker's thread runs from now until its ``close``.
+
+    ``inproc`` needs the ``fabric`` that joins the engines of this process, and meets peers there; ``nixl`` meets them
+    over ``rendezvous``. ``wake`` is called from the worker's thread, and from the thread of whoever closes it.
+
+    Raises:
+        UnknownConnectorError: ``options.connector`` is neither.
+        KVTransferError: The connector cannot use this region.
+    """
+    if region.block_bytes != layout.block_bytes:
+        raise KVTransferError(f"the region has blocks of {region.block_bytes} bytes, the layout {layout.block_bytes}")
+    transport: Transport
+    if options.connector == "inproc":
+        if fabric is None:
+            raise KVTransferError("the connector 'inproc' needs the fabric that joins the engines of this process")
+        transport = InProcessTransport(fabric=fabric, identity=identity, region=region)
+        rendezvous = fabric
+    elif options.connector == "nixl":
+        from kv_transfer.nixl.transport import NixlTransport  # imported late: it loads UCX
+
+        transport = NixlTransport(identity=identity, region=region)
+    else:
+        raise UnknownConnectorError(name=options.connector, known=KNOWN_CONNECTORS)
+    leases = LeaseTable(ttl_s=options.lease_ttl_s, clock=clock)
+    worker = TransferWorker(
+        options=options,
+        identity=identity,
+        layout=layout,
+        region=region,
+        transport=transport,
+        rendezvous=rendezvous,
+        leases=leases,
+        wake=wake,
+        clock=clock,
+    )
+    if isinstance(transport, InProcessTransport) and fabric is not None:
+        fabric.introduce(identity.engine_id, transport, worker.accept)
+    return Connector(scheduler=ConnectorBooks(identity=identity, layout=layout, leases=leases), worker=worker)

@@ -1,0 +1,53 @@
+"""What an engine says when it meets another one, and what it refuses to meet."""
+
+from __future__ import annotations
+
+from kv_transfer.errors import HandshakeRefusedError
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.params import PROTOCOL_VERSION, Hello, PeerIdentity
+
+
+def describe_layout(layout: KVLayout) -> str:
+    """One line that tells two layouts apart for a person."""
+    return (
+        f"model {layout.model_hash}, {layout.num_layers} layers, {layout.num_kv_heads} KV heads of {layout.head_dim}, "
+        f"{layout.block_size} tokens a block, {layout.dtype}"
+    )
+
+
+def build_hello(*, identity: PeerIdentity, layout: KVLayout, region: KVRegion, agent_metadata: bytes) -> Hello:
+    """Introduce an engine with its KV region."""
+    return Hello(
+        protocol_version=PROTOCOL_VERSION,
+        identity=identity,
+        layout_hash=layout.layout_hash,
+        layout_description=describe_layout(layout),
+        base_address=region.base_address,
+        num_blocks=region.num_blocks,
+        block_bytes=region.block_bytes,
+        memory=region.memory.value,
+        device_index=region.device_index,
+        agent_metadata=agent_metadata,
+    )
+
+
+def check_hello(*, ours: Hello, theirs: Hello) -> None:
+    """Refuse a peer that we cannot exchange blocks with; the version and the layout are compared first.
+
+    Raises:
+        HandshakeRefusedError: Names what differs and both values.
+    """
+    if theirs.protocol_version != ours.protocol_version:
+        raise HandshakeRefusedError(what="protocol version", ours=ours.protocol_version, theirs=theirs.protocol_version)
+    if theirs.layout_hash != ours.layout_hash:
+        raise HandshakeRefusedError(
+            what="KV layout",
+            ours=f"{ours.layout_hash} ({ours.layout_description})",
+            theirs=f"{theirs.layout_hash} ({theirs.layout_description})",
+        )
+    if theirs.block_bytes != ours.block_bytes:
+        raise HandshakeRefusedError(what="bytes of a block", ours=ours.block_bytes, theirs=theirs.block_bytes)
+    if theirs.memory not in tuple(MemoryKind):
+        raise HandshakeRefusedError(what="kind of memory", ours=ours.memory, theirs=theirs.memory)
+    if theirs.num_blocks < 1:
+        raise HandshakeRefusedError(what="number of blocks", ours=ours.num_blocks, theirs=theirs.num_blocks)

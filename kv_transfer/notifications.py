@@ -1,0 +1,98 @@
+"""The small messages that reader and source exchange about a lease, and their form on the wire.
+
+The form is JSON with the version first. Peers compare protocol versions when they meet, so that another version
+here means a stray message, and is refused like any other malformed one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kv_transfer.errors import KVTransferError
+
+NOTIFICATION_VERSION = 1
+_MAX_BYTES = 1 << 20
+
+
+class MalformedNotificationError(KVTransferError):
+    """Bytes that are no notification of ours."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"malformed notification: {reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Reader to source: everything is read. Was the lease alive until now? ``reader`` names this read."""
+
+    lease_id: str
+    reader: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """Source to reader: the answer to ``Done``."""
+
+    lease_id: str
+    reader: str
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Reader to source: these blocks will not be read."""
+
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renew:
+    """Reader to source: I still mean to read under these leases."""
+
+    lease_ids: tuple[str, ...]
+
+
+Notification: TypeAlias = Done | Ack | Release | Renew
+
+
+def encode_notification(notification: Notification) -> bytes:
+    """The wire form."""
+    fields: list[object]
+    match notification:
+        case Done():
+            fields = ["done", notification.lease_id, notification.reader]
+        case Ack():
+            fields = ["ack", notification.lease_id, notification.reader, notification.is_alive]
+        case Release():
+            fields = ["release", notification.lease_id]
+        case Renew():
+            fields = ["renew", *notification.lease_ids]
+    return json.dumps([NOTIFICATION_VERSION, *fields], separators=(",", ":")).encode()
+
+
+def decode_notification(message: bytes) -> Notification:
+    """Read the wire form.
+
+    Raises:
+        MalformedNotificationError: Not JSON, another version, an unknown kind, or wrong fields.
+    """
+    if len(message) > _MAX_BYTES:
+        raise MalformedNotificationError(f"{len(message)} bytes, at most {_MAX_BYTES} are accepted")
+    try:
+        decoded = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise MalformedNotificationError("not JSON") from error
+    match decoded:
+        case [version, *_] if type(version) is not int or version != NOTIFICATION_VERSION:
+            raise MalformedNotificationError(f"version {version!r}, expected {NOTIFICATION_VERSION}")
+        case [_, "done", str(lease_id), str(reader)]:
+            return Done(lease_id=lease_id, reader=reader)
+        case [_, "ack", str(lease_id), str(reader), bool(is_alive)]:
+            return Ack(lease_id=lease_id, reader=reader, is_alive=is_alive)
+        case [_, "release", str(lease_id)]:
+            return Release(lease_id=lease_id)
+        case [_, "renew", *lease_ids] if all(isinstance(lease_id, str) for lease_id in lease_ids):
+            return Renew(lease_ids=tuple(lease_ids))
+    raise MalformedNotificationError("unknown kind or wrong fields")

@@ -1,0 +1,197 @@
+"""Which peers an engine has met, in which life of theirs, and how it meets new ones."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kv_transfer.connector import Rendezvous
+from kv_transfer.counters import TransferCounters
+from kv_transfer.errors import KVTransferError, PeerUnreachableError
+from kv_transfer.handshake import check_hello
+from kv_transfer.params import Hello, PeerIdentity
+from kv_transfer.transport import Transport
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+_FIRST_BACKOFF_S = 1.0
+_LAST_BACKOFF_S = 60.0
+_JOIN_MARGIN_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Peer:
+    """An engine that was met. ``name`` is the transport's; reads in flight keep its connection from being removed."""
+
+    hello: Hello
+    name: str
+    num_reads: int = 0
+    bytes_in_flight: int = 0
+
+    @property
+    def identity(self) -> PeerIdentity:
+        """Which life of which engine."""
+        return self.hello.identity
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Handshake:
+    """A meeting under way, or its result: ``error`` is None when the peer is in the table."""
+
+    is_finished: bool = False
+    error: KVTransferError | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Backoff:
+    identity: PeerIdentity
+    until_s: float
+    next_delay_s: float
+    error: KVTransferError
+
+
+class PeerTable:
+    """Peers by engine id, one life of each. Owned by the connector's thread; only ``post`` crosses threads.
+
+    A handshake runs in a thread of its own, so that a peer that does not answer delays nobody else; there is at most
+    one per engine id. A new life of a known engine replaces the old one only when it was met successfully. After a
+    failure the same life is not asked again before a delay of 1 s, doubled up to 60 s, has passed.
+    """
+
+    def __init__(
+        self,
+        *,
+        hello: Hello,
+        transport: Transport,
+        rendezvous: Rendezvous,
+        clock: Callable[[], float],
+        handshake_timeout_s: float,
+        post: Callable[[Callable[[], None]], bool],
+        counters: TransferCounters,
+    ) -> None:
+        self._hello = hello
+        self._transport = transport
+        self._rendezvous = rendezvous
+        self._clock = clock
+        self._handshake_timeout_s = handshake_timeout_s
+        self._post = post
+        self._counters = counters
+        self._peers: dict[str, Peer] = {}
+        self._leaving: list[Peer] = []
+        self._handshakes: dict[str, tuple[Handshake, threading.Thread]] = {}
+        self._backoffs: dict[str, _Backoff] = {}
+
+    def find(self, identity: PeerIdentity) -> Peer | None:
+        """The peer, if this very life of it was met."""
+        peer = self._peers.get(identity.engine_id)
+        return peer if peer is not None and peer.identity == identity else None
+
+    def meet(self, identity: PeerIdentity) -> Handshake:
+        """Begin to meet a peer, or join the handshake under way; finished at once while it must not be asked."""
+        engine_id = identity.engine_id
+        if engine_id in self._handshakes:
+            return self._handshakes[engine_id][0]
+        backoff = self._backoffs.get(engine_id)
+        if backoff is not None and backoff.identity == identity and self._clock() < backoff.until_s:
+            return Handshake(is_finished=True, error=backoff.error)
+        handshake = Handshake()
+        thread = threading.Thread(
+            target=self._meet, args=(handshake, identity), name=f"baton-kv-meet-{engine_id}", daemon=True
+        )
+        self._handshakes[engine_id] = (handshake, thread)
+        thread.start()
+        return handshake
+
+    def admit(self, hello: Hello, *, is_introduction: bool) -> None:
+        """Take a peer whose hello was checked into the table.
+
+        ``is_introduction``: the peer came to us. If we know this life of it already then its connection broke, and
+        ours to it is made anew.
+
+        Raises:
+            TransportError: Its metadata cannot be used; what was known before stays.
+            PeerUnreachableError: Reads over its last connection have not ended yet.
+        """
+        engine_id = hello.identity.engine_id
+        known = self._peers.get(engine_id)
+        if known is not None and known.identity == hello.identity:
+            if not is_introduction or known.num_reads:
+                return
+            self.drop(known)
+            known = None
+        if any(peer.identity == hello.identity for peer in self._leaving):
+            raise PeerUnreachableError(engine_id=engine_id, reason="reads over its last connection have not ended yet")
+        name = self._transport.add_peer(hello)
+        if known is not None:
+            logger.info("peer restarted: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
+            self.drop(known)
+        self._peers[engine_id] = Peer(hello=hello, name=name)
+        self._counters.num_handshakes += 1
+        logger.info("peer met: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
+
+    def drop(self, peer: Peer) -> None:
+        """Forget a peer; its connection goes when its last read has ended, since removing it stops no read."""
+        if self._peers.get(peer.identity.engine_id) is peer:
+            del self._peers[peer.identity.engine_id]
+            self._leaving.append(peer)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Remove the connections of dropped peers whose last read ended."""
+        for peer in [peer for peer in self._leaving if peer.num_reads == 0]:
+            self._leaving.remove(peer)
+            self._transport.remove_peer(peer.name)
+
+    def close(self) -> None:
+        """Join the handshakes under way; each ends within its timeout."""
+        for _, thread in self._handshakes.values():
+            thread.join(self._handshake_timeout_s + _JOIN_MARGIN_S)
+
+    def _meet(self, handshake: Handshake, identity: PeerIdentity) -> None:
+        """Runs in the handshake's thread."""
+        outcome: Hello | KVTransferError
+        engine_id = identity.engine_id
+        try:
+            outcome = self._rendezvous.meet(engine_id, self._hello, timeout_s=self._handshake_timeout_s)
+            check_hello(ours=self._hello, theirs=outcome)
+        except KVTransferError as error:
+            outcome = error
+        except Exception as error:  # the rendezvous is not ours: whatever it raises is a handshake that failed
+            logger.warning("handshake failed: engine_id=%s", engine_id, exc_info=True)
+            outcome = PeerUnreachableError(engine_id=engine_id, reason=repr(error))
+        self._post(functools.partial(self._finish, handshake, identity, outcome))
+
+    def _finish(self, handshake: Handshake, identity: PeerIdentity, outcome: Hello | KVTransferError) -> None:
+        _, thread = self._handshakes.pop(identity.engine_id)
+        thread.join()
+        handshake.is_finished = True
+        if isinstance(outcome, Hello):
+            try:
+                self.admit(outcome, is_introduction=False)
+            except KVTransferError as error:
+                outcome = error
+        if isinstance(outcome, Hello) and outcome.identity != identity:
+            outcome = PeerUnreachableError(
+                engine_id=identity.engine_id,
+                reason=f"incarnation {identity.incarnation} is gone, {outcome.identity.incarnation} answered",
+            )
+        if isinstance(outcome, KVTransferError):
+            self._fail(handshake, identity, outcome)
+        else:
+            self._backoffs.pop(identity.engine_id, None)
+
+    def _fail(self, handshake: Handshake, identity: PeerIdentity, error: KVTransferError) -> None:
+        handshake.error = error
+        self._counters.num_handshakes_failed += 1
+        last = self._backoffs.get(identity.engine_id)
+        delay_s = last.next_delay_s if last is not None and last.identity == identity else _FIRST_BACKOFF_S
+        self._backoffs[identity.engine_id] = _Backoff(
+            identity=identity,
+            until_s=self._clock() + delay_s,
+            next_delay_s=min(2 * delay_s, _LAST_BACKOFF_S),
+            error=error,
+        )
+        logger.warning("handshake failed: engine_id=%s retry_s=%.0f error=%s", identity.engine_id, delay_s, error)

@@ -1,0 +1,274 @@
+"""The worker's half of every connector that reads from peers: one thread that posts, polls, answers and reports."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from kv_transfer.connector import (
+    NO_EVENTS,
+    ConnectorEvents,
+    ConnectorOptions,
+    ConnectorOrders,
+    LoadEnded,
+    Rendezvous,
+    TransferStats,
+    WakeCallback,
+)
+from kv_transfer.counters import TransferCounters
+from kv_transfer.errors import PeerUnreachableError
+from kv_transfer.handshake import build_hello, check_hello
+from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.lease import Completion, LeaseTable
+from kv_transfer.notifications import (
+    Ack,
+    Done,
+    MalformedNotificationError,
+    Release,
+    Renew,
+    decode_notification,
+    encode_notification,
+)
+from kv_transfer.params import Hello, PeerIdentity
+from kv_transfer.peers import PeerTable
+from kv_transfer.reader import Reader, ReaderLimits
+from kv_transfer.transport import Transport, TransportError
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+_FIRST_PERIOD_S = 0.0002
+_LAST_PERIOD_S = 0.001
+_IDLE_PERIOD_S = 0.25
+_JOIN_TIMEOUT_S = 30.0
+
+
+class TransferWorker:
+    """Implements ``WorkerConnector`` over a ``Transport``, which only its thread touches.
+
+    The thread sleeps until there is something to do. Where the transport must be polled it looks every 0.2 ms, and
+    after a while every 1 ms, as long as a load or a lease is outstanding, and four times a second otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        options: ConnectorOptions,
+        identity: PeerIdentity,
+        layout: KVLayout,
+        region: KVRegion,
+        transport: Transport,
+        rendezvous: Rendezvous,
+        leases: LeaseTable,
+        wake: WakeCallback,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hello = build_hello(identity=identity, layout=layout, region=region, agent_metadata=transport.metadata)
+        self._accept_timeout_s = options.handshake_timeout_s
+        self._transport = transport
+        self._leases = leases
+        self._wake = wake
+        self._clock = clock
+        self._counters = TransferCounters()
+        self._ended: deque[LoadEnded] = deque()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._condition = threading.Condition()
+        self._has_news = False
+        self._is_closing = False
+        self._is_stopped = False
+        self._period_s = _FIRST_PERIOD_S
+        self._peers = PeerTable(
+            hello=self._hello,
+            transport=transport,
+            rendezvous=rendezvous,
+            clock=clock,
+            handshake_timeout_s=options.handshake_timeout_s,
+            post=self._post,
+            counters=self._counters,
+        )
+        self._reader = Reader(
+            name=f"{identity.engine_id}/{identity.incarnation}",
+            region=region,
+            transport=transport,
+            peers=self._peers,
+            limits=ReaderLimits(load_timeout_s=options.load_timeout_s, renewal_period_s=options.lease_ttl_s / 3),
+            clock=clock,
+            counters=self._counters,
+            on_ended=self._ended.append,
+        )
+        leases.on_change = self._notify
+        transport.on_news = self._notify
+        self._thread = threading.Thread(target=self._run, name=f"baton-kv-{identity.engine_id}", daemon=True)
+        self._thread.start()
+
+    def execute(self, orders: ConnectorOrders) -> None:
+        """Start what was ordered."""
+        if not orders.is_empty and not self._post(functools.partial(self._begin, orders)):
+            self._begin(orders)
+            self._wake()
+
+    def collect(self) -> ConnectorEvents:
+        """Take what ended since the last call, each event once."""
+        self._leases.expire()
+        loads: list[LoadEnded] = []
+        while self._ended:
+            loads.append(self._ended.popleft())
+        leases = self._leases.take_ended()
+        return ConnectorEvents(loads=tuple(loads), leases=leases) if loads or leases else NO_EVENTS
+
+    def stats(self) -> TransferStats:
+        """Counters since the start."""
+        return self._counters.snapshot(self._leases.counts())
+
+    def accept(self, hello: Hello) -> Hello:
+        """Meet a peer that introduces itself, and answer with ourselves.
+
+        Raises:
+            HandshakeRefusedError: Protocol version or layout differ.
+            TransportError: The peer's metadata cannot be used.
+            PeerUnreachableError: This connector is closed, or did not get to it in time.
+        """
+        check_hello(ours=self._hello, theirs=hello)
+        admitted: Future[None] = Future()
+        if not self._post(functools.partial(self._admit, hello, admitted)):
+            raise PeerUnreachableError(engine_id=self._hello.identity.engine_id, reason="its connector is closed")
+        try:
+            admitted.result(timeout=self._accept_timeout_s)
+        except FutureTimeoutError as error:
+            raise PeerUnreachableError(
+                engine_id=self._hello.identity.engine_id,
+                reason=f"its connector did not answer within {self._accept_timeout_s:g} s",
+            ) from error
+        return self._hello
+
+    def close(self) -> None:
+        """Stop the threads and deregister the memory. Idempotent."""
+        with self._condition:
+            self._is_closing = True
+            self._condition.notify()
+        self._thread.join(_JOIN_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.error("the connector's thread did not stop within %g s", _JOIN_TIMEOUT_S)
+
+    def _post(self, command: Callable[[], None]) -> bool:
+        """Have the connector's thread run a command; False when it takes none any more. From any thread."""
+        with self._condition:
+            if self._is_stopped:
+                return False
+            self._inbox.append(command)
+            self._condition.notify()
+            return True
+
+    def _notify(self) -> None:
+        """Have the connector's thread look around. From any thread."""
+        with self._condition:
+            self._has_news = True
+            self._condition.notify()
+
+    def _begin(self, orders: ConnectorOrders) -> None:
+        for order in orders.loads:
+            self._reader.begin(order)
+        for request_id in orders.cancelled_loads:
+            self._reader.cancel(request_id)
+        for params in orders.releases:
+            self._reader.release(params)
+
+    def _admit(self, hello: Hello, admitted: Future[None]) -> None:
+        try:
+            self._peers.admit(hello, is_introduction=True)
+        except (TransportError, PeerUnreachableError) as error:
+            admitted.set_exception(error)
+        else:
+            admitted.set_result(None)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._sleep(did_anything=self._turn())
+        except Exception:
+            logger.exception("the connector's thread died; every load fails from now on")
+        finally:
+            self._shut_down()
+
+    def _turn(self) -> bool:
+        """One look at everything; True when anything happened."""
+        did_anything = False
+        while self._inbox:
+            self._inbox.popleft()()
+            did_anything = True
+        self._leases.expire()
+        for sender, message in self._transport.receive():
+            self._take(sender, message)
+            did_anything = True
+        did_anything |= self._reader.advance()
+        if self._ended or self._leases.has_ended:
+            self._wake()
+        return did_anything
+
+    def _take(self, sender: str, message: bytes) -> None:
+        try:
+            notification = decode_notification(message)
+        except MalformedNotificationError as error:
+            self._counters.num_unknown_notifications += 1
+            logger.debug("notification ignored: sender=%s error=%s", sender, error)
+            return
+        match notification:
+            case Done():
+                completion = self._leases.complete(notification.lease_id, reader=notification.reader)
+                ack = Ack(
+                    lease_id=notification.lease_id,
+                    reader=notification.reader,
+                    is_alive=completion is Completion.OK,
+                )
+                self._answer(sender, ack)
+            case Ack():
+                if not self._reader.on_ack(notification, sender=sender):
+                    self._counters.num_unknown_notifications += 1
+            case Release():
+                self._leases.abort(notification.lease_id)
+            case Renew():
+                for lease_id in notification.lease_ids:
+                    self._leases.renew(lease_id)
+
+    def _answer(self, sender: str, ack: Ack) -> None:
+        try:
+            self._transport.send(sender, encode_notification(ack))
+        except TransportError as error:
+            logger.info("acknowledgement not sent, the reader will give up by itself: %s", error)
+
+    def _sleep(self, *, did_anything: bool) -> None:
+        with self._condition:
+            if self._inbox or self._has_news or self._is_closing:
+                self._has_news = False
+                return
+            if did_anything and self._reader.needs_polling:
+                self._period_s = _FIRST_PERIOD_S
+                return
+            self._condition.wait(self._next_period_s(did_anything=did_anything))
+            self._has_news = False
+
+    def _next_period_s(self, *, did_anything: bool) -> float:
+        if self._transport.needs_polling and (self._reader.needs_polling or self._leases.num_live):
+            self._period_s = _FIRST_PERIOD_S if did_anything else min(1.1 * self._period_s, _LAST_PERIOD_S)
+            return self._period_s
+        return _IDLE_PERIOD_S
+
+    def _shut_down(self) -> None:
+        """Runs in the thread, as its last act. What was posted until now is still answered."""
+        self._leases.on_change = None
+        self._transport.on_news = None
+        self._transport.close()
+        self._reader.stop()
+        self._leases.abort_all()
+        self._peers.close()
+        with self._condition:
+            self._is_stopped = True
+            commands = tuple(self._inbox)
+            self._inbox.clear()
+        for command in commands:
+            command()
+        self._wake()

@@ -1,0 +1,124 @@
+"""Engines in another process, driven over a pipe: real peers for a connector, that can be stopped and killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from kv_transfer.errors import HandshakeRefusedError, PeerUnreachableError
+from kv_transfer.params import Hello
+from tests.support.kv_engine import KVEngine, KVEngineSpec
+
+CALL_TIMEOUT_S = 60.0
+
+
+class NobodyToMeet:
+    """The rendezvous of an engine that only answers."""
+
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
+        """Refuse."""
+        raise PeerUnreachableError(engine_id=engine_id, reason="there is nobody to meet")
+
+
+def _serve(connection: Connection) -> None:
+    engines: dict[str, KVEngine] = {}
+    while True:
+        try:
+            engine_id, method, arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            if method == "create":
+                engines[engine_id] = KVEngine(arguments[0], NobodyToMeet())
+                result: object = None
+            else:
+                result = getattr(engines[engine_id], method)(*arguments)
+        except HandshakeRefusedError as error:
+            connection.send(("refused", (error.what, error.ours, error.theirs)))
+        except Exception as error:
+            connection.send(("error", repr(error)))
+        else:
+            connection.send(("ok", result))
+    for engine in engines.values():
+        engine.close()
+
+
+class ChildProcess:
+    """A process that holds engines. Calls are answered one after the other."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._lock = threading.Lock()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def call(self, engine_id: str, method: str, *arguments: Any) -> Any:
+        """Call a method of an engine in the process.
+
+        Raises:
+            HandshakeRefusedError: The engine raised it.
+            PeerUnreachableError: The process is gone or does not answer.
+        """
+        with self._lock:
+            try:
+                self._connection.send((engine_id, method, arguments))
+                if not self._connection.poll(CALL_TIMEOUT_S):
+                    raise PeerUnreachableError(engine_id=engine_id, reason="no answer")
+                kind, result = self._connection.recv()
+            except (EOFError, OSError) as error:
+                raise PeerUnreachableError(engine_id=engine_id, reason=repr(error)) from error
+        if kind == "refused":
+            what, ours, theirs = result
+            raise HandshakeRefusedError(what=what, ours=ours, theirs=theirs)
+        assert kind == "ok", result
+        return result
+
+    def create(self, spec: KVEngineSpec) -> ChildEngine:
+        """Build an engine there."""
+        self.call(spec.engine_id, "create", spec)
+        return ChildEngine(self, spec)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def close(self) -> None:
+        """End the process, by force if it does not end by itself."""
+        self._connection.close()
+        self.process.join(20)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class ChildEngine:
+    """An engine in a child process, with the methods of ``KVEngine``."""
+
+    def __init__(self, child: ChildProcess, spec: KVEngineSpec) -> None:
+        self.child = child
+        self.spec = spec
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *arguments: self.child.call(self.spec.engine_id, method, *arguments)
+
+
+class PipeRendezvous:
+    """Meets the engines of child processes over their pipes; who is where can be changed."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, ChildEngine] = {}
+
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
+        """Carry a hello over."""
+        engine = self.engines.get(engine_id)
+        if engine is None:
+            raise PeerUnreachableError(engine_id=engine_id, reason="no such engine")
+        answer: Hello = engine.accept(hello)
+        return answer
