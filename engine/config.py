@@ -53,6 +53,9 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     policy: QueuePolicy = "fcfs"
     load_failure_policy: LoadFailurePolicy = "recompute"
+    recompute_damaged_only: bool = True
+    watermark: float = 0.01
+    ask_again_s: float = 0.005
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting"):
@@ -65,6 +68,31 @@ class SchedulerConfig:
             )
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(f"long_prefill_token_threshold must be >= 0, got {self.long_prefill_token_threshold}")
+        if not 0.0 <= self.watermark < 1.0:
+            raise ConfigError(f"watermark is a share of the blocks in [0, 1), got {self.watermark}")
+        if self.ask_again_s <= 0.0:
+            raise ConfigError(f"ask_again_s must be positive, got {self.ask_again_s}")
+
+    def check_fits(self, *, block_size: int, num_blocks: int, max_model_len: int) -> None:
+        """Compare with the KV cache and the model's length.
+
+        Raises:
+            ConfigError: They contradict each other.
+        """
+        if self.max_num_batched_tokens < block_size:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than a block ({block_size} tokens)"
+            )
+        if self.max_num_seqs > num_blocks:
+            raise ConfigError(
+                f"max_num_seqs ({self.max_num_seqs}) is larger than the number of KV blocks ({num_blocks}): not every "
+                "running request could hold one"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
+            raise ConfigError(
+                f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) must not be smaller "
+                f"than max_model_len ({max_model_len}): a prompt that long could never be scheduled"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,192 @@
+"""Waiting requests: who may start now, with which blocks, from which position on (C2-C4, K1-K3). Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from engine.config import SchedulerConfig
+from engine.core.counters import Counters
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.remote_kv import RemoteKV
+from engine.core.request import Request, RequestState
+from engine.core.request_book import RequestBook
+from engine.core.row_table import RowTable
+from engine.core.step_draft import StepDraft
+
+MAX_PASSED_OVER: Final = 64
+"""How many requests a step looks behind: what is blocked must not cost more, however much of it there is."""
+
+MAX_ASKED_AGAIN: Final = 16
+"""How many undecided requests a step asks again."""
+
+
+class Verdict(Enum):
+    """What became of a request at the door."""
+
+    ADMITTED = auto()
+    PASSED_OVER = auto()
+    BARRIER = auto()
+
+
+class AdmissionGate(Protocol):
+    """One reason to keep a request waiting; room for more of them than the scheduler knows."""
+
+    def ask(self, request: Request, draft: StepDraft) -> Verdict:
+        """ADMITTED: as far as this gate is concerned; PASSED_OVER: not this one; BARRIER: none from here on."""
+
+
+class Admission:
+    """Starts waiting and loaded requests while budget, rows and blocks last.
+
+    A request is admitted only when the blocks of *all* its known tokens are free, and gets them at once: whoever was
+    admitted can compute its prompt, and every load has its destination, whatever comes after (known-failures 7).
+    Beyond that, admission leaves a block for each admitted request that will grow, and a watermark.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        table: RowTable,
+        kv_cache: KVCacheManager,
+        book: RequestBook,
+        remote: RemoteKV,
+        counters: Counters,
+        gates: Sequence[AdmissionGate] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._kv_cache = kv_cache
+        self._book = book
+        self._remote = remote
+        self._counters = counters
+        self._gates = gates
+        self._clock = clock
+        self._watermark = int(config.watermark * kv_cache.num_blocks)
+        self._ask_again_at_s = 0.0
+
+    @property
+    def ask_again_at_s(self) -> float | None:
+        """When undecided requests are due; None when there are none."""
+        return self._ask_again_at_s if len(self._book.undecided) else None
+
+    def run(self, draft: StepDraft) -> None:
+        """Add requests that start to the step."""
+        self._ask_again()
+        passed_over: list[Request] = []
+        while draft.token_budget > 0 and self._table.num_free_rows and len(passed_over) < MAX_PASSED_OVER:
+            request = self._next(draft)
+            if request is None:
+                break
+            if request.state is RequestState.READY:
+                if not self._start(request, draft):
+                    break
+                continue
+            verdict = self._admit(request, draft)
+            if verdict is Verdict.PASSED_OVER and request in self._book.waiting:
+                passed_over.append(self._book.waiting.pop())
+            draft.is_blocked |= verdict is Verdict.BARRIER
+        for request in reversed(passed_over):
+            self._book.waiting.push_front(request)
+
+    def _next(self, draft: StepDraft) -> Request | None:
+        """Loaded requests first: they hold blocks and need none."""
+        return self._book.ready.peek() or (None if draft.is_blocked else self._book.waiting.peek())
+
+    def _admit(self, request: Request, draft: StepDraft) -> Verdict:
+        for gate in self._gates:
+            verdict = gate.ask(request, draft)
+            if verdict is not Verdict.ADMITTED:
+                return verdict
+        local = self._local_prefix(request)
+        num_local_tokens = len(local) * self._kv_cache.block_size
+        num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
+        if num_fresh + self._headroom(request) > self._kv_cache.num_free_without(local):
+            return Verdict.BARRIER
+        match = self._remote.match(request, num_local_tokens)
+        if match is None:
+            self._book.set_undecided(request)
+            return Verdict.PASSED_OVER
+        num_known_tokens = min(num_local_tokens + match.num_tokens, request.num_tokens)
+        if not match.num_tokens and not self._fits_budget(request.num_tokens - num_local_tokens, draft):
+            return Verdict.BARRIER
+        self._book.leave_waiting(request)
+        self._kv_cache.hold(local)
+        request.block_ids = local + self._kv_cache.allocate(num_fresh)
+        request.num_published_blocks = len(local)
+        request.num_computed_tokens = num_local_tokens
+        self._count_hits(request, num_local_tokens)
+        if match.num_tokens:
+            self._remote.begin(
+                request,
+                num_local_blocks=len(local),
+                num_tokens=num_known_tokens,
+                block_size=self._kv_cache.block_size,
+            )
+        else:
+            self._run(request, draft)
+        return Verdict.ADMITTED
+
+    def _start(self, request: Request, draft: StepDraft) -> bool:
+        """Give a loaded request its row."""
+        if not self._fits_budget(request.num_tokens - request.num_computed_tokens, draft):
+            return False
+        self._book.ready.remove(request)
+        self._run(request, draft)
+        return True
+
+    def _run(self, request: Request, draft: StepDraft) -> None:
+        block_ids, request.block_ids = request.block_ids, []
+        request.state = RequestState.RUNNING
+        row = self._table.place(request, block_ids, publishes=self._kv_cache.enable_prefix_caching)
+        end = min(int(self._table.num_expected[row]), int(self._table.ceiling[row]))
+        num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
+        threshold = self._config.long_prefill_token_threshold
+        draft.start(self._table, request, block_ids, min(num_tokens, threshold) if threshold else num_tokens)
+
+    def _fits_budget(self, num_tokens: int, draft: StepDraft) -> bool:
+        """Without chunked prefill a prompt is computed whole or not at all (C3)."""
+        return self._config.enable_chunked_prefill or num_tokens <= draft.token_budget
+
+    def _local_prefix(self, request: Request) -> list[int]:
+        """Blocks of the longest cached prefix; the last token is always computed (B1)."""
+        if not self._kv_cache.enable_prefix_caching:
+            return []
+        block_size = self._kv_cache.block_size
+        hashes = request.hashes(block_size)
+        return self._kv_cache.lookup(hashes[: (request.num_tokens - 1) // block_size])
+
+    def _headroom(self, request: Request) -> int:
+        """Blocks that must stay free so that whoever was admitted can go on."""
+        table, block_size = self._table, self._kv_cache.block_size
+        num_others = len(table) + len(self._book.ready) + self._remote.num_loading
+        if num_others == 0:
+            return 0
+        rows = table.order
+        num_growing = int((table.limit[rows] - 1 > table.capacity[rows]).sum())
+        grows = request.limit - 1 > self._kv_cache.num_blocks_for(request.num_tokens) * block_size
+        return self._watermark + num_growing + len(self._book.ready) + self._remote.num_loading + grows
+
+    def _count_hits(self, request: Request, num_local_tokens: int) -> None:
+        counters = self._counters
+        if request.num_preemptions:
+            counters.resumed_queried_tokens += request.num_tokens
+            counters.resumed_hit_tokens += num_local_tokens
+            return
+        counters.prefix_queried_tokens += request.num_tokens
+        counters.prefix_hit_tokens += num_local_tokens
+        request.num_cached_tokens = min(num_local_tokens, request.num_prompt_tokens)
+
+    def _ask_again(self) -> None:
+        """Put undecided requests back, oldest first, when they are due."""
+        undecided = self._book.undecided
+        if not len(undecided) or self._clock() < self._ask_again_at_s:
+            return
+        self._ask_again_at_s = self._clock() + self._config.ask_again_s
+        due = [undecided.pop() for _ in range(min(len(undecided), MAX_ASKED_AGAIN))]
+        for request in reversed(due):
+            self._book.waiting.push_front(request)

@@ -1,0 +1,50 @@
+"""Content addresses of full blocks: equal hashes mean equal tokens in equal context. Free of torch.
+
+A hash covers the parent's hash, the block's token ids and, through the root, the keys that keep contexts apart.
+It is the same in every process, so that a router can compute it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NewType
+
+import numpy as np
+import xxhash
+
+from engine.step import IntArray
+
+BlockHash = NewType("BlockHash", bytes)
+
+_BYTES_PER_TOKEN: Final = 4
+_hash_bytes = xxhash.xxh3_128_digest
+
+NO_KEYS_ROOT: Final = BlockHash(_hash_bytes(b"baton block chain 1"))
+
+
+def root_hash(extra_keys: Sequence[str] = ()) -> BlockHash:
+    """The parent of a chain's first block: ``extra_keys`` (cache salt, adapter, ...) keep equal tokens apart."""
+    if not extra_keys:
+        return NO_KEYS_ROOT
+    parts = [NO_KEYS_ROOT]
+    for key in extra_keys:
+        data = key.encode()
+        parts.append(BlockHash(len(data).to_bytes(4, "little") + data))
+    return BlockHash(_hash_bytes(b"".join(parts)))
+
+
+def hash_block(parent: BlockHash, token_bytes: bytes) -> BlockHash:
+    """The address of a block after ``parent``; ``token_bytes`` are its token ids as little-endian int32."""
+    return BlockHash(_hash_bytes(parent + token_bytes))
+
+
+def hash_chain(parent: BlockHash, token_ids: IntArray, block_size: int) -> list[BlockHash]:
+    """Addresses of all full blocks of ``token_ids``, the first of which follows ``parent``."""
+    data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+    block_bytes = block_size * _BYTES_PER_TOKEN
+    hashes: list[BlockHash] = []
+    current: bytes = parent
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        current = _hash_bytes(current + data[start : start + block_bytes])
+        hashes.append(BlockHash(current))
+    return hashes

@@ -1,0 +1,103 @@
+"""Who may enter: what can never be served is refused at once, with the arithmetic (C11). Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config import SchedulerConfig
+from engine.core.remote_kv import RemoteKV
+from engine.core.request import Request
+from engine.core.request_book import RequestBook
+from engine.errors import DuplicateRequestError, PromptTooLongError, RequestRefusedError
+from engine.messages import FinishReason, GenerateRequest
+
+
+class Door:
+    """Checks requests and queues those that can be served. A refusal releases the KV that was kept for the request."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        book: RequestBook,
+        remote: RemoteKV,
+        max_model_len: int,
+        max_kv_tokens: int,
+        has_connector: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._book = book
+        self._remote = remote
+        self._max_model_len = max_model_len
+        self._max_kv_tokens = max_kv_tokens
+        self._has_connector = has_connector
+        self._clock = clock
+        self._next_sequence = 0
+
+    def enter(self, message: GenerateRequest) -> None:
+        """Queue a request; one whose output is complete already ends right here.
+
+        Raises:
+            RequestRefusedError: It cannot be served; its subclasses say more.
+        """
+        live = self._book.live.get(message.request_id)
+        if live is not None:
+            if message.kv_transfer is not None and message.kv_transfer != live.message.kv_transfer:
+                self._remote.release_params(message.kv_transfer)
+            raise DuplicateRequestError(message.request_id)
+        try:
+            self._check(message)
+        except RequestRefusedError:
+            if message.kv_transfer is not None:
+                self._remote.release_params(message.kv_transfer)
+            raise
+        full_limit = min(
+            len(message.prompt_token_ids) + message.sampling.max_tokens, self._max_model_len, self._max_kv_tokens + 1
+        )
+        request = Request(message, sequence=self._next_sequence, full_limit=full_limit, queued_at_s=self._clock())
+        self._next_sequence += 1
+        self._book.add(request)
+        self._end_if_complete(request)
+
+    def _check(self, message: GenerateRequest) -> None:
+        num_prompt_tokens = len(message.prompt_token_ids)
+        if num_prompt_tokens == 0:
+            raise RequestRefusedError("the prompt has no tokens", code="empty_prompt")
+        if message.sampling.max_tokens < 1:
+            raise RequestRefusedError(
+                f"max_tokens must be at least 1, got {message.sampling.max_tokens}", code="invalid_max_tokens"
+            )
+        if num_prompt_tokens > self._max_model_len - 1:
+            raise PromptTooLongError(
+                num_prompt_tokens=num_prompt_tokens,
+                max_prompt_tokens=self._max_model_len - 1,
+                why=f"the model's length is {self._max_model_len}, and one token must be left to generate",
+            )
+        if num_prompt_tokens > self._max_kv_tokens:
+            raise PromptTooLongError(
+                num_prompt_tokens=num_prompt_tokens,
+                max_prompt_tokens=self._max_kv_tokens,
+                why=f"the whole KV cache holds {self._max_kv_tokens} tokens",
+            )
+        if not self._has_connector and (message.hand_over or message.kv_transfer is not None):
+            raise RequestRefusedError(
+                "the request hands KV over or brings it along, but this engine has no KV connector", code="no_connector"
+            )
+        num_waiting = self._book.num_waiting
+        if num_waiting >= self._config.max_num_waiting:
+            raise RequestRefusedError(
+                f"{num_waiting} requests are waiting, and at most {self._config.max_num_waiting} may", code="queue_full"
+            )
+
+    def _end_if_complete(self, request: Request) -> None:
+        """End a request that came with its last token: moved here after that token was emitted."""
+        if not request.message.output_token_ids:
+            return
+        last_token = request.message.output_token_ids[-1]
+        if last_token in request.stop_ids and request.num_tokens >= request.first_stop:
+            self._book.finish(request)
+            self._book.report(request, FinishReason.STOP, stop_token_id=last_token)
+        elif request.num_tokens >= request.full_limit:
+            self._book.finish(request)
+            self._book.report(request, FinishReason.LENGTH)

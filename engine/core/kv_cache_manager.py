@@ -1,0 +1,166 @@
+"""Blocks for requests: prefix lookup, allocation, publication and release of whole block tables. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.core.block_hash import BlockHash
+from engine.core.block_pool import BlockPool
+from engine.core.cache_events import AllCleared, BlockRemoved, BlockStored, CacheEventLog
+from engine.core.prefix_index import PrefixIndex
+
+LIFETIME_SAMPLE = 64
+"""One block in so many has the time from its publication to its eviction measured."""
+
+
+@dataclass(slots=True)
+class CacheLifetimes:
+    """Sampled times from a block's publication to its eviction."""
+
+    num_sampled: int = 0
+    total_s: float = 0.0
+
+
+class KVCacheManager:
+    """The one owner of the block pool and the prefix index.
+
+    Blocks freed while a step is in flight are *fenced*: they stay held until the newest step that was scheduled
+    before the release has returned, because it may still write them.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        events: CacheEventLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.lifetimes = CacheLifetimes()
+        self._index = PrefixIndex(num_blocks)
+        self._pool = BlockPool(num_blocks, self._index, self._withdraw_evicted)
+        self._events = events
+        self._clock = clock
+        self._published_at: dict[int, float] = {}
+        self._fence: deque[tuple[int, list[int]]] = deque()
+        self._num_fenced = 0
+        self._newest_step_in_flight: int | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now, cached ones that nobody holds included."""
+        return self._pool.num_free
+
+    @property
+    def num_fenced(self) -> int:
+        """Blocks that become free when the steps in flight have returned."""
+        return self._num_fenced
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool, for reading its counters."""
+        return self._pool
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold the KV of so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """The blocks of the longest published prefix of a chain, not yet held."""
+        return self._index.longest_prefix(hashes)
+
+    def is_published(self, block_hash: BlockHash) -> bool:
+        """True when a block with this content can be found."""
+        return block_hash in self._index
+
+    def num_free_without(self, block_ids: Sequence[int]) -> int:
+        """Blocks that can be allocated once these published ones are held."""
+        return self._pool.num_free - self._pool.num_unheld(block_ids)
+
+    def hold(self, block_ids: Sequence[int]) -> None:
+        """Hold published blocks once more."""
+        self._pool.touch(block_ids)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take blocks; see ``BlockPool.allocate``."""
+        return self._pool.allocate(num_blocks)
+
+    @property
+    def records_events(self) -> bool:
+        """True when somebody mirrors the index: then every publication is followed by ``record_stored``."""
+        return self._events is not None
+
+    def publish(self, block_id: int, block_hash: BlockHash) -> bool:
+        """Offer a held block whose KV is computed and confirmed (B3); False when its content is already offered."""
+        if not self._index.publish(block_id, block_hash):
+            return False
+        if block_id % LIFETIME_SAMPLE == 0:
+            self._published_at[block_id] = self._clock()
+        return True
+
+    def record_stored(self, block_hash: BlockHash, parent: BlockHash, token_ids: tuple[int, ...]) -> None:
+        """Tell the mirrors what ``publish`` just offered (B4)."""
+        if self._events is not None:
+            self._events.append(BlockStored(block_hash=block_hash, parent_hash=parent, token_ids=token_ids))
+
+    def release(self, block_ids: list[int]) -> None:
+        """Give a block table back, in table order; fenced while a step is in flight."""
+        if self._newest_step_in_flight is None:
+            self._pool.free(block_ids)
+        elif block_ids:
+            self._fence.append((self._newest_step_in_flight, block_ids))
+            self._num_fenced += len(block_ids)
+
+    def step_scheduled(self, step_id: int) -> None:
+        """A step that may write any block held now is in flight."""
+        self._newest_step_in_flight = step_id
+
+    def step_returned(self, step_id: int) -> None:
+        """A step has returned: blocks that waited for it, or for older ones, are free."""
+        if self._newest_step_in_flight == step_id:
+            self._newest_step_in_flight = None
+        while self._fence and self._fence[0][0] <= step_id:
+            block_ids = self._fence.popleft()[1]
+            self._num_fenced -= len(block_ids)
+            self._pool.free(block_ids)
+
+    def reset(self) -> None:
+        """Withdraw every published block; what is held stays held, unpublished."""
+        self._index.clear()
+        self._pool.drop_cached()
+        self._published_at.clear()
+        if self._events is not None:
+            self._events.append(AllCleared())
+
+    def check_integrity(self, tables: Sequence[Sequence[int]]) -> None:
+        """Compare the pool with the block tables that exist (I2).
+
+        Raises:
+            AssertionError: They disagree.
+        """
+        expected = [0] * self._pool.num_blocks
+        for table in (*tables, *(block_ids for _, block_ids in self._fence)):
+            for block_id in table:
+                expected[block_id] += 1
+        self._pool.check_integrity(expected)
+
+    def _withdraw_evicted(self, block_id: int) -> None:
+        block_hash = self._index.withdraw(block_id)
+        if block_id % LIFETIME_SAMPLE == 0:
+            published_at = self._published_at.pop(block_id, None)
+            if published_at is not None:
+                self.lifetimes.num_sampled += 1
+                self.lifetimes.total_s += self._clock() - published_at
+        if self._events is not None:
+            self._events.append(BlockRemoved(block_hash=block_hash))

@@ -1,0 +1,69 @@
+"""Blocks of finished requests that a peer may still read (K7). Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.core.request import Request
+from kv_transfer.connector import LeaseEnded, SchedulerConnector
+from kv_transfer.params import KVTransferParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedBlocks:
+    """The blocks pinned by one lease."""
+
+    request_id: str
+    lease_id: str
+    block_ids: list[int]
+
+
+class LeaseBook:
+    """Which lease pins which blocks; each lease ends once, and its blocks come back once."""
+
+    def __init__(self, connector: SchedulerConnector | None) -> None:
+        self._connector = connector
+        self._leases: dict[str, LeasedBlocks] = {}
+        self._lease_of: dict[str, str] = {}
+        self.num_leased_blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def tables(self) -> list[list[int]]:
+        """The block tables that leases hold."""
+        return [lease.block_ids for lease in self._leases.values()]
+
+    def grant(self, request: Request, block_ids: list[int], block_size: int) -> KVTransferParams:
+        """Pin ``block_ids``, which cover the prompt of a finished request, until ``end`` gives them back."""
+        assert self._connector is not None, "a request without a connector cannot be handed over"
+        num_tokens = request.num_prompt_tokens
+        assert len(block_ids) == -(-num_tokens // block_size), (
+            f"hand-over of {request.request_id}: {len(block_ids)} blocks do not cover {num_tokens} prompt tokens"
+        )
+        params = self._connector.grant_lease(
+            request_id=request.request_id, block_ids=tuple(block_ids), num_tokens=num_tokens
+        )
+        self._leases[params.lease_id] = LeasedBlocks(
+            request_id=request.request_id, lease_id=params.lease_id, block_ids=block_ids
+        )
+        self._lease_of[request.request_id] = params.lease_id
+        self.num_leased_blocks += len(block_ids)
+        return params
+
+    def abort(self, request_id: str) -> bool:
+        """Ask for the end of a finished request's lease; False when it has none. The blocks stay until it ended."""
+        if request_id not in self._lease_of or self._connector is None:
+            return False
+        self._connector.abort_lease(request_id)
+        return True
+
+    def end(self, event: LeaseEnded) -> list[int] | None:
+        """Close a lease and give its blocks back; None when it is unknown or was closed before."""
+        lease = self._leases.pop(event.lease_id, None)
+        if lease is None:
+            return None
+        if self._lease_of.get(lease.request_id) == lease.lease_id:
+            del self._lease_of[lease.request_id]
+        self.num_leased_blocks -= len(lease.block_ids)
+        return lease.block_ids

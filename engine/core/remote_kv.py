@@ -1,0 +1,167 @@
+"""KV that comes from elsewhere: what to ask for, what is on its way, and what a load that ended leaves (K1-K4, K6).
+
+A loading request is set aside here: it costs nothing until the event that its load ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from engine.core.request import Request, RequestState, Span
+from kv_transfer.connector import LoadEnded, RemoteMatch, SchedulerConnector
+from kv_transfer.params import KVTransferParams
+
+NOTHING_REMOTE: Final = RemoteMatch(num_tokens=0, is_async=False)
+
+
+@dataclass(slots=True)
+class Load:
+    """A load in flight: blocks ``first_block`` to ``end_block`` (exclusive) of the request's table."""
+
+    request: Request
+    block_ids: list[int]
+    first_block: int
+    end_block: int
+    num_tokens: int
+    is_wanted: bool = True
+
+
+class LoadOutcome(Enum):
+    """What a ``LoadEnded`` meant."""
+
+    UNKNOWN = auto()
+    ABANDONED = auto()
+    COMPLETE = auto()
+    DAMAGED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class EndedLoad:
+    """A load that ended: ``damaged_blocks`` are indices into the request's block table, ascending."""
+
+    outcome: LoadOutcome
+    load: Load | None = None
+    damaged_blocks: tuple[int, ...] = ()
+
+
+class RemoteKV:
+    """The loads in flight, and the one caller of the connector's loading half."""
+
+    def __init__(self, connector: SchedulerConnector | None) -> None:
+        self._connector = connector
+        self._loads: dict[str, Load] = {}
+        self.num_loading = 0
+
+    def is_open(self, request_id: str) -> bool:
+        """True while a load under this id is in flight, wanted or not."""
+        return request_id in self._loads
+
+    def loading(self) -> list[Request]:
+        """The requests whose loads are in flight and wanted."""
+        return [load.request for load in self._loads.values() if load.is_wanted]
+
+    def abandoned_tables(self) -> list[list[int]]:
+        """Block tables held only because an unwanted load may still write them."""
+        return [load.block_ids for load in self._loads.values() if not load.is_wanted]
+
+    def match(self, request: Request, num_local_tokens: int) -> RemoteMatch | None:
+        """What the connector supplies beyond the local prefix; None when it does not know yet (K1).
+
+        A hand-over that will not be used is released here.
+        """
+        params = request.kv_transfer
+        if params is None or self._connector is None:
+            return NOTHING_REMOTE
+        wanted = min(request.num_prompt_tokens, request.num_tokens)
+        if num_local_tokens >= min(wanted, request.num_tokens - 1) or self.is_open(request.request_id):
+            self.release(request)
+            return NOTHING_REMOTE
+        match = self._connector.match(
+            request_id=request.request_id,
+            params=params,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_local_tokens=num_local_tokens,
+        )
+        if match is None:
+            return None
+        if match.num_tokens <= 0:
+            self.release(request)
+            return NOTHING_REMOTE
+        return match
+
+    def begin(self, request: Request, *, num_local_blocks: int, num_tokens: int, block_size: int) -> None:
+        """Load the prompt's tokens from the ``num_local_blocks``-th block up to ``num_tokens`` (K2)."""
+        assert self._connector is not None
+        assert request.kv_transfer is not None
+        end_block = -(-num_tokens // block_size)
+        self._connector.begin_load(
+            request_id=request.request_id,
+            params=request.kv_transfer,
+            first_block=num_local_blocks,
+            block_ids=tuple(request.block_ids[num_local_blocks:end_block]),
+        )
+        request.kv_transfer = None
+        request.state = RequestState.LOADING
+        self._loads[request.request_id] = Load(request, request.block_ids, num_local_blocks, end_block, num_tokens)
+        self.num_loading += 1
+
+    def abandon(self, request: Request) -> None:
+        """Nobody wants this load any more; its destination stays held until it ended (known-failures 4)."""
+        load = self._loads[request.request_id]
+        load.is_wanted = False
+        self.num_loading -= 1
+        assert self._connector is not None
+        self._connector.cancel_load(request.request_id)
+
+    def end(self, event: LoadEnded) -> EndedLoad:
+        """Close a load; late, duplicate and unknown events are told apart by their outcome."""
+        load = self._loads.pop(event.request_id, None)
+        if load is None:
+            return EndedLoad(LoadOutcome.UNKNOWN)
+        if not load.is_wanted:
+            return EndedLoad(LoadOutcome.ABANDONED, load)
+        self.num_loading -= 1
+        failed = set(event.failed_block_ids)
+        damaged = tuple(index for index in range(load.first_block, load.end_block) if load.block_ids[index] in failed)
+        return EndedLoad(LoadOutcome.DAMAGED if damaged else LoadOutcome.COMPLETE, load, damaged)
+
+    def release(self, request: Request) -> None:
+        """Let the peer's lease end: this engine will not read what the request was to bring along."""
+        if request.kv_transfer is not None:
+            self.release_params(request.kv_transfer)
+            request.kv_transfer = None
+
+    def release_params(self, params: KVTransferParams) -> None:
+        """Let the peer's lease end."""
+        if self._connector is not None:
+            self._connector.release(params)
+
+
+def set_computed(request: Request, load: Load, damaged: Iterable[int], *, block_size: int, only_damaged: bool) -> int:
+    """Say which positions of a loaded request are computed, and which holes are to be filled (K3, K4).
+
+    Returns:
+        How many loaded tokens must be computed again.
+    """
+    frontier = min(load.num_tokens, request.num_tokens - 1)
+    holes: list[Span] = []
+    for index in damaged:
+        start, end = index * block_size, min((index + 1) * block_size, frontier)
+        if start >= frontier:
+            break
+        if holes and holes[-1].end == start:
+            start = holes.pop().start
+        holes.append(Span(start, end))
+    num_recomputed = sum(hole.end - hole.start for hole in holes)
+    if holes and not only_damaged:
+        num_recomputed = frontier - holes[0].start
+        frontier = holes[0].start
+        holes = []
+    elif holes and holes[-1].end == frontier:
+        frontier = holes.pop().start
+    request.holes = holes
+    request.num_computed_tokens = frontier
+    return num_recomputed

@@ -1,0 +1,126 @@
+"""A request as the scheduler knows it: what is rare. What changes at every step lives in the row table."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from engine.core.block_hash import BlockHash, hash_chain, root_hash
+from engine.messages import GenerateRequest
+from engine.step import EMPTY_INTS, IntArray
+from kv_transfer.params import KVTransferParams
+
+
+class RequestState(Enum):
+    """Where a request is. It leaves FINISHED never."""
+
+    WAITING = auto()
+    LOADING = auto()
+    READY = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions ``start`` to ``end`` (exclusive)."""
+
+    start: int
+    end: int
+
+
+def pack_tokens(token_ids: tuple[int, ...]) -> IntArray:
+    """Token ids as a read-only array; several times faster than numpy's own conversion of a tuple."""
+    return np.frombuffer(struct.pack(f"={len(token_ids)}i", *token_ids), dtype=np.int32) if token_ids else EMPTY_INTS
+
+
+class Request:
+    """One request on this engine, from its arrival to its end.
+
+    ``token_ids`` holds every known token while the request has no row; while it runs they are in the row table.
+    ``block_ids`` holds its block table while it is loading or ready. ``num_computed_tokens`` and ``holes`` (damaged
+    ranges before it, in order) say where computing begins when it gets a row. ``confirmed_blocks`` are the indices of
+    blocks behind a hole that a load already published. ``full_limit`` is the total length at which the output
+    ends, ``limit`` the one at which this engine's part of it does (a hand-over ends after one token).
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_ids",
+        "client_id",
+        "confirmed_blocks",
+        "full_limit",
+        "holes",
+        "is_silent",
+        "kv_transfer",
+        "limit",
+        "message",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "num_remote_tokens",
+        "queued_at_s",
+        "request_id",
+        "root",
+        "row",
+        "sequence",
+        "state",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(self, message: GenerateRequest, *, sequence: int, full_limit: int, queued_at_s: float) -> None:
+        sampling = message.sampling
+        self.message = message
+        self.request_id = message.request_id
+        self.client_id = message.client_id
+        self.sequence = sequence
+        self.queued_at_s = queued_at_s
+        self.state = RequestState.WAITING
+        self.row: int | None = None
+        self.token_ids = pack_tokens(message.prompt_token_ids + message.output_token_ids)
+        self.num_prompt_tokens = len(message.prompt_token_ids)
+        self.full_limit = full_limit
+        self.limit = min(full_limit, self.num_tokens + 1) if message.hand_over else full_limit
+        self.stop_ids = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else sampling.eos_token_ids))
+        self.root: BlockHash = root_hash((message.cache_salt,) if message.cache_salt else ())
+        self.block_hashes: list[BlockHash] = []
+        self.block_ids: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_published_blocks = 0
+        self.confirmed_blocks: set[int] = set()
+        self.holes: list[Span] = []
+        self.kv_transfer: KVTransferParams | None = message.kv_transfer
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self.num_remote_tokens = 0
+        self.is_silent = True
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens, prompt and output, of a request that has no row."""
+        return int(self.token_ids.size)
+
+    @property
+    def first_stop(self) -> int:
+        """Shortest total length at which stop tokens count."""
+        return self.num_prompt_tokens + max(self.message.sampling.min_tokens, 1)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once its end was reported."""
+        return self.state is RequestState.FINISHED
+
+    def hashes(self, block_size: int) -> list[BlockHash]:
+        """Addresses of all full blocks of the known tokens, computed once; for a request that has no row."""
+        num_full = self.num_tokens // block_size
+        known = self.block_hashes
+        if len(known) < num_full:
+            parent = known[-1] if known else self.root
+            known.extend(hash_chain(parent, self.token_ids[len(known) * block_size :], block_size))
+        return known

@@ -1,0 +1,169 @@
+"""Every live request and where it is; moving it frees what must be freed. Free of torch."""
+
+from __future__ import annotations
+
+from engine.config import QueuePolicy
+from engine.core.counters import Counters
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.lease_book import LeaseBook
+from engine.core.remote_kv import RemoteKV
+from engine.core.request import Request, RequestState
+from engine.core.request_queue import RequestQueue, make_queue
+from engine.core.row_table import RowTable
+from engine.messages import FinishReason, RequestError, TokenDelta
+from kv_transfer.params import KVTransferParams
+
+
+class RequestBook:
+    """Live requests by id: waiting, undecided (a connector does not know yet), loading, ready or running.
+
+    ``ready`` requests were loaded, hold their blocks and need only a row. ``undecided`` ones are set aside until they
+    are asked again. The end of each is reported once: in a step's result, or in ``news`` when it ended between steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: QueuePolicy,
+        table: RowTable,
+        kv_cache: KVCacheManager,
+        remote: RemoteKV,
+        leases: LeaseBook,
+        counters: Counters,
+    ) -> None:
+        self.live: dict[str, Request] = {}
+        self.waiting: RequestQueue = make_queue(policy)
+        self.ready: RequestQueue = make_queue(policy)
+        self.undecided: RequestQueue = make_queue("fcfs")
+        self.queued_prefill_tokens = 0
+        self._table = table
+        self._kv_cache = kv_cache
+        self._remote = remote
+        self._leases = leases
+        self._counters = counters
+        self._news: list[tuple[str, TokenDelta]] = []
+        self._finished_ids: list[str] = []
+        self._released_rows: list[int] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold nothing yet."""
+        return len(self.waiting) + len(self.undecided)
+
+    @property
+    def has_reports(self) -> bool:
+        """True when the runner has not been told of released rows or finished requests."""
+        return bool(self._released_rows or self._finished_ids)
+
+    def add(self, request: Request) -> None:
+        """Take in a new request."""
+        self.live[request.request_id] = request
+        self.waiting.push(request)
+        self.queued_prefill_tokens += request.num_tokens
+
+    def leave_waiting(self, request: Request) -> None:
+        """Take a request out of the waiting queue because it is admitted."""
+        self.waiting.remove(request)
+        self.queued_prefill_tokens -= request.num_tokens
+
+    def set_undecided(self, request: Request) -> None:
+        """Set a waiting request aside until it is asked again."""
+        self.waiting.remove(request)
+        self.undecided.push(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take a running or ready request's blocks; it goes to the head of the queue (C7)."""
+        block_ids = self._take_blocks(request)
+        self._kv_cache.release(block_ids)
+        request.state = RequestState.WAITING
+        request.num_computed_tokens = 0
+        request.num_published_blocks = 0
+        request.holes = []
+        request.confirmed_blocks = set()
+        request.num_preemptions += 1
+        self._counters.num_preemptions += 1
+        self.waiting.push_front(request)
+        self.queued_prefill_tokens += request.num_tokens
+
+    def finish(self, request: Request) -> None:
+        """End a request wherever it is and free all it held (C10); the caller reports the end."""
+        self._kv_cache.release(self._retire(request))
+
+    def hand_over(self, request: Request) -> KVTransferParams:
+        """End a running request and keep the blocks of its prompt under a lease (K7)."""
+        block_ids = self._retire(request)
+        num_prompt_blocks = self._kv_cache.num_blocks_for(request.num_prompt_tokens)
+        self._kv_cache.release(block_ids[num_prompt_blocks:])
+        return self._leases.grant(request, block_ids[:num_prompt_blocks], self._kv_cache.block_size)
+
+    def report(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        error: RequestError | None = None,
+        stop_token_id: int | None = None,
+    ) -> None:
+        """Queue the end of a request that ended between steps."""
+        delta = TokenDelta(
+            request_id=request.request_id,
+            token_ids=(),
+            finish_reason=reason,
+            error=error,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=request.num_cached_tokens if request.is_silent else None,
+            num_remote_tokens=request.num_remote_tokens if request.is_silent else None,
+        )
+        self._news.append((request.client_id, delta))
+
+    @property
+    def has_news(self) -> bool:
+        """True when an end between steps was not taken yet."""
+        return bool(self._news)
+
+    def take_news(self) -> list[tuple[str, TokenDelta]]:
+        """What ended between steps, with the client of each; once."""
+        news, self._news = self._news, []
+        return news
+
+    def take_finished_ids(self) -> tuple[str, ...]:
+        """Requests that ended since the last call (C14); each once."""
+        if not self._finished_ids:
+            return ()
+        finished, self._finished_ids = tuple(self._finished_ids), []
+        return finished
+
+    def take_released_rows(self) -> list[int]:
+        """Rows given up since the last call; each once."""
+        released, self._released_rows = self._released_rows, []
+        return released
+
+    def _retire(self, request: Request) -> list[int]:
+        block_ids = self._take_blocks(request)
+        self._remote.release(request)
+        request.state = RequestState.FINISHED
+        del self.live[request.request_id]
+        self._finished_ids.append(request.request_id)
+        self._counters.num_finished += 1
+        return block_ids
+
+    def _take_blocks(self, request: Request) -> list[int]:
+        """Take a request out of the place where it is; returns the blocks that are its own to free."""
+        block_ids: list[int] = []
+        if request.state is RequestState.RUNNING:
+            assert request.row is not None
+            row = request.row
+            block_ids = self._table.release(row)
+            self._released_rows.append(row)
+        elif request.state is RequestState.READY:
+            self.ready.remove(request)
+            block_ids = request.block_ids
+        elif request.state is RequestState.LOADING:
+            self._remote.abandon(request)
+        elif request in self.undecided:
+            self.undecided.remove(request)
+            self.queued_prefill_tokens -= request.num_tokens
+        else:
+            self.leave_waiting(request)
+        request.block_ids = []
+        return block_ids

@@ -1,0 +1,48 @@
+"""One immutable snapshot of the scheduler's gauges and counters (C13). Free of torch."""
+
+from __future__ import annotations
+
+from engine.core.counters import Counters
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.lease_book import LeaseBook
+from engine.core.remote_kv import RemoteKV
+from engine.core.request_book import RequestBook
+from engine.core.row_table import RowTable
+from engine.stats import SchedulerStats
+
+
+def take_snapshot(
+    *,
+    counters: Counters,
+    table: RowTable,
+    book: RequestBook,
+    kv_cache: KVCacheManager,
+    remote: RemoteKV,
+    leases: LeaseBook,
+) -> SchedulerStats:
+    """What is, and what has been counted since the start."""
+    num_free = kv_cache.num_free
+    return SchedulerStats(
+        num_running=len(table),
+        num_waiting=book.num_waiting + len(book.ready),
+        num_loading=remote.num_loading,
+        num_blocks=kv_cache.num_blocks,
+        num_free_blocks=num_free,
+        num_held_blocks=kv_cache.num_blocks - num_free - leases.num_leased_blocks,
+        num_leased_blocks=leases.num_leased_blocks,
+        queued_prefill_tokens=book.queued_prefill_tokens,
+        num_requests=counters.num_requests,
+        num_finished=counters.num_finished,
+        num_aborted=counters.num_aborted,
+        num_preemptions=counters.num_preemptions,
+        num_scheduled_tokens=counters.num_scheduled_tokens,
+        num_generated_tokens=counters.num_generated_tokens,
+        prefix_queried_tokens=counters.prefix_queried_tokens,
+        prefix_hit_tokens=counters.prefix_hit_tokens,
+        remote_hit_tokens=counters.remote_hit_tokens,
+        resumed_queried_tokens=counters.resumed_queried_tokens,
+        resumed_hit_tokens=counters.resumed_hit_tokens,
+        failed_blocks=counters.failed_blocks,
+        recomputed_tokens=counters.recomputed_tokens,
+        num_unknown_ids=counters.num_unknown_ids,
+    )

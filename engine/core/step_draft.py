@@ -1,0 +1,124 @@
+"""The step that is being put together; at the end it becomes a ``SchedulerOutput``. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.core.request import Request
+from engine.core.row_table import RowArray, RowTable
+from engine.step import EMPTY_INTS, BoolArray, IntArray, NewRow, SchedulerOutput
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders
+
+NO_ROWS: RowArray = np.empty(0, np.intp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows that compute in a step, aligned arrays. ``rows_int32`` are the same rows as the runner gets them."""
+
+    rows: RowArray
+    rows_int32: IntArray
+    first_positions: IntArray
+    num_scheduled_tokens: IntArray
+    is_sampling: BoolArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInFlight:
+    """What ``update`` needs to remember of a step. ``epochs`` tell whether a row still has the same request."""
+
+    step_id: int
+    rows: RowArray
+    epochs: npt.NDArray[np.int64]
+    num_releases: int
+    ends: IntArray
+    num_sampling: int
+
+
+Appended: TypeAlias = tuple[IntArray, IntArray, IntArray]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepDraft:
+    """One step's work so far. ``is_blocked``: no waiting request is admitted in this step (C2)."""
+
+    token_budget: int
+    is_blocked: bool = False
+    running: Batch | None = None
+    started: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    new_rows: list[NewRow] = field(default_factory=list)
+    appended: Appended | None = None
+
+    def start(self, table: RowTable, request: Request, block_ids: list[int], num_tokens: int) -> None:
+        """Add a request that was just placed, with its first ``num_tokens`` positions."""
+        row = request.row
+        assert row is not None
+        first = int(table.num_computed[row])
+        is_sampling = first + num_tokens == int(table.num_expected[row])
+        table.num_computed[row] += num_tokens
+        table.num_expected[row] += is_sampling
+        self.token_budget -= num_tokens
+        self.started.append((row, first, num_tokens, is_sampling))
+        self.new_rows.append(
+            NewRow(
+                row=row,
+                request_id=request.request_id,
+                token_ids=request.token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                block_ids=np.array(block_ids, np.int32),
+                sampling=request.message.sampling,
+            )
+        )
+
+    def batch(self) -> Batch:
+        """All rows of the step: those that ran before, then those that start."""
+        if not self.started:
+            return self.running or EMPTY_BATCH
+        rows, firsts, counts, sampling = zip(*self.started, strict=True)
+        before = self.running or EMPTY_BATCH
+        return Batch(
+            rows=np.concatenate((before.rows, np.array(rows, np.intp))),
+            rows_int32=np.concatenate((before.rows_int32, np.array(rows, np.int32))),
+            first_positions=np.concatenate((before.first_positions, np.array(firsts, np.int32))),
+            num_scheduled_tokens=np.concatenate((before.num_scheduled_tokens, np.array(counts, np.int32))),
+            is_sampling=np.concatenate((before.is_sampling, np.array(sampling, np.bool_))),
+        )
+
+    def output(
+        self,
+        batch: Batch,
+        *,
+        step_id: int,
+        released_rows: list[int],
+        finished_request_ids: tuple[str, ...],
+        connector_orders: ConnectorOrders = NO_ORDERS,
+    ) -> SchedulerOutput:
+        """The message to the runner."""
+        append_rows, append_columns, append_block_ids = self.appended or (EMPTY_INTS, EMPTY_INTS, EMPTY_INTS)
+        return SchedulerOutput(
+            step_id=step_id,
+            rows=batch.rows_int32,
+            first_positions=batch.first_positions,
+            num_scheduled_tokens=batch.num_scheduled_tokens,
+            is_sampling=batch.is_sampling,
+            released_rows=np.array(released_rows, np.int32) if released_rows else EMPTY_INTS,
+            new_rows=tuple(self.new_rows),
+            append_rows=append_rows,
+            append_columns=append_columns,
+            append_block_ids=append_block_ids,
+            finished_request_ids=finished_request_ids,
+            connector_orders=connector_orders,
+        )
+
+
+EMPTY_BATCH = Batch(
+    rows=NO_ROWS,
+    rows_int32=EMPTY_INTS,
+    first_positions=EMPTY_INTS,
+    num_scheduled_tokens=EMPTY_INTS,
+    is_sampling=np.empty(0, np.bool_),
+)
