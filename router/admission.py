@@ -1,0 +1,92 @@
+"""Who may start: a bounded, ordered queue in front of the decode replicas' memory."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from dataclasses import dataclass, field
+
+from router.errors import NoReplicaError, QueueFullError
+from router.pool import ReplicaPool, Reservation
+from router.settings import RouterSettings
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    priority: int
+    order: int
+    num_blocks: int = field(compare=False)
+    granted: asyncio.Future[Reservation] = field(compare=False)
+
+
+class Admission:
+    """Grants each request room on a decode replica before anything is computed for it.
+
+    While no replica has room, requests wait in order of (priority, arrival); the first one is not overtaken by
+    smaller ones behind it, or it might wait for ever.
+    """
+
+    def __init__(self, pool: ReplicaPool, *, settings: RouterSettings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._queue: list[_Waiting] = []
+        self._order = itertools.count()
+        self._granting: asyncio.Task[None] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests for which no decode replica has room now."""
+        return sum(not item.granted.done() for item in self._queue)
+
+    async def reserve(self, *, num_blocks: int, priority: int) -> Reservation:
+        """Room for ``num_blocks`` on some decode replica. The caller bounds the wait.
+
+        Raises:
+            NoReplicaError: No decode replica is healthy.
+            QueueFullError: As many as allowed are waiting.
+        """
+        if not self._queue and (reservation := self._try(num_blocks)) is not None:
+            return reservation
+        if not self._pool.has_any():
+            raise NoReplicaError(role=self._pool.role, retry_after_s=self._settings.retry_after_s)
+        limit = self._settings.max_num_queued
+        if self.num_waiting >= limit:
+            raise QueueFullError(
+                what="requests waiting for KV memory", limit=limit, retry_after_s=self._settings.retry_after_s
+            )
+        granted: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._queue, _Waiting(priority, next(self._order), num_blocks, granted))
+        if self._granting is None:
+            self._granting = asyncio.create_task(self._grant())
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                granted.result().release()
+            self._pool.notify()
+            raise
+
+    async def close(self) -> None:
+        """Stop granting."""
+        if self._granting is not None:
+            self._granting.cancel()
+            await asyncio.gather(self._granting, return_exceptions=True)
+
+    def _try(self, num_blocks: int) -> Reservation | None:
+        replica = self._pool.choose(num_blocks=num_blocks, must_fit=True)
+        return None if replica is None else self._pool.reserve(replica, num_blocks=num_blocks)
+
+    async def _grant(self) -> None:
+        try:
+            while self._queue:
+                first = self._queue[0]
+                if first.granted.done():
+                    heapq.heappop(self._queue)
+                elif (reservation := self._try(first.num_blocks)) is not None:
+                    heapq.heappop(self._queue)
+                    first.granted.set_result(reservation)
+                else:
+                    await self._pool.wait_for_change()
+        finally:
+            self._granting = None

@@ -1,0 +1,96 @@
+"""What an answer looks like on the wire: one interface, and the parts that both endpoints share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router.api.usage import usage
+from router.text_output import TextOutput, TextPiece
+
+
+@dataclass(slots=True, kw_only=True)
+class Collected:
+    """One choice of a whole answer, as far as it came."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, piece: TextPiece) -> None:
+        """Take one piece."""
+        self.text.append(piece.text)
+        self.token_ids.extend(piece.token_ids)
+        self.finish_reason = piece.finish_reason
+        self.stop_reason = piece.stop_reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHead:
+    """What every message of one answer repeats, and what the client asked to be in it."""
+
+    answer_id: str
+    created_s: int
+    model: str
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    num_choices_per_prompt: int = 1
+
+    def usage(self, outputs: Sequence[TextOutput]) -> dict[str, object]:
+        """The usage of all choices together."""
+        return usage(outputs, num_choices_per_prompt=self.num_choices_per_prompt)
+
+
+class AnswerFormat(Protocol):
+    """Writes one endpoint's answers."""
+
+    @property
+    def head(self) -> AnswerHead:
+        """What every message repeats."""
+
+    def opening(self, index: int, output: TextOutput) -> bytes:
+        """The event before a choice's first text; may be empty."""
+
+    def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
+        """One piece as an event; empty when it has nothing to say yet."""
+
+    def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
+        """The last event of a stream with usage."""
+
+    def whole(self, choices: Sequence[Collected], outputs: Sequence[TextOutput]) -> bytes:
+        """The answer in one piece."""
+
+
+class EventWriter:
+    """Events of one stream. All that repeats is encoded once: the cost a token is one small string."""
+
+    def __init__(self, head: AnswerHead, *, kind: str) -> None:
+        self.head = head
+        self._prefix = (
+            f'data: {{"id":{json.dumps(head.answer_id)},"object":"{kind}","created":{head.created_s},'
+            f'"model":{json.dumps(head.model)},"choices":['
+        )
+        self._suffix = '],"usage":null}\n\n' if head.include_usage else "]}\n\n"
+
+    def write(self, choice: str, output: TextOutput) -> bytes:
+        """An event with one choice, given as JSON."""
+        if self.head.continuous_usage:
+            counts = json.dumps(self.head.usage((output,)))
+            return f'{self._prefix}{choice}],"usage":{counts}}}\n\n'.encode()
+        return f"{self._prefix}{choice}{self._suffix}".encode()
+
+    def write_usage(self, outputs: Sequence[TextOutput]) -> bytes:
+        """The event without choices that ends a stream with usage."""
+        return f'{self._prefix}],"usage":{json.dumps(self.head.usage(outputs))}}}\n\n'.encode()
+
+
+def finish_fields(piece: TextPiece, *, return_token_ids: bool) -> str:
+    """The fields of a choice that say how it ended, and its token ids where they are wanted, as JSON."""
+    ids = f',"token_ids":[{",".join(map(str, piece.token_ids))}]' if return_token_ids else ""
+    if piece.finish_reason is None:
+        return f'"finish_reason":null{ids}'
+    return f'"finish_reason":"{piece.finish_reason}","stop_reason":{json.dumps(piece.stop_reason)}{ids}'

@@ -1,0 +1,145 @@
+"""The HTTP application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from router.api.chat_body import ChatBody
+from router.api.completion_body import CompletionBody
+from router.api.completions import answer_chat, answer_completion
+from router.api.errors import error_response, http_error_response
+from router.api.openapi import body_schema
+from router.api.request_id import RequestIdMiddleware
+from router.errors import NoReplicaError, RouterError
+from router.service import RouterService
+
+_PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/health",
+        "/ready",
+        "/ping",
+        "/version",
+        "/status",
+        "/metrics",
+    }
+)
+
+
+def baton_version() -> str:
+    """The installed version."""
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def build_app(service: RouterService) -> FastAPI:
+    """The application around a service. Its lifespan starts and closes the service."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.close()
+
+    app = FastAPI(title="Baton", version=baton_version(), lifespan=lifespan)
+    app.add_middleware(RequestIdMiddleware, metrics=service.metrics, paths=_PATHS)
+    _add_error_handlers(app)
+    _add_generation(app, service)
+    _add_models(app, service)
+    _add_operations(app, service)
+    return app
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(RouterError)
+    async def on_router_error(_: Request, error: RouterError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_: Request, error: HTTPException) -> Response:
+        return http_error_response(error.status_code, str(error.detail), error.headers)
+
+    @app.exception_handler(Exception)
+    async def on_any_error(_: Request, __: Exception) -> Response:
+        return error_response(RouterError("the router failed on this request; its log says why"))
+
+
+def _add_generation(app: FastAPI, service: RouterService) -> None:
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    async def create_chat_completion(request: Request) -> Response:
+        """Continue a conversation."""
+        return await answer_chat(service, request)
+
+    @app.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    async def create_completion(request: Request) -> Response:
+        """Continue a text."""
+        return await answer_completion(service, request)
+
+
+def _add_models(app: FastAPI, service: RouterService) -> None:
+    def card(name: str) -> dict[str, object]:
+        try:
+            max_model_len: int | None = service.max_model_len()
+        except NoReplicaError:
+            max_model_len = None
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created_s,
+            "owned_by": "baton",
+            "root": name,
+            "max_model_len": max_model_len,
+        }
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, object]:
+        """The models served here."""
+        return {"object": "list", "data": [card(name) for name in service.served_models()]}
+
+    @app.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> dict[str, object]:
+        """One model."""
+        service.check_model(model)
+        return card(model)
+
+
+def _add_operations(app: FastAPI, service: RouterService) -> None:
+    @app.get("/health")
+    @app.get("/ping")
+    async def is_live() -> dict[str, str]:
+        """This process answers."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def is_ready() -> Response:
+        """At least one prefill and one decode replica can take requests."""
+        if service.is_ready():
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "starting"}, status_code=503, headers={"Retry-After": "1"})
+
+    @app.get("/version")
+    async def get_version() -> dict[str, str]:
+        """The version of Baton."""
+        return {"version": baton_version()}
+
+    @app.get("/status")
+    async def get_status() -> dict[str, object]:
+        """Every replica, asked now, and the totals."""
+        return await service.status()
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        """Everything measured, for Prometheus."""
+        return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,65 @@
+"""Answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from router.api.answer_format import AnswerHead, Collected, EventWriter, finish_fields
+from router.text_output import TextOutput, TextPiece
+
+
+class ChatFormat:
+    """Writes chat completions and their chunks."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        self.head = head
+        self._writer = EventWriter(head, kind="chat.completion.chunk")
+
+    def opening(self, index: int, output: TextOutput) -> bytes:
+        """The role comes before any text."""
+        ids = f',"prompt_token_ids":{json.dumps(output.prompt_token_ids)}' if self.head.return_token_ids else ""
+        choice = (
+            f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null{ids}}}'
+        )
+        return self._writer.write(choice, output)
+
+    def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
+        """One piece as an event; empty when it has nothing to say yet."""
+        wants_ids = self.head.return_token_ids
+        if not piece.text and piece.finish_reason is None and not wants_ids:
+            return b""
+        delta = f'{{"content":{json.dumps(piece.text)}}}' if piece.text or piece.finish_reason is None else "{}"
+        fields = finish_fields(piece, return_token_ids=wants_ids)
+        return self._writer.write(f'{{"index":{index},"delta":{delta},"logprobs":null,{fields}}}', output)
+
+    def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
+        """The last event of a stream with usage."""
+        return self._writer.write_usage(outputs)
+
+    def whole(self, choices: Sequence[Collected], outputs: Sequence[TextOutput]) -> bytes:
+        """The answer in one piece."""
+        head = self.head
+        body: dict[str, object] = {
+            "id": head.answer_id,
+            "object": "chat.completion",
+            "created": head.created_s,
+            "model": head.model,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": head.usage(outputs),
+        }
+        if head.return_token_ids:
+            body["prompt_token_ids"] = outputs[0].prompt_token_ids
+        return json.dumps(body).encode()
+
+    def _choice(self, index: int, choice: Collected) -> dict[str, object]:
+        fields: dict[str, object] = {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self.head.return_token_ids:
+            fields["token_ids"] = choice.token_ids
+        return fields

@@ -1,0 +1,101 @@
+"""Errors as HTTP answers, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import JSONResponse
+
+from router.api.generate_body import UnsupportedValueError
+from router.errors import (
+    BodyTooLargeError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    NoReplicaError,
+    QueueFullError,
+    RequestCancelledError,
+    RouterError,
+    UnknownModelError,
+    WorkerFailedError,
+)
+
+_STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
+    (InvalidRequestError, HTTPStatus.BAD_REQUEST, "invalid_request_error"),
+    (UnknownModelError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
+    (BodyTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"),
+    (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"),
+    (NoReplicaError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
+    (RequestCancelledError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
+    (DeadlineExceededError, HTTPStatus.GATEWAY_TIMEOUT, "timeout_error"),
+    (WorkerFailedError, HTTPStatus.BAD_GATEWAY, "server_error"),
+)
+
+
+def status_of(error: RouterError) -> tuple[int, str]:
+    """The HTTP status and OpenAI's error type for an error."""
+    for kind, status, name in _STATUS:
+        if isinstance(error, kind):
+            return int(status), name
+    return int(HTTPStatus.INTERNAL_SERVER_ERROR), "server_error"
+
+
+def error_body(message: str, *, kind: str, code: str | None, param: str | None = None) -> dict[str, object]:
+    """The object that OpenAI's clients read."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_event(error: RouterError) -> bytes:
+    """An error in the middle of a stream, as an event."""
+    _, kind = status_of(error)
+    body = error_body(error.message, kind=kind, code=error.code, param=error.param)
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def error_response(error: RouterError) -> JSONResponse:
+    """An error as a whole answer."""
+    status, kind = status_of(error)
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return JSONResponse(
+        error_body(error.message, kind=kind, code=error.code, param=error.param), status_code=status, headers=headers
+    )
+
+
+def http_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """An error of HTTP itself: unknown path, wrong method."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+    return JSONResponse(error_body(message, kind=kind, code=code), status_code=status, headers=headers)
+
+
+def invalid_body(error: ValidationError) -> InvalidRequestError:
+    """What is wrong with a body: the first parameter to blame, and all that was said of it."""
+    problems = error.errors(include_url=False, include_input=False)
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequestError(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+    for problem in problems:
+        if isinstance(cause := problem.get("ctx", {}).get("error"), UnsupportedValueError):
+            return cause.refusal
+    name = _root(first["loc"])
+    same = [problem for problem in problems if _root(problem["loc"]) == name]
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        return InvalidRequestError(f"unknown parameter '{name}'", code="unknown_parameter", param=name)
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return InvalidRequestError(f"the parameter '{name}' is required", code="missing_parameter", param=name)
+    return InvalidRequestError(_sentence(name, same), code="invalid_parameter", param=name or None)
+
+
+def _root(location: Sequence[int | str]) -> str:
+    return str(location[0]) if location else ""
+
+
+def _sentence(name: str, problems: Sequence[Any]) -> str:
+    where = {".".join(str(part) for part in problem["loc"]) for problem in problems}
+    said = list(dict.fromkeys(problem["msg"] for problem in problems))
+    place = next(iter(where)) if len(where) == 1 else name
+    return f"the parameter '{place}' is invalid: {'; or '.join(said[:6])}" if place else f"invalid body: {said[0]}"

@@ -1,0 +1,96 @@
+"""What chat and text completions have in common in their bodies: sampling, stopping, streaming."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from router.errors import UnsupportedParameterError
+
+MAX_INT64 = 2**63 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class UnsupportedValueError(ValueError):
+    """Carries an ``UnsupportedParameterError`` through the validation."""
+
+    def __init__(self, name: str) -> None:
+        self.refusal = UnsupportedParameterError(name)
+        super().__init__(self.refusal.message)
+
+
+class StrictBody(BaseModel):
+    """Nothing is coerced and nothing is ignored (I6)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(StrictBody):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerateBody(StrictBody):
+    """Parameters of both endpoints. A value of None is the same as none."""
+
+    neutral_values: ClassVar[dict[str, tuple[object, ...]]] = {
+        "best_of": (None, 1),
+        "logit_bias": (None, {}),
+        "allowed_token_ids": (None,),
+        "bad_words": (None, []),
+        "prompt_logprobs": (None, 0),
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1, 1.0),
+        "guided_json": (None,),
+        "guided_regex": (None,),
+        "guided_choice": (None,),
+        "guided_grammar": (None,),
+        "structured_outputs": (None,),
+        "response_format": (None, {"type": "text"}),
+        "service_tier": (None, "auto", "default"),
+        "store": (None, False),
+    }
+    """Parameters that we know and do not support, with the values that change nothing."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INT64)
+    temperature: float | None = Field(None, ge=0.0, le=100.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    seed: int | None = Field(None, ge=-MAX_INT64 - 1, le=MAX_INT64)
+    n: int | None = Field(None, ge=1)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = dict(data)
+        for name, neutral in cls.neutral_values.items():
+            if name in kept:
+                value = kept.pop(name)
+                if not any(type(value) is type(item) and value == item for item in neutral):
+                    raise UnsupportedValueError(name)
+        return kept

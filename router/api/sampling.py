@@ -1,0 +1,83 @@
+"""From a body's parameters to what the engine draws by."""
+
+from __future__ import annotations
+
+from engine.messages import SamplingParams
+from router.api.generate_body import GenerateBody
+from router.errors import ContextLengthError, InvalidRequestError
+from router.settings import RouterSettings
+from router.text.generation_config import GenerationDefaults
+
+
+def output_limit(
+    asked_for: int | None, *, default: int | None, num_prompt_tokens: int, max_model_len: int, param: str
+) -> int:
+    """How many tokens may be generated. Without ``asked_for`` or ``default`` they fill the context.
+
+    Raises:
+        ContextLengthError: The prompt leaves no room, or not as much as was asked for.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            num_prompt_tokens=num_prompt_tokens, max_model_len=max_model_len, max_tokens=None, param=param
+        )
+    if asked_for is None:
+        return room if default is None else min(default, room)
+    if asked_for > room:
+        raise ContextLengthError(
+            num_prompt_tokens=num_prompt_tokens, max_model_len=max_model_len, max_tokens=asked_for, param="max_tokens"
+        )
+    return asked_for
+
+
+def sampling_params(body: GenerateBody, *, defaults: GenerationDefaults, max_tokens: int) -> SamplingParams:
+    """The engine's parameters; the seed is drawn elsewhere.
+
+    Raises:
+        InvalidRequestError: ``min_tokens`` is larger than the limit.
+    """
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens is {min_tokens}, but at most {max_tokens} tokens can be generated",
+            code="invalid_parameter",
+            param="min_tokens",
+        )
+    top_k = defaults.top_k if body.top_k is None else body.top_k
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_given(body.temperature, defaults.temperature),
+        top_p=_given(body.top_p, defaults.top_p),
+        top_k=max(top_k, 0),
+        min_p=_given(body.min_p, defaults.min_p),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
+        min_tokens=min_tokens,
+        eos_token_ids=defaults.eos_token_ids,
+        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def stop_strings(body: GenerateBody, settings: RouterSettings) -> tuple[str, ...]:
+    """The stop strings, as a tuple.
+
+    Raises:
+        InvalidRequestError: One is empty, or there are too many.
+    """
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if len(stops) > settings.max_num_stop_strings:
+        raise InvalidRequestError(
+            f"stop has {len(stops)} strings, the limit is {settings.max_num_stop_strings}",
+            code="invalid_parameter",
+            param="stop",
+        )
+    if not all(stops):
+        raise InvalidRequestError("a stop string must not be empty", code="invalid_parameter", param="stop")
+    return tuple(dict.fromkeys(stops))
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,125 @@
+"""The answer to a generation: a stream of events or one object, written while its client is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.api.answer_format import AnswerFormat, Collected
+from router.api.errors import error_event, error_response
+from router.errors import RequestCancelledError, RouterError
+from router.text_output import TextOutput, TextPiece
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class GenerationResponse(Response):
+    """Writes what the outputs produce.
+
+    The status waits for the first token, so that what fails before it is a status code and not an event. When the
+    client leaves, or the server gives this answer up, everything that still runs for it is cancelled.
+    """
+
+    def __init__(self, outputs: Sequence[TextOutput], answer: AnswerFormat, *, stream: bool) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._answer = answer
+        self._stream = stream
+        self._is_client_gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            await (self._send_stream if self._stream else self._send_whole)(scope, receive, send)
+        finally:
+            watcher.cancel()
+            self._cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    def _cancel(self) -> None:
+        for output in self._outputs:
+            output.cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._is_client_gone = True
+        self._cancel()
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        choices = [Collected() for _ in self._outputs]
+        try:
+            async for index, pieces in merged(self._outputs):
+                for piece in pieces:
+                    choices[index].add(piece)
+        except RouterError as error:
+            await self._send_error(error, scope, receive, send)
+            return
+        body = self._answer.whole(choices, self._outputs)
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        items = merged(self._outputs)
+        try:
+            first = await anext(items)
+        except RouterError as error:
+            await self._send_error(error, scope, receive, send)
+            return
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        openings = [self._answer.opening(index, output) for index, output in enumerate(self._outputs)]
+        await self._write(send, b"".join([*openings, *self._events(*first)]))
+        try:
+            async for index, pieces in items:
+                await self._write(send, b"".join(self._events(index, pieces)))
+        except RouterError as error:
+            if not self._is_client_gone:
+                await send({"type": "http.response.body", "body": error_event(error) + _DONE})
+            return
+        last = self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b""
+        await send({"type": "http.response.body", "body": last + _DONE})
+
+    def _events(self, index: int, pieces: Sequence[TextPiece]) -> list[bytes]:
+        output = self._outputs[index]
+        return [self._answer.event(index, piece, output) for piece in pieces]
+
+    async def _write(self, send: Send, events: bytes) -> None:
+        if events and not self._is_client_gone:
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def _send_error(self, error: RouterError, scope: Scope, receive: Receive, send: Send) -> None:
+        if not (self._is_client_gone and isinstance(error, RequestCancelledError)):
+            await error_response(error)(scope, receive, send)
+
+
+async def merged(outputs: Sequence[TextOutput]) -> AsyncIterator[tuple[int, list[TextPiece]]]:
+    """The pieces of all outputs as they come, with the output's index, until all have finished.
+
+    Raises:
+        RouterError: One of them failed.
+    """
+    if len(outputs) == 1:
+        while pieces := await outputs[0].take():
+            yield 0, pieces
+        return
+    takes = {asyncio.ensure_future(output.take()): index for index, output in enumerate(outputs)}
+    try:
+        while takes:
+            done, _ = await asyncio.wait(takes, return_when=asyncio.FIRST_COMPLETED)
+            for take in done:
+                index = takes.pop(take)
+                if pieces := take.result():
+                    yield index, pieces
+                    takes[asyncio.ensure_future(outputs[index].take())] = index
+    finally:
+        for take in takes:
+            take.cancel()
+        await asyncio.gather(*takes, return_exceptions=True)

@@ -1,0 +1,20 @@
+"""What this router counted since its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class RouterCounters:
+    """Sequences and tokens. ``num_failed`` ended with an error, ``num_cancelled`` were given up by their client."""
+
+    num_requests: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    num_cancelled: int = 0
+    num_refused: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_prefill_retries: int = 0
+    num_migrations: int = 0

@@ -1,0 +1,123 @@
+"""What a request can end with besides its tokens: each error has a stable code, and a sentence with the values."""
+
+from __future__ import annotations
+
+
+class RouterError(Exception):
+    """Root of the errors that a caller of the router sees.
+
+    ``code`` is stable, for machines; ``param`` names the parameter to blame, where one is; ``retry_after_s`` is set
+    where trying again later can help.
+    """
+
+    code = "internal_error"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequestError(RouterError):
+    """The request itself is wrong."""
+
+    code = "invalid_request"
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """A parameter that we know and do not support, with a value that would change the answer (I6)."""
+
+    def __init__(self, param: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"the parameter '{param}' is not supported{': ' + hint if hint else ''}",
+            code="unsupported_parameter",
+            param=param,
+        )
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt alone, or with the tokens asked for, does not fit the model."""
+
+    def __init__(self, *, num_prompt_tokens: int, max_model_len: int, max_tokens: int | None, param: str) -> None:
+        if max_tokens is None:
+            text = (
+                f"the prompt has {num_prompt_tokens} tokens, but the model's context length is {max_model_len} "
+                f"tokens, and at least 1 of them is needed for the answer"
+            )
+        else:
+            text = (
+                f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together "
+                f"{num_prompt_tokens + max_tokens}, but the model's context length is {max_model_len} tokens"
+            )
+        super().__init__(text, code="context_length_exceeded", param=param)
+
+
+class UnknownModelError(RouterError):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
+
+    def __init__(self, *, model: str, served: str) -> None:
+        super().__init__(f"the model {model!r} does not exist; served here: {served!r}", param="model")
+
+
+class BodyTooLargeError(RouterError):
+    """The body is larger than the router reads."""
+
+    code = "body_too_large"
+
+    def __init__(self, *, max_body_bytes: int) -> None:
+        super().__init__(f"the request body is larger than {max_body_bytes} bytes")
+
+
+class NoReplicaError(RouterError):
+    """There is no healthy replica for a step that the request needs."""
+
+    code = "no_healthy_replica"
+
+    def __init__(self, *, role: str, retry_after_s: float, reason: str = "") -> None:
+        super().__init__(
+            f"no healthy {role} replica{': ' + reason if reason else ''}; try again later", retry_after_s=retry_after_s
+        )
+
+
+class QueueFullError(RouterError):
+    """As many requests as allowed are in progress or waiting (I5)."""
+
+    code = "queue_full"
+
+    def __init__(self, *, what: str, limit: int, retry_after_s: float) -> None:
+        super().__init__(f"too many {what}: the limit is {limit}; try again later", retry_after_s=retry_after_s)
+
+
+class DeadlineExceededError(RouterError):
+    """The request was not done by its deadline."""
+
+    code = "deadline_exceeded"
+
+    def __init__(self, *, timeout_s: float, stage: str) -> None:
+        super().__init__(f"the request was not done within {timeout_s:g} s (it was in: {stage})")
+
+
+class WorkerFailedError(RouterError):
+    """Workers failed, and trying elsewhere did not help; ``code`` may be the engine's own."""
+
+    code = "worker_failed"
+
+
+class RequestCancelledError(RouterError):
+    """The consumer of the tokens gave the request up; nobody is left to read this."""
+
+    code = "cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled")
+
+
+class ModelDirectoryError(Exception):
+    """The model directory cannot be served: one line that says why."""

@@ -1,0 +1,72 @@
+"""One sequence from its acceptance to its end, as its consumer holds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.messages import FinishReason, GenerateRequest, TokenDelta
+from router.mailbox import Mailbox
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Generation:
+    """Tokens come out of ``take``; ``cancel`` gives the request up and frees what it holds everywhere.
+
+    ``output_token_ids`` are all tokens so far: another worker can continue from them. ``stage`` says what the request
+    is waiting for, for error messages. ``deadline_s`` is in the event loop's time.
+    """
+
+    request: GenerateRequest
+    timeout_s: float
+    deadline_s: float
+    output_token_ids: list[int] = field(default_factory=list)
+    stage: str = "admission"
+    is_satisfied: bool = False
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The id that the workers know."""
+        return self.request.request_id
+
+    async def take(self) -> list[TokenDelta]:
+        """All deltas that are waiting; an empty list once the request ended well.
+
+        Raises:
+            RouterError: The request ended with an error.
+        """
+        return await self.mailbox.take()
+
+    def cancel(self) -> None:
+        """Stop at once. Idempotent; nothing happens if the request ended."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def finish_early(self) -> None:
+        """The consumer has all it wants (a stop string is complete): stop, and count it as finished."""
+        self.is_satisfied = True
+        self.cancel()
+
+    def start(self, life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let the request live, as a task of its own: a slow consumer holds nobody up."""
+        self.task = asyncio.create_task(life)
+        return self.task
+
+    def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
+        """Pass new tokens on to the consumer."""
+        self.output_token_ids.extend(delta.token_ids)
+        if finish_reason is not delta.finish_reason:
+            delta = TokenDelta(
+                request_id=delta.request_id,
+                token_ids=delta.token_ids,
+                finish_reason=finish_reason,
+                stop_token_id=delta.stop_token_id,
+                num_cached_tokens=delta.num_cached_tokens,
+                num_remote_tokens=delta.num_remote_tokens,
+            )
+        if delta.token_ids or delta.finish_reason is not None:
+            self.mailbox.put(delta)

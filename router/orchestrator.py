@@ -1,0 +1,232 @@
+"""One request's life: room on a decode replica, the prompt on a prefill replica, then token after token.
+
+Whatever ends a request (its last token, a stop string, an error, a client that left, its deadline) leaves through one
+place, and nothing of it stays on any worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TypeAlias
+
+from engine.messages import FinishReason, GenerateRequest, LoadReport, TokenDelta
+from router.aborts import AbortSender
+from router.admission import Admission
+from router.counters import RouterCounters
+from router.decode_phase import DecodePhase
+from router.errors import DeadlineExceededError, QueueFullError, RequestCancelledError, RouterError, WorkerFailedError
+from router.generation import Generation
+from router.output_streams import OutputStreams
+from router.pool import Replica, ReplicaPool, Reservation
+from router.settings import RouterSettings
+from router.submissions import Submissions
+from router.worker_errors import delta_error, is_retryable, refusal_error
+from router.workers import DecodePool, PrefillPool, WorkerError, WorkerRefusedError
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+LateCall: TypeAlias = asyncio.Future[tuple[TokenDelta, LoadReport]]
+
+
+class Orchestrator:
+    """Runs requests on the two pools. Everything happens in one event loop."""
+
+    def __init__(
+        self,
+        prefill: PrefillPool,
+        decode: DecodePool,
+        *,
+        prefill_pool: ReplicaPool,
+        decode_pool: ReplicaPool,
+        settings: RouterSettings,
+        counters: RouterCounters,
+    ) -> None:
+        self._prefill_workers = prefill
+        self._prefill_pool = prefill_pool
+        self._decode_pool = decode_pool
+        self._settings = settings
+        self._counters = counters
+        self._admission = Admission(decode_pool, settings=settings)
+        self._prefill_aborts = AbortSender(prefill, timeout_s=settings.abort_timeout_s)
+        self._decode_aborts = AbortSender(decode, timeout_s=settings.abort_timeout_s)
+        self._submissions = Submissions(decode, self._decode_aborts, timeout_s=settings.submit_timeout_s)
+        self.streams = OutputStreams(decode, decode_pool, settings=settings)
+        self._decode_phase = DecodePhase(
+            pool=decode_pool,
+            streams=self.streams,
+            submissions=self._submissions,
+            aborts=self._decode_aborts,
+            settings=settings,
+            counters=counters,
+        )
+        self._alive: set[asyncio.Task[None]] = set()
+        self._late_calls: set[LateCall] = set()
+
+    @property
+    def num_alive(self) -> int:
+        """Requests in progress, those that wait included."""
+        return len(self._alive)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room on a decode replica."""
+        return self._admission.num_waiting
+
+    def start(self, request: GenerateRequest, *, timeout_s: float) -> Generation:
+        """Accept a request: from here on it ends exactly once, within ``timeout_s``.
+
+        Raises:
+            QueueFullError: As many as allowed are in progress.
+        """
+        limit = self._settings.max_num_requests
+        if len(self._alive) >= limit:
+            self._counters.num_refused += 1
+            raise QueueFullError(what="requests in progress", limit=limit, retry_after_s=self._settings.retry_after_s)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        generation = Generation(request=request, timeout_s=timeout_s, deadline_s=deadline_s)
+        self._counters.num_requests += 1
+        self._counters.num_prompt_tokens += len(request.prompt_token_ids)
+        task = generation.start(self._drive(generation))
+        self._alive.add(task)
+        task.add_done_callback(lambda ended: self._forget(ended, generation))
+        return generation
+
+    async def close(self) -> None:
+        """End all requests, and wait until the workers were told."""
+        for task in tuple(self._alive):
+            task.cancel()
+        await asyncio.gather(*tuple(self._alive), return_exceptions=True)
+        for call in tuple(self._late_calls):
+            call.cancel()
+        await asyncio.gather(*tuple(self._late_calls), return_exceptions=True)
+        await self._submissions.close()
+        await self._admission.close()
+        await self._prefill_aborts.flush()
+        await self._decode_aborts.flush()
+        await self.streams.close()
+
+    def _forget(self, task: asyncio.Task[None], generation: Generation) -> None:
+        self._alive.discard(task)
+        # A task cancelled before its first step never ran _drive.
+        generation.mailbox.end(RequestCancelledError())
+
+    async def _drive(self, generation: Generation) -> None:
+        counters = self._counters
+        error: RouterError | None = None
+        try:
+            async with asyncio.timeout_at(generation.deadline_s):
+                await self._live(generation)
+            counters.num_finished += 1
+        except asyncio.CancelledError:
+            if generation.is_satisfied:
+                counters.num_finished += 1
+            else:
+                counters.num_cancelled += 1
+            error = RequestCancelledError()
+            raise
+        except RouterError as caught:
+            counters.num_failed += 1
+            error = caught
+        except TimeoutError:
+            counters.num_failed += 1
+            error = DeadlineExceededError(timeout_s=generation.timeout_s, stage=generation.stage)
+        except Exception:
+            counters.num_failed += 1
+            logger.exception("request failed: request_id=%s", generation.request_id)
+            error = RouterError("the router failed on this request; its log says why")
+        finally:
+            counters.num_generated_tokens += len(generation.output_token_ids)
+            generation.mailbox.end(error)
+
+    async def _live(self, generation: Generation) -> None:
+        reservation = await self._reserve(generation)
+        try:
+            replica_id, delta = await self._prefill(generation)
+            is_handed_over = delta.finish_reason is FinishReason.HANDED_OVER
+            generation.deliver(delta, None if is_handed_over else delta.finish_reason)
+            if is_handed_over:
+                await self._decode(generation, delta, reservation, prefill_replica_id=replica_id)
+        finally:
+            if reservation is not None:
+                reservation.release()
+
+    async def _reserve(self, generation: Generation) -> Reservation | None:
+        """Room for the KV on a decode replica; None for a request that no decode replica will see."""
+        request = generation.request
+        if request.sampling.max_tokens <= 1:
+            return None
+        num_growth = min(request.sampling.max_tokens, self._settings.growth_headroom_tokens)
+        num_blocks = self._decode_pool.blocks_for(len(request.prompt_token_ids) + num_growth)
+        return await self._admission.reserve(num_blocks=num_blocks, priority=request.priority)
+
+    async def _prefill(self, generation: Generation) -> tuple[str, TokenDelta]:
+        """The first token, from whichever prefill replica manages it."""
+        generation.stage = "prefill"
+        tried: set[str] = set()
+        reason = ""
+        for attempt in range(self._settings.max_prefill_attempts):
+            self._counters.num_prefill_retries += attempt > 0
+            replica = await self._prefill_pool.choose_or_wait(tried, is_retry=attempt > 0)
+            tried.add(replica.replica_id)
+            try:
+                delta = await self._call_prefill(generation, replica)
+            except WorkerRefusedError as error:
+                if not is_retryable(error):
+                    raise refusal_error(error) from error
+                reason = str(error)
+            except WorkerError as error:
+                reason = str(error)
+                self._prefill_pool.note_failure(replica.replica_id, reason)
+                self._prefill_aborts.abort(replica.replica_id, generation.request_id)
+            else:
+                if delta.finish_reason is FinishReason.ERROR:
+                    raise delta_error(delta)
+                if delta.finish_reason is not FinishReason.ABORT:
+                    return replica.replica_id, delta
+                reason = f"{replica.replica_id} gave the request up"
+            logger.warning("prefill failed: request_id=%s: %s", generation.request_id, reason)
+        raise WorkerFailedError(
+            f"prefill failed {self._settings.max_prefill_attempts} times, at last with: {reason}",
+            code="prefill_failed",
+            retry_after_s=self._settings.retry_after_s,
+        )
+
+    async def _call_prefill(self, generation: Generation, replica: Replica) -> TokenDelta:
+        replica_id = replica.replica_id
+        request = replace(generation.request, hand_over=True)
+        remaining_s = generation.deadline_s - asyncio.get_running_loop().time()
+        timeout_s = max(0.001, min(self._settings.prefill_timeout_s, remaining_s))
+        reservation = self._prefill_pool.reserve(replica, num_tokens=len(request.prompt_token_ids))
+        call = asyncio.ensure_future(self._prefill_workers.prefill(replica_id, request, timeout_s=timeout_s))
+        try:
+            delta, load = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            # The abort can overtake the call on its way; so it is sent now, and again if the call still succeeds.
+            self._prefill_aborts.abort(replica_id, request.request_id)
+            self._watch_late_call(call, replica_id, request.request_id)
+            raise
+        finally:
+            reservation.release()
+        self._prefill_pool.note_load(replica_id, load)
+        return delta
+
+    def _watch_late_call(self, call: LateCall, replica_id: str, request_id: str) -> None:
+        def on_done(ended: LateCall) -> None:
+            self._late_calls.discard(ended)
+            if not ended.cancelled() and ended.exception() is None:
+                self._prefill_aborts.abort(replica_id, request_id)
+
+        self._late_calls.add(call)
+        call.add_done_callback(on_done)
+
+    async def _decode(
+        self, generation: Generation, delta: TokenDelta, reservation: Reservation | None, *, prefill_replica_id: str
+    ) -> None:
+        is_lease_certain_to_end = False
+        try:
+            is_lease_certain_to_end = await self._decode_phase.run(generation, delta.kv_transfer, reservation)
+        finally:
+            if not is_lease_certain_to_end:
+                self._prefill_aborts.abort(prefill_replica_id, generation.request_id)

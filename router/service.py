@@ -1,0 +1,216 @@
+"""The router without HTTP: text in, text out, over two pools of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.messages import GenerateRequest, SamplingParams, WorkerInfo
+from router.counters import RouterCounters
+from router.errors import NoReplicaError, UnknownModelError
+from router.metrics import RouterMetrics
+from router.orchestrator import Orchestrator
+from router.pool import ReplicaPool
+from router.settings import RouterSettings
+from router.status import cluster_status
+from router.text.chat_template import ChatTemplate, load_chat_template
+from router.text.detokenizer import DetokenizerFactory
+from router.text.generation_config import GenerationDefaults, load_generation_defaults
+from router.text.stop_strings import StopStrings
+from router.text.tokenizer import Tokenizer
+from router.text_output import TextOutput
+from router.workers import DecodePool, PrefillPool
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str | None = None
+    timeout_s: float | None = None
+
+
+class RouterService:
+    """One router: its tokenizer and template, its view of the two pools, and all its requests."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        model_name: str,
+        prefill: PrefillPool,
+        decode: DecodePool,
+        settings: RouterSettings | None = None,
+    ) -> None:
+        """Load what turns text into tokens.
+
+        Raises:
+            ModelDirectoryError: The directory has no usable tokenizer or template.
+        """
+        self.model_name = model_name
+        self.settings = settings or RouterSettings()
+        self.created_s = int(time.time())
+        self.tokenizer = Tokenizer.load(model_dir)
+        self.chat_template: ChatTemplate | None = load_chat_template(
+            model_dir, special_tokens=self.tokenizer.special.named
+        )
+        self.defaults: GenerationDefaults = load_generation_defaults(model_dir, self.tokenizer)
+        self._detokenizers = DetokenizerFactory(self.tokenizer)
+        self.counters = RouterCounters()
+        self.prefill_pool = ReplicaPool("prefill", prefill, policy=self.settings.prefill_policy, settings=self.settings)
+        self.decode_pool = ReplicaPool("decode", decode, policy=self.settings.decode_policy, settings=self.settings)
+        self.metrics = RouterMetrics((self.prefill_pool, self.decode_pool))
+        self._orchestrator = Orchestrator(
+            prefill,
+            decode,
+            prefill_pool=self.prefill_pool,
+            decode_pool=self.decode_pool,
+            settings=self.settings,
+            counters=self.counters,
+        )
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Meet the replicas that are there, and keep following them. Idempotent."""
+        if self._refreshing is not None:
+            return
+        await self._refresh(wait=True)
+        self._refreshing = asyncio.create_task(self._keep_refreshing())
+
+    async def close(self) -> None:
+        """End all requests, tell the workers, stop. Idempotent."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+            self._refreshing = None
+        await self._orchestrator.close()
+        await self.prefill_pool.close()
+        await self.decode_pool.close()
+
+    @property
+    def num_alive(self) -> int:
+        """Sequences in progress, those that wait included."""
+        return self._orchestrator.num_alive
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for room on a decode replica."""
+        return self._orchestrator.num_waiting
+
+    def is_ready(self) -> bool:
+        """True when at least one prefill and one decode replica introduced themselves and do not fail."""
+        return self.prefill_pool.has_introduced() and self.decode_pool.has_introduced()
+
+    def max_model_len(self) -> int:
+        """The context length that every replica can serve.
+
+        Raises:
+            NoReplicaError: No replica introduced itself yet.
+        """
+        return min(info.max_model_len for info in self._infos())
+
+    def vocab_size(self) -> int:
+        """Token ids below this number exist in the model.
+
+        Raises:
+            NoReplicaError: No replica introduced itself yet.
+        """
+        return min(info.vocab_size for info in self._infos())
+
+    def _infos(self) -> list[WorkerInfo]:
+        pools = (self.prefill_pool, self.decode_pool)
+        infos = [replica.info for pool in pools for replica in pool.replicas if replica.info is not None]
+        if not infos:
+            raise NoReplicaError(role="prefill or decode", retry_after_s=self.settings.retry_after_s)
+        return infos
+
+    def check_model(self, model: str | None) -> None:
+        """Refuse a name that is not ours; no name means ours.
+
+        Raises:
+            UnknownModelError: Another model was asked for.
+        """
+        if model is not None and model != self.model_name:
+            raise UnknownModelError(model=model, served=self.model_name)
+
+    def check_capacity(self) -> None:
+        """Refuse when a role has no healthy replica.
+
+        Raises:
+            NoReplicaError: Nobody could serve a request now.
+        """
+        for pool in (self.prefill_pool, self.decode_pool):
+            if not pool.has_any():
+                raise NoReplicaError(role=pool.role, retry_after_s=self.settings.retry_after_s)
+
+    def generate(self, text: TextRequest) -> TextOutput:
+        """Accept a request and let it run.
+
+        Raises:
+            QueueFullError: Too many are in progress.
+        """
+        seed = secrets.randbits(63) if text.seed is None else text.seed % 2**63
+        request = GenerateRequest(
+            request_id=text.request_id,
+            prompt_token_ids=text.prompt_token_ids,
+            sampling=replace(text.sampling, seed=seed),
+            priority=text.priority,
+            arrival_s=time.time(),
+            cache_salt=text.cache_salt,
+        )
+        timeout_s = self.settings.default_timeout_s if text.timeout_s is None else text.timeout_s
+        generation = self._orchestrator.start(request, timeout_s=timeout_s)
+        return TextOutput(
+            generation,
+            detokenizer=self._detokenizers.make(text.prompt_token_ids, skip_special_tokens=text.skip_special_tokens),
+            stops=StopStrings(text.stop, include=text.include_stop),
+            metrics=self.metrics,
+            skip_stop_token=not text.include_stop,
+        )
+
+    async def status(self) -> dict[str, object]:
+        """Fresh numbers of every replica, and the totals."""
+        return await cluster_status(
+            model=self.model_name,
+            pools=(self.prefill_pool, self.decode_pool),
+            counters=self.counters,
+            timeout_s=self.settings.status_timeout_s,
+        )
+
+    def served_models(self) -> Sequence[str]:
+        """The names under which requests may ask."""
+        return (self.model_name,)
+
+    async def _keep_refreshing(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_period_s())
+            try:
+                await self._refresh(wait=False)
+            except Exception:
+                # A broken look-up of the members must not end the following of them.
+                logger.exception("refreshing the pools failed")
+
+    def _refresh_period_s(self) -> float:
+        return min(self.settings.report_period_s, self.settings.backoff_min_s) / 2
+
+    async def _refresh(self, *, wait: bool) -> None:
+        tasks = self.prefill_pool.refresh() | self.decode_pool.refresh()
+        if wait and tasks:
+            await asyncio.gather(*tasks)
+        for replica in self.decode_pool.replicas:
+            if self.decode_pool.is_usable(replica) and replica.info is not None:
+                self._orchestrator.streams.open(replica.replica_id)

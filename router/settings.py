@@ -1,0 +1,58 @@
+"""The router's settings: built once, checked when built, never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """Every bound and every wait of the router has its name here (I5).
+
+    ``default_max_tokens`` None lets a chat answer fill the context. ``max_num_requests`` bounds the sequences in
+    progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV.
+    ``growth_headroom_tokens`` is the room beyond its prompt that a request must find there.
+    ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure.
+    ``stream_silence_timeout_s`` is how long a decode replica may say nothing before it counts as lost.
+    """
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_num_requests: int = 2048
+    max_num_queued: int = 1024
+    max_num_choices: int = 128
+    max_num_stop_strings: int = 16
+    default_timeout_s: float = 600.0
+    max_timeout_s: float = 3600.0
+    default_max_tokens: int | None = None
+    prefill_timeout_s: float = 300.0
+    submit_timeout_s: float = 30.0
+    connect_timeout_s: float = 10.0
+    stream_silence_timeout_s: float = 60.0
+    max_prefill_attempts: int = 3
+    migration_limit: int = 3
+    recovery_wait_s: float = 30.0
+    growth_headroom_tokens: int = 64
+    report_period_s: float = 1.0
+    stale_after_s: float = 2.5
+    status_timeout_s: float = 2.0
+    abort_timeout_s: float = 10.0
+    backoff_min_s: float = 0.5
+    backoff_max_s: float = 30.0
+    retry_after_s: float = 1.0
+    prefill_policy: str = "queued_tokens"
+    decode_policy: str = "kv_usage"
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, (int, float)) and value < 0:
+                raise ValueError(f"{item.name} must not be negative, got {value}")
+        for name in ("max_body_bytes", "max_num_requests", "max_num_choices", "max_prefill_attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.default_max_tokens is not None and self.default_max_tokens < 1:
+            raise ValueError(f"default_max_tokens must be at least 1, got {self.default_max_tokens}")
+        if self.default_timeout_s > self.max_timeout_s:
+            raise ValueError(
+                f"default_timeout_s ({self.default_timeout_s}) is larger than max_timeout_s ({self.max_timeout_s})"
+            )

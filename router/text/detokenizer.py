@@ -1,0 +1,182 @@
+"""Tokens to text while they arrive: never half a character, and never two calls to the tokenizer a token.
+
+Most tokenizers map each token to fixed bytes, independent of its neighbours (byte-level BPE, sentencepiece with byte
+fallback). For those the bytes are tabulated once and the text is an incremental UTF-8 decode: exact, and a dictionary
+look-up a token. Any other tokenizer is asked to decode a short window, whose text without the new tokens is
+subtracted from its text with them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import tokenizers
+
+from router.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_WINDOW_TOKENS = 6
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Detokenizer(Protocol):
+    """The text of one output, piece by piece."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take new tokens; return the characters that they complete."""
+
+    def finish(self) -> str:
+        """Return what is left; bytes that never became a character turn into U+FFFD. Call once, at the end."""
+
+
+class ByteDetokenizer:
+    """For tokenizers in which each token stands for fixed bytes."""
+
+    __slots__ = ("_decoder", "_table")
+
+    def __init__(self, table: dict[int, bytes]) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take new tokens; return the characters that they complete."""
+        table = self._table
+        if len(token_ids) == 1:
+            return self._decoder.decode(table.get(token_ids[0], b""))
+        return self._decoder.decode(b"".join([table.get(token_id, b"") for token_id in token_ids]))
+
+    def finish(self) -> str:
+        """Return what is left of an unfinished character."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any tokenizer: decodes a short window around the new tokens.
+
+    ``context_ids`` are the last tokens before the output; they decide about a space in front of the first word.
+    """
+
+    __slots__ = ("_decode", "_num_context", "_tokens")
+
+    def __init__(self, decode: Callable[[list[int]], str], context_ids: Sequence[int]) -> None:
+        self._decode = decode
+        self._tokens = list(context_ids[-_WINDOW_TOKENS:])
+        self._num_context = len(self._tokens)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take new tokens; return the characters that they complete."""
+        self._tokens.extend(token_ids)
+        text = self._new_text()
+        # A replacement character at the end is most likely a character cut in two. It cannot be for ever: no
+        # character has more than four bytes, so more waiting tokens than that hold bytes that are simply wrong.
+        if not text or (text.endswith(_REPLACEMENT) and len(self._tokens) - self._num_context <= _WINDOW_TOKENS):
+            return ""
+        self._tokens = self._tokens[-_WINDOW_TOKENS:]
+        self._num_context = len(self._tokens)
+        return text
+
+    def finish(self) -> str:
+        """Return what is left."""
+        text = self._new_text()
+        self._num_context = len(self._tokens)
+        return text
+
+    def _new_text(self) -> str:
+        before = self._decode(self._tokens[: self._num_context])
+        return self._decode(self._tokens)[len(before) :]
+
+
+class DetokenizerFactory:
+    """Makes the detokenizer that fits a tokenizer. The tables are built once and shared."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._table = token_bytes(tokenizer.backend)
+        self._table_without_special = (
+            None
+            if self._table is None
+            else {token_id: data for token_id, data in self._table.items() if token_id not in tokenizer.special_ids}
+        )
+
+    def make(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A detokenizer for an output that follows a prompt."""
+        table = self._table_without_special if skip_special_tokens else self._table
+        if table is not None:
+            return ByteDetokenizer(table)
+
+        def decode(token_ids: list[int]) -> str:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return WindowDetokenizer(decode, prompt_token_ids)
+
+
+def token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes] | None:
+    """The bytes of every token; None when a token's text depends on its neighbours."""
+    decoder = json.loads(backend.to_str())["decoder"]
+    to_bytes = _byte_rule(decoder)
+    if to_bytes is None:
+        return None
+    spellings: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    return {token_id: to_bytes(text) for text, token_id in spellings.items()}
+
+
+def _byte_rule(decoder: dict[str, object] | None) -> Callable[[str], bytes] | None:
+    """How a token's spelling turns into bytes, for the decoders in which nothing else matters."""
+    if decoder is None:
+        return None
+    if decoder["type"] == "Sequence":
+        parts = decoder["decoders"]
+        assert isinstance(parts, list)
+        if len(parts) == 1:
+            return _byte_rule(parts[0])
+        return _sentencepiece_rule(parts)
+    if decoder["type"] == "ByteLevel":
+        return _byte_level_rule()
+    if decoder["type"] == "Metaspace":
+        mark = str(decoder.get("replacement", "\u2581"))
+        return lambda text: text.replace(mark, " ").encode()
+    return None
+
+
+def _sentencepiece_rule(parts: list[dict[str, object]]) -> Callable[[str], bytes] | None:
+    """Replace the space mark, bytes for byte tokens, fuse; a strip at the start concerns whole texts only."""
+    replacements: list[tuple[str, str]] = []
+    has_byte_fallback = False
+    for part in parts:
+        kind = part["type"]
+        if kind == "Replace" and isinstance(pattern := part["pattern"], dict) and "String" in pattern:
+            replacements.append((pattern["String"], str(part["content"])))
+        elif kind == "Metaspace":
+            replacements.append((str(part.get("replacement", "\u2581")), " "))
+        elif kind == "ByteFallback":
+            has_byte_fallback = True
+        elif not (kind == "Fuse" or (kind == "Strip" and part.get("stop") == 0)):
+            return None
+
+    def to_bytes(text: str) -> bytes:
+        for old, new in replacements:
+            text = text.replace(old, new)
+        match = _BYTE_TOKEN.fullmatch(text) if has_byte_fallback else None
+        return bytes([int(match.group(1), 16)]) if match else text.encode()
+
+    return to_bytes
+
+
+def _byte_level_rule() -> Callable[[str], bytes]:
+    """Byte-level BPE spells each byte as one printable character. Source: Radford et al., GPT-2, 2019."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
+
+    def to_bytes(text: str) -> bytes:
+        try:
+            return bytes([alphabet[character] for character in text])
+        except KeyError:
+            return text.encode()
+
+    return to_bytes

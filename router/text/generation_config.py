@@ -1,0 +1,59 @@
+"""What a model's own files say about generation: end-of-text tokens and sampling defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.errors import ModelDirectoryError
+from router.text.tokenizer import Tokenizer, read_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Used where a request says nothing. Without a generation_config.json they are OpenAI's: temperature 1."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def load_generation_defaults(model_dir: Path, tokenizer: Tokenizer) -> GenerationDefaults:
+    """Read generation_config.json, then config.json, then the tokenizer, for what each of them says first.
+
+    Raises:
+        ModelDirectoryError: A value has the wrong type.
+    """
+    config = read_json(model_dir / "generation_config.json")
+    eos = config.get("eos_token_id", read_json(model_dir / "config.json").get("eos_token_id"))
+    if eos is None and tokenizer.special.eos_token is not None:
+        eos = tokenizer.token_id(tokenizer.special.eos_token)
+    return GenerationDefaults(
+        eos_token_ids=_token_ids(eos, model_dir),
+        temperature=_number(config, "temperature", 1.0, model_dir),
+        top_p=_number(config, "top_p", 1.0, model_dir),
+        top_k=int(_number(config, "top_k", 0, model_dir)),
+        min_p=_number(config, "min_p", 0.0, model_dir),
+        repetition_penalty=_number(config, "repetition_penalty", 1.0, model_dir),
+    )
+
+
+def _token_ids(value: object, model_dir: Path) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int) for item in ids):
+        raise ModelDirectoryError(f"{model_dir}: eos_token_id must be an integer or a list of them, got {value!r}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _number(config: dict[str, object], name: str, default: float, model_dir: Path) -> float:
+    value = config.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ModelDirectoryError(f"{model_dir / 'generation_config.json'}: {name} must be a number, got {value!r}")
+    return float(value)

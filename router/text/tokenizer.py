@@ -1,0 +1,113 @@
+"""Text to token ids and back, from the tokenizer files of a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+from router.errors import ModelDirectoryError
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """The object in a JSON file; empty when there is no such file.
+
+    Raises:
+        ModelDirectoryError: The file is there and is not a JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelDirectoryError(f"cannot read {path}: it holds a {type(content).__name__}, not an object")
+    return content
+
+
+def _token_text(value: object) -> str | None:
+    """A special token is written as a string, or as an object with its content."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """The named special tokens, as text, for chat templates."""
+
+    named: Mapping[str, str]
+
+    @property
+    def bos_token(self) -> str | None:
+        """Begins a text."""
+        return self.named.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Ends a text."""
+        return self.named.get("eos_token")
+
+
+class Tokenizer:
+    """A model's tokenizer. Stateless between calls, and safe to use from several threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, config: Mapping[str, object] | None = None) -> None:
+        config = config or {}
+        self.backend = backend
+        backend.no_truncation()
+        backend.no_padding()
+        self.special = SpecialTokens(named=_named_tokens(config))
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        add_bos = config.get("add_bos_token")
+        self._add_bos = add_bos if isinstance(add_bos, bool) else None
+        bos = self.special.bos_token
+        self.bos_token_id = None if bos is None else backend.token_to_id(bos)
+
+    @classmethod
+    def load(cls, model_dir: Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+
+        Raises:
+            ModelDirectoryError: There is no usable tokenizer.json.
+        """
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise ModelDirectoryError(f"{model_dir} has no tokenizer.json, which is needed to turn text into tokens")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for whatever is wrong with the file
+            raise ModelDirectoryError(f"cannot read {path}: {error}") from error
+        config = {**read_json(model_dir / "special_tokens_map.json"), **read_json(model_dir / "tokenizer_config.json")}
+        return cls(backend, config=config)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. A beginning-of-text token is added as the model wants it; never to rendered chats."""
+        bos = self.bos_token_id
+        by_config = add_special_tokens and self._add_bos is not None and bos is not None
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens and not by_config).ids
+        return [bos, *ids] if by_config and self._add_bos and bos is not None else ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence of tokens."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token's text, if there is such a token."""
+        found: int | None = self.backend.token_to_id(token)
+        return found
+
+
+def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
+    named = {name: _token_text(config.get(name)) for name in _SPECIAL_NAMES}
+    return {name: text for name, text in named.items() if text is not None}
