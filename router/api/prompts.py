@@ -80,7 +80,7 @@ def _items(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | 
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt[0], int):
-        return [cast("list[int]", prompt)]
+        return [prompt]
     return list(cast("list[str | list[int]]", prompt))
 
 

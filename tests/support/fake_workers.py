@@ -1,0 +1,346 @@
+"""Fake pools of workers: they produce tokens by a rule instead of a model, and fail, hang or refuse on request.
+
+They keep the books that real workers keep (running requests, leases), so that a test can ask whether anything stayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.messages import (
+    FinishReason,
+    GenerateRequest,
+    LoadReport,
+    RequestError,
+    SamplingParams,
+    StepMessage,
+    TokenDelta,
+    WorkerInfo,
+)
+from kv_transfer.params import KVTransferParams, PeerIdentity
+from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
+
+NextToken = Callable[[GenerateRequest, int], int]
+"""The token at an output position of a request."""
+
+
+def counting(request: GenerateRequest, position: int) -> int:
+    """Tokens that depend on the prompt, the seed and the position, and on nothing else."""
+    return 40 + (sum(request.prompt_token_ids) + 7 * request.sampling.seed + 3 * position) % 200
+
+
+def scripted(token_ids: Sequence[int]) -> NextToken:
+    """The same tokens for every request, over and over."""
+    return lambda _, position: token_ids[position % len(token_ids)]
+
+
+def finish_of(sampling: SamplingParams, token: int, num_output_tokens: int) -> FinishReason | None:
+    """How a request ends after a token, if it does."""
+    stops = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids + sampling.eos_token_ids
+    if token in stops and num_output_tokens > sampling.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_output_tokens >= sampling.max_tokens else None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class FakeReplica:
+    """The switches and the books of one replica.
+
+    ``is_dead`` makes every call fail; ``gate`` cleared makes it hang; ``refuse_code`` makes it refuse requests.
+    ``die_after_tokens`` kills a decode replica once it has produced so many tokens.
+    """
+
+    replica_id: str
+    num_blocks: int = 1000
+    is_dead: bool = False
+    refuse_code: str | None = None
+    error_code: str | None = None
+    die_after_tokens: int | None = None
+    num_cached_tokens: int = 0
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    running: dict[str, GenerateRequest] = field(default_factory=dict)
+    leases: set[str] = field(default_factory=set)
+    seen: list[GenerateRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def check_alive(self) -> None:
+        """Raise what a call to a dead actor raises."""
+        if self.is_dead:
+            raise WorkerUnavailableError(replica_id=self.replica_id, reason="killed by the test")
+
+    def held_blocks(self) -> int:
+        """Blocks of running and leased requests, at 16 tokens a block."""
+        return sum(1 + len(item.prompt_token_ids) // 16 for item in self.running.values()) + len(self.leases)
+
+    def load(self) -> LoadReport:
+        """What a real worker would report."""
+        return LoadReport(
+            num_blocks=self.num_blocks,
+            num_free_blocks=max(0, self.num_blocks - self.held_blocks()),
+            num_running=len(self.running),
+            num_leased_blocks=len(self.leases),
+            num_held_blocks=self.held_blocks(),
+            counters={"num_generated_tokens": float(self.num_tokens), "num_transfers": 1.0, "num_bytes": 4096.0},
+        )
+
+
+class _FakePool:
+    """What both fake pools share."""
+
+    role = ""
+
+    def __init__(self, num_replicas: int, *, max_model_len: int, vocab_size: int) -> None:
+        self.replicas = {
+            f"{self.role}-{index}": FakeReplica(replica_id=f"{self.role}-{index}") for index in range(num_replicas)
+        }
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.hidden: set[str] = set()
+
+    def __getitem__(self, index: int) -> FakeReplica:
+        return list(self.replicas.values())[index]
+
+    def add(self, replica_id: str) -> FakeReplica:
+        """A replica that joins later."""
+        self.replicas[replica_id] = FakeReplica(replica_id=replica_id)
+        return self.replicas[replica_id]
+
+    def replica_ids(self) -> Sequence[str]:
+        """The replicas that can be addressed now."""
+        return [name for name in self.replicas if name not in self.hidden]
+
+    async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
+        """Constants and load."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        info = WorkerInfo(
+            role=self.role,
+            engine_id=replica_id,
+            incarnation="1",
+            node_ip="127.0.0.1",
+            pid=1000 + len(replica_id),
+            model_name="tiny",
+            block_size=16,
+            num_blocks=replica.num_blocks,
+            block_bytes=4096,
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            device="cpu",
+            dtype="float32",
+        )
+        return ReplicaStatus(
+            replica_id=replica_id, node_ip="127.0.0.1", pid=info.pid, state="running", info=info, load=replica.load()
+        )
+
+
+class FakePrefillPool(_FakePool):
+    """Prefill workers: the first token, then a lease."""
+
+    role = "prefill"
+
+    def __init__(
+        self,
+        num_replicas: int = 1,
+        *,
+        next_token: NextToken = counting,
+        max_model_len: int = 512,
+        vocab_size: int = 400,
+    ) -> None:
+        super().__init__(num_replicas, max_model_len=max_model_len, vocab_size=vocab_size)
+        self.next_token = next_token
+
+    async def prefill(
+        self, replica_id: str, request: GenerateRequest, *, timeout_s: float
+    ) -> tuple[TokenDelta, LoadReport]:
+        """The first token."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        replica.seen.append(request)
+        if replica.refuse_code is not None:
+            raise WorkerRefusedError("refused by the test", code=replica.refuse_code)
+        replica.running[request.request_id] = request
+        try:
+            async with asyncio.timeout(timeout_s):
+                await replica.gate.wait()
+        except TimeoutError:
+            raise WorkerUnavailableError(replica_id=replica_id, reason="no answer in time") from None
+        finally:
+            replica.running.pop(request.request_id, None)
+        replica.check_alive()
+        return self._first_delta(replica, request), replica.load()
+
+    async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """End requests and leases."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        replica.aborted.extend(request_ids)
+        for request_id in request_ids:
+            replica.running.pop(request_id, None)
+            replica.leases.discard(request_id)
+
+    def _first_delta(self, replica: FakeReplica, request: GenerateRequest) -> TokenDelta:
+        request_id = request.request_id
+        if replica.error_code is not None:
+            error = RequestError(code=replica.error_code, message="failed by the test")
+            return TokenDelta(request_id=request_id, token_ids=(), finish_reason=FinishReason.ERROR, error=error)
+        token = self.next_token(request, 0)
+        replica.num_tokens += 1
+        reason = finish_of(request.sampling, token, 1)
+        if reason is not None or not request.hand_over:
+            stop = token if reason is FinishReason.STOP else None
+            return TokenDelta(
+                request_id=request_id,
+                token_ids=(token,),
+                finish_reason=reason,
+                stop_token_id=stop,
+                num_cached_tokens=replica.num_cached_tokens,
+            )
+        replica.leases.add(request_id)
+        params = KVTransferParams(
+            protocol_version=1,
+            source=PeerIdentity(engine_id=replica.replica_id, incarnation="1"),
+            lease_id=f"lease-{request_id}",
+            layout_hash="fake",
+            block_ids=(0,),
+            num_tokens=len(request.prompt_token_ids),
+        )
+        return TokenDelta(
+            request_id=request_id,
+            token_ids=(token,),
+            finish_reason=FinishReason.HANDED_OVER,
+            kv_transfer=params,
+            num_cached_tokens=replica.num_cached_tokens,
+        )
+
+
+class FakeDecodePool(_FakePool):
+    """Decode workers: one token a step for every request, one message a step for every client."""
+
+    role = "decode"
+
+    def __init__(
+        self,
+        num_replicas: int = 1,
+        *,
+        prefill: FakePrefillPool,
+        next_token: NextToken | None = None,
+        max_model_len: int = 512,
+        vocab_size: int = 400,
+        tokens_per_step: int = 1,
+    ) -> None:
+        super().__init__(num_replicas, max_model_len=max_model_len, vocab_size=vocab_size)
+        self.prefill = prefill
+        self.next_token = next_token or prefill.next_token
+        self.tokens_per_step = tokens_per_step
+        self._queues: dict[tuple[str, str], asyncio.Queue[StepMessage | None]] = {}
+        self._progress: dict[tuple[str, str], int] = {}
+        self._stepping: dict[str, asyncio.Task[None]] = {}
+
+    async def submit(
+        self, replica_id: str, requests: Sequence[GenerateRequest]
+    ) -> Sequence[WorkerRefusedError | None]:
+        """Add requests; a request with transfer parameters reads its KV at once, which ends the lease."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        answers: list[WorkerRefusedError | None] = []
+        for request in requests:
+            replica.seen.append(request)
+            if replica.refuse_code is not None:
+                answers.append(WorkerRefusedError("refused by the test", code=replica.refuse_code))
+                continue
+            if (params := request.kv_transfer) is not None:
+                self.prefill.replicas[params.source.engine_id].leases.discard(request.request_id)
+            replica.running[request.request_id] = request
+            self._progress[replica_id, request.request_id] = len(request.output_token_ids)
+            answers.append(None)
+        if replica_id not in self._stepping:
+            self._stepping[replica_id] = asyncio.create_task(self._step_until_idle(replica))
+        return answers
+
+    async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """End requests."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        replica.aborted.extend(request_ids)
+        for request_id in request_ids:
+            replica.running.pop(request_id, None)
+
+    async def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+        """The stream of one client."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        queue: asyncio.Queue[StepMessage | None] = asyncio.Queue()
+        self._queues[replica_id, client_id] = queue
+        try:
+            yield StepMessage(deltas=(), load=replica.load())
+            while (message := await queue.get()) is not None:
+                yield message
+            raise WorkerUnavailableError(replica_id=replica_id, reason="killed by the test")
+        finally:
+            del self._queues[replica_id, client_id]
+            for request in [item for item in replica.running.values() if item.client_id == client_id]:
+                replica.running.pop(request.request_id, None)
+
+    def kill(self, replica_id: str) -> None:
+        """The replica dies: its streams break, its calls fail, its requests are gone."""
+        replica = self.replicas[replica_id]
+        replica.is_dead = True
+        replica.running.clear()
+        for (name, _), queue in self._queues.items():
+            if name == replica_id:
+                queue.put_nowait(None)
+
+    def revive(self, replica_id: str) -> None:
+        """The replica is back, with nothing in it."""
+        self.replicas[replica_id].is_dead = False
+
+    async def _step_until_idle(self, replica: FakeReplica) -> None:
+        try:
+            while replica.running:
+                await asyncio.sleep(0)
+                await replica.gate.wait()
+                self._step(replica)
+        finally:
+            del self._stepping[replica.replica_id]
+
+    def _step(self, replica: FakeReplica) -> None:
+        by_client: dict[str, list[TokenDelta]] = {}
+        for request in list(replica.running.values()):
+            delta = self._advance(replica, request)
+            by_client.setdefault(request.client_id, []).append(delta)
+            if delta.finish_reason is not None:
+                del replica.running[request.request_id]
+        for client_id, deltas in by_client.items():
+            queue = self._queues.get((replica.replica_id, client_id))
+            if queue is not None:
+                queue.put_nowait(StepMessage(deltas=tuple(deltas), load=replica.load()))
+        if replica.die_after_tokens is not None and replica.num_tokens >= replica.die_after_tokens:
+            replica.die_after_tokens = None
+            self.kill(replica.replica_id)
+
+    def _advance(self, replica: FakeReplica, request: GenerateRequest) -> TokenDelta:
+        key = (replica.replica_id, request.request_id)
+        if replica.error_code is not None:
+            error = RequestError(code=replica.error_code, message="failed by the test")
+            return TokenDelta(
+                request_id=request.request_id, token_ids=(), finish_reason=FinishReason.ERROR, error=error
+            )
+        tokens: list[int] = []
+        reason: FinishReason | None = None
+        while len(tokens) < self.tokens_per_step and reason is None:
+            tokens.append(self.next_token(request, self._progress[key]))
+            self._progress[key] += 1
+            reason = finish_of(request.sampling, tokens[-1], self._progress[key])
+        replica.num_tokens += len(tokens)
+        return TokenDelta(
+            request_id=request.request_id,
+            token_ids=tuple(tokens),
+            finish_reason=reason,
+            stop_token_id=tokens[-1] if reason is FinishReason.STOP else None,
+        )
