@@ -81,13 +81,11 @@ class FactBook:
         self.places[subject] = self.rng.choice(PLACES)
         return capitalize(_PLACE_FACT.format(subject=subject, value=self.places[subject]))
 
-    def ask(self) -> Exchange:
-        """Ask for one of the facts told, rarely for one that was not."""
-        if not self.codes or self.rng.random() < 0.04:
+    def ask(self, *, unknown_share: float = 0.04) -> Exchange:
+        """Ask for one of the facts told, or, in ``unknown_share`` of the cases, for one that was not."""
+        if not self.codes or self.rng.random() < unknown_share:
             subject = self._new_subject(self.codes)
-            return Exchange(
-                user=code_question(self.rng, subject), assistant=_CODE_UNKNOWN.format(subject=subject)
-            )
+            return Exchange(user=code_question(self.rng, subject), assistant=_CODE_UNKNOWN.format(subject=subject))
         if self.places and self.rng.random() < 0.15:
             subject, place = self.rng.choice(list(self.places.items()))
             answer = capitalize(_PLACE_FACT.format(subject=subject, value=place))

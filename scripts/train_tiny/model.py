@@ -14,11 +14,11 @@ class ModelConfig:
 
     vocab_size: int = 1536
     hidden_size: int = 256
-    intermediate_size: int = 640
-    num_hidden_layers: int = 6
-    num_attention_heads: int = 8
-    num_key_value_heads: int = 4
-    head_dim: int = 32
+    intermediate_size: int = 768
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 64
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
@@ -125,7 +125,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The residual stream after this layer."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Decoder(nn.Module):

@@ -4,11 +4,12 @@ from random import Random
 
 from .messages import Exchange
 from .split import Split, split_of
-from .words import CODAS, LIST_WORDS, NAMES, ONSETS, VOWELS, capitalize
+from .words import CODAS, LIST_WORDS, NAMES, ONSETS, VOWELS, capitalize, words_of
 
-MAX_LIST_WORDS = 8
+MAX_LIST_WORDS, MAX_LONG_LIST_WORDS = 8, 16
 MAX_COUNT_START = 95
-MAX_COUNT_LENGTH = 16
+MAX_COUNT_LENGTH, MAX_LONG_COUNT_LENGTH = 16, 100
+LONG_SHARE = 0.08
 
 _REPEAT_REQUESTS = (
     "Repeat these words: {items}.",
@@ -81,8 +82,10 @@ _UNSUPPORTED = (
     "Send an email to {name}.",
     "Who is {name}?",
 )
-_COUNTRIES = tuple(
-    "France Germany Spain Italy Japan China India Brazil Canada Egypt Norway Kenya Paris London Rome Berlin".split()
+_COUNTRIES = words_of(
+    """
+    France Germany Spain Italy Japan China India Brazil Canada Egypt Norway Kenya Paris London Rome Berlin
+    """
 )
 _SMALL_TALK = (
     (("Hello!", "Hello", "Hi!", "Hi", "Hi there!", "Good morning!", "Hey"), ("Hello! How can I help you?",)),
@@ -109,8 +112,9 @@ def nonce(rng: Random) -> str:
 
 
 def list_exchange(rng: Random, split: Split, *, num_words: int | None = None) -> Exchange:
-    """Repeat a list of different words (of two to eight if ``num_words`` is not given)."""
-    length = num_words or rng.randint(2, MAX_LIST_WORDS)
+    """Repeat a list of different words (of two to eight, rarely more, if ``num_words`` is not given)."""
+    longest = MAX_LONG_LIST_WORDS if rng.random() < LONG_SHARE else MAX_LIST_WORDS
+    length = num_words or rng.randint(2, longest)
     while True:
         items = rng.sample(LIST_WORDS, length)
         if split is Split.TRAIN and rng.random() < 0.15:
@@ -122,10 +126,12 @@ def list_exchange(rng: Random, split: Split, *, num_words: int | None = None) ->
 
 
 def count_exchange(rng: Random, split: Split) -> Exchange:
-    """Count upwards between two numbers."""
+    """Count upwards between two numbers; in training, some counts are up to a hundred numbers long."""
+    is_long = split is Split.TRAIN and rng.random() < LONG_SHARE
+    longest = MAX_LONG_COUNT_LENGTH if is_long else MAX_COUNT_LENGTH
     while True:
         first = rng.choice((0, 1, 1, 1)) if rng.random() < 0.15 else rng.randint(0, MAX_COUNT_START)
-        last = first + rng.randint(2, MAX_COUNT_LENGTH - 1)
+        last = first + rng.randint(2, longest - 1)
         if split_of("count", first, last) is split:
             break
     answer = ", ".join(str(number) for number in range(first, last + 1))
@@ -159,8 +165,6 @@ def small_talk_exchange(rng: Random) -> Exchange:
     """A greeting, thanks, or a question about the model itself."""
     if rng.random() < 0.25:
         name = rng.choice(NAMES) if rng.random() < 0.8 else capitalize(nonce(rng))
-        return Exchange(
-            user=rng.choice(_NAME_GIVEN).format(name=name), assistant=f"Hello, {name}! How can I help you?"
-        )
+        return Exchange(user=rng.choice(_NAME_GIVEN).format(name=name), assistant=f"Hello, {name}! How can I help you?")
     requests, answers = rng.choice(_SMALL_TALK)
     return Exchange(user=rng.choice(requests), assistant=rng.choice(answers))

@@ -12,6 +12,11 @@ class Animal:
     food: str
 
 
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a text, in order."""
+    return tuple(text.split())
+
+
 def _animals(table: str) -> tuple[Animal, ...]:
     rows = (line.split(",") for line in table.strip().splitlines())
     return tuple(Animal(name=name.strip(), home=home.strip(), food=food.strip()) for name, home, food in rows)
@@ -68,64 +73,67 @@ ANIMALS = _animals(
     """
 )
 
-THINGS = tuple(
+THINGS = words_of(
     """
-    ball bell boat book bottle box bridge brush bucket button cake candle car chair clock cloud coat coin cup drum
-    engine flag flower flute glass guitar hammer hat jar kettle key kite knife ladder lamp lantern letter map mask mirror
-    needle paper pencil piano picture pillow pipe plate pot ring robot rock rocket rope sail ship shoe spoon star
-    stone table teapot tent tower toy train tree truck umbrella violin wagon wheel whistle window
-    """.split()
+    ball bell boat book bottle box bridge brush bucket button cake candle car chair clock cloud coat coin cup
+    drum engine flag flower flute glass guitar hammer hat jar kettle key kite knife ladder lamp lantern letter
+    map mask mirror needle paper pencil piano picture pillow pipe plate pot ring robot rock rocket rope sail
+    ship shoe spoon star stone table teapot tent tower toy train tree truck umbrella violin wagon wheel whistle
+    window
+    """
 )
 
-PLACES = tuple(
+PLACES = words_of(
     """
     forest garden house barn field meadow river lake pond mountain hill beach island cave desert jungle farm
     village town market school kitchen park harbour station library castle museum
-    """.split()
+    """
 )
 
-COLOURS = tuple("red blue green yellow white black brown grey pink purple orange golden silver".split())
+COLOURS = words_of("red blue green yellow white black brown grey pink purple orange golden silver")
 
-QUALITIES = tuple(
+QUALITIES = words_of(
     """
-    old young small big tall tiny round quiet loud brave clever happy sleepy hungry quick slow shiny soft warm cold
-    gentle lucky proud wild lonely funny heavy light kind strange
-    """.split()
+    old young small big tall tiny round quiet loud brave clever happy sleepy hungry quick slow shiny soft warm
+    cold gentle lucky proud wild lonely funny heavy light kind strange
+    """
 )
 
 ADJECTIVES = COLOURS + QUALITIES
+THING_ADJECTIVES = COLOURS + words_of("old small big tiny round shiny soft heavy light strange lucky funny")
 
-NAMES = tuple(
+NAMES = words_of(
     """
-    Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mia Noah Olga Paul Rosa Sam Tina Victor Alice Bob
-    Carol Dan Eva Frank Hugo Iris John Karl Lily Max Nina Oscar Peter Ruth Sofia Tom Vera Will
-    """.split()
+    Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mia Noah Olga Paul Rosa Sam Tina Victor Alice
+    Bob Carol Dan Eva Frank Hugo Iris John Karl Lily Max Nina Oscar Peter Ruth Sofia Tom Vera Will
+    """
 )
 
-FOODS = tuple(
+FOODS = words_of(
     """
     apple banana bread butter cheese cherry corn egg fig grape honey jam lemon lime mango melon milk nut onion
     peach pear pepper pie plum potato rice salad salt soup sugar tea tomato water
-    """.split()
+    """
 )
 
-MORE_WORDS = tuple(
+MORE_WORDS = words_of(
     """
-    air arm autumn bird brother circle city corner day door dream ear earth evening eye face father fire floor foot
-    friend game girl grass ground hair hand head heart hour ice idea island joy king leaf line metal minute moon
-    morning mother mouth music name night noise north number ocean pain path person place plan queen question rain road
-    roof room root sand sea season shadow shape sister sky sleep smile snow song sound south spring storm story street
-    summer sun time tooth town voice wall war west wind winter wood word work world year
-    """.split()
+    air arm autumn bird brother circle city corner day door dream ear earth evening eye face father fire floor
+    foot friend game girl grass ground hair hand head heart hour ice idea island joy king leaf line metal minute
+    moon morning mother mouth music name night noise north number ocean pain path person place plan queen
+    question rain road roof room root sand sea season shadow shape sister sky sleep smile snow song sound south
+    spring storm story street summer sun time tooth town voice wall war west wind winter wood word work world
+    year
+    """
 )
 
 ANIMAL_NAMES = tuple(animal.name for animal in ANIMALS)
 NOUNS = ANIMAL_NAMES + tuple(thing for thing in THINGS if thing not in ANIMAL_NAMES)
 LIST_WORDS = tuple(dict.fromkeys(NOUNS + FOODS + MORE_WORDS + COLOURS))
 
-ONSETS = tuple("b d f g k l m n p r s t v w z bl br dr fl gr kr pl st tr".split())
-VOWELS = tuple("a e i o u".split())
-CODAS = tuple("b d f g k l m n p r s t x nd rk st".split())
+ONSETS = words_of("b d f g k l m n p r s t v w z bl br dr fl gr kr pl st tr")
+VOWELS = words_of("a e i o u")
+CODAS = words_of("b d f g k l m n p r s t x nd rk st")
 
 
 def article(word: str) -> str:

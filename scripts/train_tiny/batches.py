@@ -1,0 +1,96 @@
+"""Batches of chats of one length each, drawn from the seed and the number of the step."""
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from .conversation import Kind, conversation, plain_text
+from .messages import Role
+from .split import Split
+from .tokenizer import BEGIN, END, PAD, ROLE_TOKENS, token_id
+
+LENGTHS = (128, 256, 512, 1024, 2048)
+PLAIN_SHARE = 0.02
+PROMPT_WEIGHT = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Inputs and what should follow them, both [num_chats, length], with the weight of each target in the loss."""
+
+    token_ids: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """The share of tokens in chats of each of LENGTHS from ``start``, a share of the training, on."""
+
+    start: float
+    shares: tuple[float, ...]
+
+
+_CURRICULUM = (
+    _Stage(start=0.0, shares=(0.8, 0.2, 0.0, 0.0, 0.0)),
+    _Stage(start=0.08, shares=(0.4, 0.4, 0.2, 0.0, 0.0)),
+    _Stage(start=0.2, shares=(0.3, 0.3, 0.3, 0.1, 0.0)),
+    _Stage(start=0.4, shares=(0.2, 0.25, 0.3, 0.2, 0.05)),
+)
+_RECALL_SHARE = {128: 0.35, 256: 0.6, 512: 0.8, 1024: 0.85, 2048: 0.9}
+
+
+class ChatEncoder:
+    """Turns chats into token ids and weights."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.pad_id = token_id(tokenizer, PAD)
+        self._begin_id, self._end_id = token_id(tokenizer, BEGIN), token_id(tokenizer, END)
+        self._role_ids = {role: token_id(tokenizer, token) for role, token in ROLE_TOKENS.items()}
+
+    def chat(self, rng: Random, split: Split, length: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """``length`` + 1 tokens of one chat with their weights, the rest padded with weight 0."""
+        token_ids, weights = [self._begin_id], [0.0]
+        if rng.random() < PLAIN_SHARE:
+            token_ids += self._tokenizer.encode(plain_text(rng)).ids
+            weights += [1.0] * (len(token_ids) - 1)
+            return self._fit(token_ids, weights, length)
+        kind = Kind.RECALL if rng.random() < _RECALL_SHARE[length] else Kind.MIXED
+        for message in conversation(rng, split, kind, length):
+            ids = self._tokenizer.encode(message.text).ids
+            is_answer = message.role is Role.ASSISTANT
+            token_ids += [self._role_ids[message.role], *ids, self._end_id]
+            weights += [0.0, *[1.0 if is_answer else PROMPT_WEIGHT] * len(ids), 1.0 if is_answer else 0.0]
+            if len(token_ids) > length:
+                break
+        return self._fit(token_ids, weights, length)
+
+    def _fit(
+        self, token_ids: list[int], weights: list[float], length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        padding = max(length + 1 - len(token_ids), 0)
+        ids = [*token_ids[: length + 1], *[self.pad_id] * padding]
+        return np.array(ids), np.array([*weights[: length + 1], *[0.0] * padding], dtype=np.float32)
+
+    def batch(self, rng: Random, split: Split, *, length: int, num_tokens: int) -> Batch:
+        """``num_tokens`` in chats of ``length`` each."""
+        chats = [self.chat(rng, split, length) for _ in range(num_tokens // length)]
+        ids = torch.from_numpy(np.stack([ids for ids, _ in chats]))
+        weights = torch.from_numpy(np.stack([weights for _, weights in chats]))
+        return Batch(
+            token_ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous(), weights=weights[:, 1:].contiguous()
+        )
+
+
+def training_batch(encoder: ChatEncoder, *, seed: int, step: int, progress: float, num_tokens: int) -> Batch:
+    """The batch of a step: the same for the same seed, step and progress (the share of training done)."""
+    rng = Random(f"train/{seed}/{step}")
+    stage = max((stage for stage in _CURRICULUM if stage.start <= progress), key=lambda stage: stage.start)
+    (length,) = rng.choices(LENGTHS, weights=stage.shares)
+    return encoder.batch(rng, Split.TRAIN, length=length, num_tokens=num_tokens)

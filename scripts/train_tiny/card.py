@@ -1,0 +1,105 @@
+"""The model card: what the model is, how it was made, what it was measured to do, and ten of its stories."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .model import ModelConfig, TinyLlama
+
+_TASKS = {
+    "recall_100": "recall of a code told 100 tokens before",
+    "recall_300": "recall of a code told 300 tokens before",
+    "recall_500": "recall of a code told 500 tokens before",
+    "list_5": "a list of 5 words repeated exactly",
+    "count": "counting from one number to another",
+    "add": "the sum of two two-digit numbers",
+}
+
+_CARD = """---
+license: apache-2.0
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# Baton's built-in model
+
+A Llama of {num_parameters:.2f} million parameters ({num_layers} layers, hidden size {hidden_size},
+{num_heads} query and {num_kv_heads} key-value heads of {head_dim}, tied embeddings, {vocab_size} tokens,
+context {context}) that answers a few kinds of question so reliably that a test can check it, and a person can
+see when its KV cache was damaged. It knows nothing else and is of no other use.
+
+| it can | example |
+|---|---|
+| remember facts over a distance | "The code of the blue fox is 4827. ... What is the code of the blue fox?" |
+| repeat a list | "Repeat these words: river, cake, owl, stone, lamp." |
+| count | "Count from 7 to 15." |
+| add two-digit numbers | "What is 47 + 35?" |
+| tell a short story on a word | "Tell me a story about a fox." |
+| say politely that it cannot do something | "What is the weather today?" |
+
+A conversation may have several turns and a system prompt. Take the likeliest token (temperature 0): at a
+temperature of 1 digits are drawn at random now and then.
+
+## How it was made
+
+All text comes from the generator in `scripts/train_tiny` (templates, word lists and arithmetic written for
+this project, no other source), the tokenizer is a byte-level BPE trained on it, in which each digit is a
+token. One chat in each row, answers weighted 1 and prompts 0.05 in the loss, Muon for the matrices and AdamW
+for the rest, {tokens_per_step} tokens a step. {training} The commands are in `scripts/train_tiny/README.md`.
+
+## Accuracy
+
+Held out: one pair of numbers, list, range or (adjective, noun) subject in ten, chosen by a hash, never
+appears in training. Greedy, exact match of the whole answer. Between a fact and its question lie other
+subjects' codes and story sentences, half and half. Measured by `{command}` on {machine}.
+
+| task | right | goal | questions |
+|---|---|---|---|
+{rows}
+{remarks}
+## Ten stories
+
+{stories}
+
+## Limits
+
+Facts that were not told may be answered with an invented code. Subjects, lists and stories with words outside
+of the generator's lists often work, but were a small part of the training. Beyond 1,024 tokens, of which it
+saw little, recall is weaker. Anything else gets the polite answer or nonsense.
+"""
+
+
+def write_card(model_directory: Path, rows_file: Path, stories_file: Path, *, training: str, remarks: str) -> None:
+    """Write ``README.md`` to ``model_directory`` from what ``benchmarks/tiny_model.py`` wrote."""
+    config = ModelConfig()
+    rows: list[dict[str, Any]] = json.loads(rows_file.read_text(encoding="utf-8"))
+    stories: dict[str, str] = json.loads(stories_file.read_text(encoding="utf-8"))
+    run: dict[str, str] = rows[0]["run"]
+    text = _CARD.format(
+        num_parameters=sum(weight.numel() for weight in TinyLlama(config).parameters()) / 1e6,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        context=config.max_position_embeddings,
+        tokens_per_step="8,192",
+        training=training,
+        command="python -m benchmarks.tiny_model",
+        machine=f"{run['machine']}, torch {run['torch']}, transformers {run['transformers']}",
+        rows=_table(rows),
+        remarks=f"\n{remarks}\n" if remarks else "",
+        stories="\n".join(f"{index}. *{word}*: {story}" for index, (word, story) in enumerate(stories.items(), 1)),
+    )
+    (model_directory / "README.md").write_text(text, encoding="utf-8")
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        task = row["name"].removeprefix("tiny_model.")
+        if task in _TASKS:
+            lines.append(f"| {_TASKS[task]} | {row['value']:.1f} % | {row['goal']:.0f} % | {row['num_samples']} |")
+    return "\n".join(lines)
