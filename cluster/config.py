@@ -165,6 +165,8 @@ class BatonConfig(Section):
                 f"prefill.cache.block_size ({prefill.cache.block_size}) and decode.cache.block_size "
                 f"({decode.cache.block_size}) differ: blocks could not be handed over"
             )
+        if self.http_proxy == "haproxy" and self.address is not None:
+            raise ValueError("http_proxy 'haproxy' and address exclude each other: HAProxy is chosen where Ray starts")
         if connector == "inproc":
             raise ValueError("kv_transfer.connector 'inproc' works within one process only; a cluster needs 'nixl'")
         return self

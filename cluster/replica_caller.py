@@ -1,4 +1,8 @@
-"""Calls methods of one chosen replica of a Serve deployment, with a deadline and with errors that we own."""
+"""Calls methods of one chosen replica of a Serve deployment, with a deadline and with errors that we own.
+
+Whatever Serve, Ray, gRPC or the replica's own code raise becomes a ``WorkerUnavailableError``: refusals come as values
+(see ``cluster/refusal.py``), so that anything else means that this replica cannot be relied on.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,11 @@ import contextvars
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-import grpc
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from router.workers import WorkerUnavailableError
 
 T = TypeVar("T")
-
-UNAVAILABLE_ERRORS = (RayError, RayServeException, grpc.RpcError, ConnectionError)
-"""What Serve and Ray raise when a replica died, is leaving, or cannot be reached."""
 
 SERIALIZATION = "pickle"
 """Everything that passes is an importable dataclass; cloudpickle, the default, is slower and gives nothing here."""
@@ -62,7 +60,7 @@ class ReplicaCaller:
         except TimeoutError as error:
             reason = f"no answer to {method} within {timeout_s:g} s"
             raise WorkerUnavailableError(replica_id=replica_id, reason=reason) from error
-        except UNAVAILABLE_ERRORS as error:
+        except Exception as error:
             raise WorkerUnavailableError(replica_id=replica_id, reason=one_line(error)) from error
 
     async def stream(self, replica_id: str, method: str, *args: object) -> AsyncIterator[Any]:
@@ -85,7 +83,7 @@ class ReplicaCaller:
                 return
             finally:
                 generator.cancel()
-        except UNAVAILABLE_ERRORS as error:
+        except Exception as error:
             raise WorkerUnavailableError(replica_id=replica_id, reason=one_line(error)) from error
 
     def _method(self, method: str, replica_id: str, *, is_stream: bool) -> DeploymentHandle[Any]:
@@ -113,8 +111,19 @@ async def in_fresh_context(coroutine: Coroutine[Any, Any, T], context: contextva
 
     Serve ties every call made while an HTTP request is handled to that request: it cancels the call when the client
     leaves, and hands its result over undecoded. Our calls serve many requests.
+
+    Raises:
+        ConnectionAbortedError: The replica cancelled the call, because it shuts down. Serve sends it as the exception
+            by which a task is told of its own cancellation.
     """
-    return await asyncio.get_running_loop().create_task(coroutine, context=context)
+    task = asyncio.get_running_loop().create_task(coroutine, context=context)
+    try:
+        return await task
+    except asyncio.CancelledError as error:
+        current = asyncio.current_task()
+        if task.cancelled() and (current is None or not current.cancelling()):
+            raise ConnectionAbortedError("the replica cancelled the call") from error
+        raise
 
 
 def one_line(error: BaseException) -> str:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+import tempfile
 from pathlib import Path
+
+from cluster.config import BatonConfig
+
+MAX_FOLDER_CHARACTERS = 40
+"""Ray puts sockets into its folder, whose paths may have 107 characters."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message between replicas: a prompt of a million token ids has about 5 MB; gRPC's default is 4 MB."""
@@ -57,14 +62,34 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     }
 
 
+def prepare_environment(config: BatonConfig) -> Path | None:
+    """Set what Ray and Serve will read. Call it before importing Ray.
+
+    Returns:
+        A new folder for the files of a private Ray, None where an existing Ray is used.
+    """
+    folder = make_session_folder() if config.address is None else None
+    variables = serve_environment()
+    if folder is not None:
+        variables.update(private_ray_environment())
+        if config.http_proxy == "haproxy":
+            variables.update(haproxy_environment(folder))
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    return folder
+
+
+def make_session_folder() -> Path:
+    """A new folder with a short name."""
+    folder = Path(tempfile.mkdtemp(prefix="baton-"))
+    if len(str(folder)) > MAX_FOLDER_CHARACTERS:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
+    return folder
+
+
 def free_port() -> int:
     """A TCP port of the loopback address that was free just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def apply_environment(variables: Mapping[str, str]) -> None:
-    """Set variables that the user did not set."""
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)

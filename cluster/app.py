@@ -1,0 +1,76 @@
+"""The Serve graph: routers in front of a prefill pool and a decode pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+
+from cluster.addressed_router import AddressedRouter
+from cluster.config import BatonConfig, PoolName
+from cluster.ingress import IngressSettings, RouterIngress
+from cluster.names import DECODE, PREFILL, ROUTER
+from cluster.placement import SMALL_CPU_SHARE, Machine, share_out
+from cluster.served_model import ServedModel
+from cluster.workers import DecodeWorker, PrefillWorker, WorkerSettings
+
+UNLIMITED_CALLS = 1_000_000
+"""Calls in progress at one replica. Our own bounds are lower, and answer 429 and not with a silent queue."""
+
+WORKER_SHUTDOWN_S = 3.0
+ROUTER_SHUTDOWN_S = 5.0
+HEALTH_CHECK_PERIOD_S = 1.0
+HEALTH_CHECK_TIMEOUT_S = 30.0
+MAX_START_ATTEMPTS = 3
+
+
+def build_graph(config: BatonConfig, model: ServedModel, machine: Machine) -> serve.Application:
+    """Bind the three deployments.
+
+    Raises:
+        ConfigError: The machine does not have what the configuration asks for.
+    """
+    prefill = _worker_deployment(PrefillWorker, PREFILL, config.prefill_replicas)
+    decode = _worker_deployment(DecodeWorker, DECODE, config.decode_replicas)
+    ingress = serve.deployment(
+        name=ROUTER,
+        num_replicas=config.router_replicas,
+        max_ongoing_requests=UNLIMITED_CALLS,
+        graceful_shutdown_timeout_s=ROUTER_SHUTDOWN_S,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
+        ray_actor_options={"num_cpus": SMALL_CPU_SHARE},
+        max_constructor_retry_count=MAX_START_ATTEMPTS,
+    )(RouterIngress)
+    return ingress.bind(
+        _bind_worker(prefill, "prefill", config, model, machine),
+        _bind_worker(decode, "decode", config, model, machine),
+        IngressSettings(model_dir=model.path, model_name=model.name, router=config.router_settings()),
+    )
+
+
+def _worker_deployment(worker: type[Any], name: str, num_replicas: int) -> serve.Deployment:
+    return serve.deployment(
+        name=name,
+        num_replicas=num_replicas,
+        max_ongoing_requests=UNLIMITED_CALLS,
+        graceful_shutdown_timeout_s=WORKER_SHUTDOWN_S,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
+        request_router_config={"request_router_class": AddressedRouter},
+        max_constructor_retry_count=MAX_START_ATTEMPTS,
+    )(worker)
+
+
+def _bind_worker(
+    deployment: serve.Deployment, pool: PoolName, config: BatonConfig, model: ServedModel, machine: Machine
+) -> serve.Application:
+    share = share_out(config, pool, machine)
+    settings = WorkerSettings(
+        role=pool,
+        engine=share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads)),
+        transfer=config.transfer_options(),
+        model_name=model.name,
+    )
+    actor_options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus}
+    return deployment.options(ray_actor_options=actor_options).bind(settings)

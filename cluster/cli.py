@@ -1,0 +1,166 @@
+"""The command `baton`.
+
+Every import that takes time happens inside the command that needs it, and Ray's only after its environment is set.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cluster.config import BatonConfig
+from cluster.config_file import ConfigFileError, load_config
+from cluster.preflight_error import PreflightError
+from cluster.signals import Stopped, stop_on_signals
+from engine.config import DeviceName, DTypeName
+from engine.errors import CheckpointError, ConfigError
+
+EXIT_FAILURE = 1
+EXIT_BAD_INPUT = 2
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+app = typer.Typer(
+    name="baton",
+    help="Serve a language model with prefill and decode on separate pools of workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Run a command; what the user can mend is one line on standard error and exit code 2."""
+    try:
+        app()
+    except (ConfigFileError, CheckpointError, ConfigError, PreflightError) as error:
+        sys.exit(fail(str(error), EXIT_BAD_INPUT))
+    except Stopped as stopped:
+        sys.exit(stopped.exit_code)
+
+
+def fail(message: str, code: int) -> int:
+    """Print the one line, and return the exit code."""
+    print(f"baton: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def print_version(wanted: bool) -> None:
+    """Handle --version before any command is looked for."""
+    if wanted:
+        print(f"baton {importlib.metadata.version('baton-serve')}")
+        raise typer.Exit
+
+
+@app.callback()
+def baton(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Serve a language model with prefill and decode on separate pools of workers."""
+
+
+@app.command()
+def serve(
+    model: Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file; flags win over it.")] = None,
+    prefill_replicas: Annotated[int | None, typer.Option(help="Workers that compute prompts.")] = None,
+    decode_replicas: Annotated[int | None, typer.Option(help="Workers that generate.")] = None,
+    router_replicas: Annotated[int | None, typer.Option(help="Processes that speak HTTP.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the HTTP API.  [default: 8000]")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the HTTP API.  [default: 127.0.0.1]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together.")] = None,
+    address: Annotated[str | None, typer.Option(help="Ray cluster to deploy to; a private Ray if missing.")] = None,
+) -> None:
+    """Start a cluster and serve until Ctrl-C."""
+    flags = {
+        "model": model,
+        "prefill_replicas": prefill_replicas,
+        "decode_replicas": decode_replicas,
+        "router_replicas": router_replicas,
+        "port": port,
+        "host": host,
+        "device": device,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "address": address,
+    }
+    stop_on_signals()
+    raise typer.Exit(run_serve(load_config(config, flags)))
+
+
+def run_serve(config: BatonConfig) -> int:
+    """Check everything that can be checked, then start; returns the exit code."""
+    from cluster.preflight import preflight
+
+    console = Console(stderr=True)
+    model = preflight(config)
+
+    from cluster.serve_env import prepare_environment
+
+    folder = prepare_environment(config)
+
+    from cluster.deployment import RefusedStartError, StartError
+    from cluster.ray_home import home_of
+    from cluster.serve_command import serve as serve_cluster
+
+    try:
+        return serve_cluster(config, model, home_of(config, folder), console)
+    except RefusedStartError as error:
+        return fail(str(error), EXIT_BAD_INPUT)
+    except StartError as error:
+        return fail(str(error), EXIT_FAILURE)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    model: Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
+    device: Annotated[DeviceName, typer.Option(help="Where the model runs.")] = "auto",
+    dtype: Annotated[DTypeName, typer.Option(help="Precision; auto takes the checkpoint's.")] = "auto",
+) -> None:
+    """Continue a text with one engine in this process, without Ray."""
+    from cluster.generate_command import GenerateOptions
+    from cluster.generate_command import generate as run
+
+    stop_on_signals()
+    options = GenerateOptions(
+        model=model,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+    )
+    run(options, sys.stdout)
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
+    json: Annotated[bool, typer.Option("--json", help="Print what the cluster answers, unchanged.")] = False,
+) -> None:
+    """Show the workers of a running cluster."""
+    from cluster.status_command import status as run
+
+    raise typer.Exit(run(url, as_json=json))
+
+
+@app.command()
+def chat(url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL) -> None:
+    """Talk to the model of a running cluster."""
+    from cluster.chat_command import chat as run
+
+    raise typer.Exit(run(url))

@@ -1,0 +1,54 @@
+"""The router as a Serve deployment: an HTTP front end that reaches the workers through handles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from cluster.handles import RayDecodePool, RayPrefillPool
+from cluster.replica_caller import ReplicaCaller
+from cluster.worker_log import configure_worker_logging
+from router.api.app import build_app
+from router.service import RouterService
+from router.settings import RouterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressSettings:
+    """What a router replica needs to know to start."""
+
+    model_dir: Path
+    model_name: str
+    router: RouterSettings
+
+
+@serve.ingress()
+class RouterIngress:
+    """One router replica. Serve asks for the application once the handles are there."""
+
+    def __init__(
+        self, prefill: DeploymentHandle[Any], decode: DeploymentHandle[Any], settings: IngressSettings
+    ) -> None:
+        configure_worker_logging()
+        self._prefill = ReplicaCaller(prefill)
+        self._decode = ReplicaCaller(decode)
+        self._settings = settings
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Build the application on the replica's event loop."""
+        self._prefill.connect()
+        self._decode.connect()
+        settings = self._settings
+        service = RouterService(
+            model_dir=settings.model_dir,
+            model_name=settings.model_name,
+            prefill=RayPrefillPool(self._prefill),
+            decode=RayDecodePool(self._decode),
+            settings=settings.router,
+        )
+        return build_app(service)

@@ -1,0 +1,92 @@
+"""What can be found wrong before any process is started: the checkpoint, the device, the port."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from cluster.config import BatonConfig
+from cluster.preflight_error import PreflightError
+from cluster.served_model import ServedModel, served_model
+from engine.errors import CheckpointError
+from engine.models.checkpoint import find_shards
+from engine.models.model_config import load_model_config
+from router.errors import ModelDirectoryError
+from router.text.chat_template import load_chat_template
+from router.text.generation_config import load_generation_defaults
+from router.text.tokenizer import Tokenizer
+
+
+def preflight(config: BatonConfig) -> ServedModel:
+    """Check what can be checked on this machine without starting anything.
+
+    Raises:
+        CheckpointError, PreflightError: One line that says what is wrong.
+    """
+    model = served_model(config)
+    check_checkpoint(model.path)
+    if config.address is None:
+        check_device(config.device)
+        check_port(config.host, config.port)
+    return model
+
+
+def check_checkpoint(path: Path) -> None:
+    """Look at everything in a model directory but the weights themselves.
+
+    Raises:
+        CheckpointError: It is no checkpoint, of an unsupported architecture, or a shard is missing or cut short.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory")
+    load_model_config(path)
+    check_text_files(path)
+    for shard in find_shards(path):
+        try:
+            # Reading the header compares the length that it declares with the file's.
+            with safe_open(shard.file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{shard.file} is damaged or cut short: {error}") from error
+
+
+def check_text_files(path: Path) -> None:
+    """Load what turns text into tokens and back, as the router will.
+
+    Raises:
+        CheckpointError: A file is missing, or cannot be used.
+    """
+    try:
+        tokenizer = Tokenizer.load(path)
+        load_chat_template(path, special_tokens=tokenizer.special.named)
+        load_generation_defaults(path, tokenizer)
+    except ModelDirectoryError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine does not have."""
+    if device != "cuda":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise PreflightError(
+            "device 'cuda' was asked for, but this machine has no usable GPU; use --device cpu or auto"
+        )
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before anything else is started."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PreflightError(
+            f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port"
+        ) from error

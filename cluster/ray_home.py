@@ -1,0 +1,135 @@
+"""Where a cluster lives: a private Ray for one `baton serve` on this machine, or a Ray that others run."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import ray
+from ray import serve
+
+from cluster.config import BatonConfig
+from cluster.names import APP_NAME, NAMESPACE
+from cluster.placement import logical_cpus, usable_cores
+
+TERMINATE_TIMEOUT_S = 5.0
+
+
+class RayHome(Protocol):
+    """A Ray to deploy to."""
+
+    def start(self) -> None:
+        """Connect, starting what is needed."""
+
+    def is_alive(self) -> bool:
+        """True while a cluster on it can serve."""
+
+    def stop(self) -> None:
+        """End everything that was started. Idempotent."""
+
+    def remove_logs(self) -> None:
+        """Remove the files that were written, if they are ours. Call it after ``stop``."""
+
+    @property
+    def logs(self) -> str:
+        """Where to look when something failed."""
+
+
+class PrivateRay:
+    """Starts Ray's processes, and sees to it that all of them end.
+
+    ``cluster.serve_env`` must have been applied before Ray was imported: its processes inherit the environment.
+    """
+
+    def __init__(self, *, folder: Path, num_cpus: int, object_store_bytes: int) -> None:
+        self._folder = folder
+        self._num_cpus = num_cpus
+        self._object_store_bytes = object_store_bytes
+
+    @property
+    def logs(self) -> str:
+        """The folder that holds the logs of every process."""
+        return str(self._folder / "session_latest" / "logs")
+
+    def start(self) -> None:
+        """Start the processes and connect to them."""
+        ray.init(
+            address="local",
+            num_cpus=self._num_cpus,
+            object_store_memory=self._object_store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace=NAMESPACE,
+            _temp_dir=str(self._folder),
+        )
+
+    def is_alive(self) -> bool:
+        """True while the driver is connected and Ray's own processes run."""
+        node: Any = ray._private.worker._global_node
+        return ray.is_initialized() and node is not None and not node.dead_processes()
+
+    def stop(self) -> None:
+        """End every process, politely and then not."""
+        started = psutil.Process().children(recursive=True)
+        ray.shutdown()
+        _, alive = psutil.wait_procs(started, timeout=TERMINATE_TIMEOUT_S)
+        for process in alive:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(alive, timeout=TERMINATE_TIMEOUT_S)
+
+    def remove_logs(self) -> None:
+        """Remove the whole folder, sockets and all."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class SharedRay:
+    """A Ray that was there before and stays: only our application comes and goes."""
+
+    def __init__(self, *, address: str) -> None:
+        self._address = address
+
+    @property
+    def logs(self) -> str:
+        """Ray keeps them on its nodes."""
+        return "the logs of the Ray cluster (`ray logs`)"
+
+    def start(self) -> None:
+        """Connect.
+
+        Raises:
+            ConnectionError: There is no Ray at the address.
+        """
+        ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
+
+    def is_alive(self) -> bool:
+        """True while the driver is connected and Serve knows the application."""
+        return ray.is_initialized() and APP_NAME in serve.status().applications
+
+    def stop(self) -> None:
+        """Take the application off, and disconnect."""
+        if ray.is_initialized():
+            if APP_NAME in serve.status().applications:
+                serve.delete(APP_NAME)
+            ray.shutdown()
+
+    def remove_logs(self) -> None:
+        """Leave Ray's logs where they are."""
+
+
+def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
+    """The Ray that a configuration asks for; ``folder`` is for the files of a private one."""
+    if config.address is not None:
+        return SharedRay(address=config.address)
+    assert folder is not None
+    return PrivateRay(
+        folder=folder,
+        num_cpus=logical_cpus(config, num_cores=usable_cores()),
+        object_store_bytes=config.object_store_bytes,
+    )

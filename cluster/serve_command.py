@@ -1,0 +1,110 @@
+"""`baton serve`: from a checked configuration to a cluster that answers, and back to nothing.
+
+Imports Ray and Serve, which read their environment at that moment: apply ``cluster.serve_env`` first.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+from rich.console import Console
+
+from cluster.config import BatonConfig
+from cluster.deployment import Deployment, RefusedStartError, StartError
+from cluster.ray_home import RayHome
+from cluster.served_model import ServedModel
+from cluster.signals import Stopped, ignoring_signals, stop_on_signals
+from cluster.start_display import StartDisplay
+
+WATCH_PERIOD_S = 1.0
+READY_TIMEOUT_S = 60.0
+READY_POLL_S = 0.1
+
+
+def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Console) -> int:
+    """Start a cluster, serve until a signal, stop everything. Returns the exit code.
+
+    Raises:
+        RefusedStartError: A worker refused the settings; nothing is left running.
+        StartError: It could not start, or ended by itself; nothing is left running but logs.
+    """
+    is_serving = False
+    keep_logs = True
+    try:
+        with StartDisplay(console) as display:
+            _start(Deployment(config=config, model=model), home, display)
+        is_serving = True
+        _introduce(config, model, console)
+        while home.is_alive():
+            time.sleep(WATCH_PERIOD_S)
+        raise StartError(f"the cluster ended by itself; see {home.logs}")
+    except Stopped as stopped:
+        keep_logs = False
+        return 0 if is_serving else stopped.exit_code
+    except RefusedStartError:
+        keep_logs = False
+        raise
+    except StartError as error:
+        raise StartError(f"{error} (logs: {home.logs})") from error
+    finally:
+        with ignoring_signals():
+            console.print("stopping", highlight=False)
+            home.stop()
+            if not keep_logs:
+                home.remove_logs()
+
+
+def _start(deployment: Deployment, home: RayHome, display: StartDisplay) -> None:
+    display.stage("starting Ray")
+    home.start()
+    # Ray installs a handler for SIGTERM that exits at once.
+    stop_on_signals()
+    display.stage("starting Ray Serve")
+    deployment.start_http()
+    deployment.start_replicas(display.workers)
+    display.stage("waiting until the router sees the workers")
+    _wait_until_ready(base_url(deployment.config))
+
+
+def _wait_until_ready(url: str) -> None:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while True:
+            answer = _ask(client, f"{url}/ready")
+            if answer == "":
+                return
+            if time.monotonic() > deadline_s:
+                raise StartError(f"the router was not ready within {READY_TIMEOUT_S:g} s: {answer}")
+            time.sleep(READY_POLL_S)
+
+
+def _ask(client: httpx.Client, url: str) -> str:
+    """Why the URL does not answer well; empty if it does."""
+    try:
+        response = client.get(url)
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"
+    return "" if response.status_code == httpx.codes.OK else f"HTTP {response.status_code}: {response.text[:200]}"
+
+
+def base_url(config: BatonConfig) -> str:
+    """Where a client on this machine reaches the API."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
+    return f"http://{host}:{config.port}"
+
+
+def _introduce(config: BatonConfig, model: ServedModel, console: Console) -> None:
+    """Print the URL, and a command that proves it."""
+    url = base_url(config)
+    body = json.dumps({"model": model.name, "messages": [{"role": "user", "content": "Hello!"}]})
+    pools = f"{config.prefill_replicas} prefill, {config.decode_replicas} decode, {config.router_replicas} router"
+    lines = [
+        f"Serving {model.name} on {url} ({pools}). Press Ctrl-C to stop.",
+        "Try it:",
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+    ]
+    if config.host not in ("127.0.0.1", "localhost", "::1"):
+        lines.insert(1, f"Anyone who can reach {config.host}:{config.port} may use it: there is no authentication.")
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

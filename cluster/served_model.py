@@ -1,0 +1,26 @@
+"""Which checkpoint is served, and under which name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.config import BatonConfig
+from engine.builtin import builtin_model_dir
+
+BUILTIN_MODEL_NAME = "baton-tiny"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The checkpoint, and its name in the API."""
+
+    path: Path
+    name: str
+
+
+def served_model(config: BatonConfig) -> ServedModel:
+    """The configured model, or the built-in one."""
+    if config.model is None:
+        return ServedModel(path=builtin_model_dir(), name=config.served_model_name or BUILTIN_MODEL_NAME)
+    return ServedModel(path=config.model, name=config.served_model_name or config.model.name)

@@ -1,0 +1,47 @@
+"""Ctrl-C and SIGTERM as one exception, so that one ``finally`` stops everything."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(BaseException):
+    """Somebody asked this process to stop. No ``Exception``: nothing on the way may swallow it."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
+        self.signal_number = signal_number
+
+    @property
+    def exit_code(self) -> int:
+        """What shells expect of a process that a signal ended."""
+        return 128 + self.signal_number
+
+
+def raise_stopped(signal_number: int, _frame: FrameType | None) -> None:
+    """A signal handler; further signals are ignored, so that stopping is not interrupted."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise Stopped(signal_number)
+
+
+def stop_on_signals() -> None:
+    """Install the handlers; again after a library installed its own."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, raise_stopped)
+
+
+@contextmanager
+def ignoring_signals() -> Iterator[None]:
+    """Let a bounded piece of cleaning up finish."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

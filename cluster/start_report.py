@@ -1,0 +1,63 @@
+"""What a worker says of itself while it starts, kept in Ray's key-value store until the command line reads it.
+
+A replica that is still loading its weights cannot be called; and when its start fails, Serve reports a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+
+NAMESPACE = b"baton"
+PREFIX = "start:"
+MIN_PERIOD_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReport:
+    """How far one replica is. ``refusal`` is the reason for which it can never start."""
+
+    role: str
+    replica_id: str
+    stage: str
+    done: int = 0
+    total: int = 0
+    refusal: str | None = None
+
+
+def publish_start_report(report: StartReport) -> None:
+    """Replace what was said about the replica before."""
+    _internal_kv_put(PREFIX + report.replica_id, json.dumps(asdict(report)), overwrite=True, namespace=NAMESPACE)
+
+
+def read_start_reports() -> list[StartReport]:
+    """What every replica said last."""
+    keys = _internal_kv_list(PREFIX, namespace=NAMESPACE)
+    values = [_internal_kv_get(key, namespace=NAMESPACE) for key in keys]
+    return [StartReport(**json.loads(value)) for value in values if value is not None]
+
+
+def clear_start_reports() -> None:
+    """Forget what earlier deployments on this Ray said."""
+    _internal_kv_del(PREFIX, del_by_prefix=True, namespace=NAMESPACE)
+
+
+def weights_progress(role: str, replica_id: str) -> Callable[[int, int], None]:
+    """A callback that reports loaded bytes, at most once per ``MIN_PERIOD_S``."""
+    reported_at_s = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal reported_at_s
+        now_s = time.monotonic()
+        if done < total and now_s - reported_at_s < MIN_PERIOD_S:
+            return
+        reported_at_s = now_s
+        publish_start_report(
+            StartReport(role=role, replica_id=replica_id, stage="loading weights", done=done, total=total)
+        )
+
+    return report

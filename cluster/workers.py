@@ -1,0 +1,153 @@
+"""The two worker classes as Serve deployments: thin wrappers that give an engine its identity and its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from ray import serve
+from ray.util import get_node_ip_address
+
+from cluster.names import APP_NAME, DECODE, PREFILL
+from cluster.refusal import HandshakeRefusal, Refusal
+from cluster.rendezvous import ServeRendezvous
+from cluster.replica_caller import ReplicaCaller
+from cluster.start_report import StartReport, publish_start_report, weights_progress
+from cluster.worker_log import configure_worker_logging
+from decode.server import DecodeServer
+from engine.build import BuiltEngine, build_engine, worker_info
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, ConfigError, RequestRefusedError
+from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from kv_transfer.connector import Connector, ConnectorOptions, WakeCallback
+from kv_transfer.errors import HandshakeRefusedError, KVTransferError
+from kv_transfer.factory import build_connector
+from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.params import Hello, PeerIdentity
+from prefill.server import PrefillServer
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a replica needs to know to start."""
+
+    role: str
+    engine: EngineConfig
+    transfer: ConnectorOptions
+    model_name: str
+
+
+class Worker:
+    """What both roles share: their start, their status, the handshake."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        configure_worker_logging()
+        self._settings = settings
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._report("starting the engine")
+        try:
+            built, info = self._build()
+        except (CheckpointError, ConfigError, KVTransferError) as error:
+            self._report("failed", refusal=str(error))
+            raise
+        self._server = self._serve(built, info)
+        self._server.start()
+        self._report("ready")
+        logger.info("worker started: role=%s engine_id=%s", info.role, info.engine_id)
+
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> PrefillServer | DecodeServer:
+        raise NotImplementedError
+
+    def _build(self) -> tuple[BuiltEngine, WorkerInfo]:
+        settings = self._settings
+        identity = PeerIdentity(engine_id=self._replica_id, incarnation=uuid.uuid4().hex)
+        handles = (serve.get_deployment_handle(name, APP_NAME) for name in (PREFILL, DECODE))
+        rendezvous = ServeRendezvous([ReplicaCaller(handle) for handle in handles], loop=asyncio.get_running_loop())
+        rendezvous.connect()
+
+        def connect(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
+            return build_connector(
+                settings.transfer, identity=identity, rendezvous=rendezvous, layout=layout, region=region, wake=wake
+            )
+
+        built = build_engine(
+            settings.engine, build_connector=connect, progress=weights_progress(settings.role, self._replica_id)
+        )
+        info = worker_info(
+            built.runner,
+            role=settings.role,
+            identity=identity,
+            node_ip=get_node_ip_address(),  # type: ignore[no-untyped-call]
+            model_name=settings.model_name,
+        )
+        return built, info
+
+    def _report(self, stage: str, *, refusal: str | None = None) -> None:
+        publish_start_report(
+            StartReport(role=self._settings.role, replica_id=self._replica_id, stage=stage, refusal=refusal)
+        )
+
+    async def status(self) -> tuple[WorkerInfo, LoadReport]:
+        """What does not change, and what does."""
+        return self._server.info(), self._server.load()
+
+    async def handshake(self, hello: Hello) -> Hello | HandshakeRefusal:
+        """Meet another worker."""
+        try:
+            return self._server.handshake(hello)
+        except HandshakeRefusedError as error:
+            return HandshakeRefusal.of(error)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests in any state; unknown ids are ignored."""
+        await self._server.abort(request_ids)
+
+    def check_health(self) -> None:
+        """Called by Serve; an exception makes it replace this replica."""
+        self._server.check_health()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_server"):
+            await self._server.close()
+
+
+class PrefillWorker(Worker):
+    """One replica of the prefill pool."""
+
+    _server: PrefillServer
+
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> PrefillServer:
+        assert built.connector is not None
+        return PrefillServer(built.core, info=info, connector=built.connector.worker)
+
+    async def prefill(self, request: GenerateRequest) -> tuple[TokenDelta, LoadReport] | Refusal:
+        """Compute a prompt and sample its first token."""
+        try:
+            return await self._server.prefill(request)
+        except RequestRefusedError as error:
+            return Refusal.of(error)
+
+
+class DecodeWorker(Worker):
+    """One replica of the decode pool."""
+
+    _server: DecodeServer
+
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> DecodeServer:
+        assert built.connector is not None
+        return DecodeServer(built.core, info=info, connector=built.connector.worker)
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[Refusal | None]:
+        """Add requests to the engine; one answer each, in order."""
+        answers = await self._server.submit(requests)
+        return [Refusal.of(answer) if answer is not None else None for answer in answers]
+
+    async def outputs(self, client_id: str) -> AsyncIterator[StepMessage]:
+        """Yield everything that concerns one router, one message a step."""
+        async for message in self._server.outputs(client_id):
+            yield message
