@@ -3,14 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch.nn import functional as F
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 
+EXPECTED_NUM_TOKENS = 32
+"""The batch that oneDNN chooses its layout for. Measured with 1, 32 and 512: this one is within a tenth of the best at
+1 to 512 tokens."""
+
+PROBE_SIZE = 64
+
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
-    """A function that multiplies by ``weight`` [out_size, in_size], transposed, and adds ``bias``."""
+    """A function that multiplies by ``weight`` [out_size, in_size], transposed, and adds ``bias``.
+
+    On the CPU oneDNN reorders the weight once: for bfloat16 2 to 3 times the speed of ``F.linear`` at 1 to 64 tokens,
+    for float32 1.2 to 3 times from 8 tokens on. The caller may drop its reference to ``weight``.
+    """
+    if weight.device.type == "cpu" and can_pack(weight.dtype):
+        packed = _ops().reorder(weight, EXPECTED_NUM_TOKENS)
+        return partial(_multiply_packed, packed, bias)
     return partial(F.linear, weight=weight, bias=bias)
+
+
+class _Operators:
+    """torch's operators for packed weights. They are private: whatever fails here means that there are none."""
+
+    def __init__(self) -> None:
+        self.reorder = torch.ops.mkldnn._reorder_linear_weight
+        self.multiply = torch.ops.mkldnn._linear_pointwise
+
+
+@cache
+def _ops() -> _Operators:
+    return _Operators()
+
+
+def _multiply_packed(packed: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _ops().multiply(x, packed, bias, "none", [], "")
+    return result
+
+
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """True when this machine's packed product exists for a dtype, is worth it, and says the same as the plain one."""
+    if dtype not in (torch.float32, torch.bfloat16) or not torch._C._has_mkldnn:
+        return False
+    weight = torch.linspace(-1.0, 1.0, PROBE_SIZE * PROBE_SIZE).view(PROBE_SIZE, PROBE_SIZE).to(dtype)
+    try:
+        packed = _multiply_packed(_ops().reorder(weight, EXPECTED_NUM_TOKENS), None, weight)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    tolerance = 1e-4 if dtype is torch.float32 else 0.1
+    return torch.allclose(packed, F.linear(weight, weight), atol=tolerance, rtol=tolerance)

@@ -1,0 +1,84 @@
+"""What compiled kernels need and numba does not offer: half-precision numbers, addresses, and a shared counter.
+
+bfloat16 travels as uint16 and float16 as int16, so that ``widen`` and ``narrow`` know by the type which one is meant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_F32 = ir.FloatType()
+_I32 = ir.IntType(32)
+_BF16_SHIFT = 16
+
+
+@intrinsic
+def pointer(typing_context: Any, address: Any) -> Any:
+    """An integer as the pointer that it is the address of."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def take_next(typing_context: Any, address: Any) -> Any:
+    """Read the 64-bit counter at an address and add one to it, as one step for all threads."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def widen(typing_context: Any, value: Any) -> Any:
+    """A stored number as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (number,) = arguments
+        if value == types.uint16:
+            bits = builder.shl(builder.zext(number, _I32), ir.Constant(_I32, _BF16_SHIFT))
+            return builder.bitcast(bits, _F32)
+        if value == types.int16:
+            return builder.fpext(builder.bitcast(number, ir.HalfType()), _F32)
+        return number
+
+    return types.float32(value), generate
+
+
+@intrinsic
+def narrow(typing_context: Any, number: Any, like: Any) -> Any:
+    """A float32 rounded to the nearest stored number of the type of ``like``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[0]
+        if like == types.uint16:
+            bits = builder.bitcast(value, _I32)
+            # Round half to even: add just under half, and one more if the last bit that stays is odd.
+            odd = builder.and_(builder.lshr(bits, ir.Constant(_I32, _BF16_SHIFT)), ir.Constant(_I32, 1))
+            rounded = builder.add(builder.add(bits, ir.Constant(_I32, 0x7FFF)), odd)
+            rounded_half = builder.trunc(builder.lshr(rounded, ir.Constant(_I32, _BF16_SHIFT)), ir.IntType(16))
+            quiet_nan = ir.Constant(ir.IntType(16), 0x7FC0)
+            return builder.select(builder.fcmp_unordered("uno", value, value), quiet_nan, rounded_half)
+        if like == types.int16:
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
+        return value
+
+    return like(types.float32, like), generate
+
+
+@intrinsic
+def float_from_bits(typing_context: Any, bits: Any) -> Any:
+    """The float32 whose bits are those of an int32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _F32)
+
+    return types.float32(types.int32), generate

@@ -1,0 +1,189 @@
+"""Paged attention of single queries, compiled: reads the blocks in place and never gathers them.
+
+Source: Kwon et al., PagedAttention, SOSP 2023; Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numba import carray, cfunc, njit, types
+
+from engine.attention.machine_code import float_from_bits, narrow, pointer, take_next, widen
+
+TILE = 32
+"""Positions that are scored before the running maximum is corrected: keys and values of a tile stay in L1."""
+
+FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+"""Sums may be reordered, so that they run in vector registers; NaN and infinity keep their meaning."""
+
+# The fields of the parameter block, all int64.
+COUNTER, QUERY, OUTPUT, TABLES, LENGTHS, ROWS = range(6)  # addresses
+NUM_ROWS, TABLE_WIDTH = 6, 7
+NUM_KV_HEADS, GROUP, HEAD_DIM = 8, 9, 10
+NUM_CACHE_ROWS, BLOCK_SIZE, BLOCK_ROWS = 11, 12, 13
+FIRST_ROW, WINDOW = 14, 15
+NUM_PARAMETERS = 16
+
+
+@njit(fastmath=FASTMATH, cache=True, inline="always")
+def _exp(x):
+    """e to the x for x <= 0, to about one unit in the last place. Loops over it are vectorised, over libm's not."""
+    x = np.float32(-87.0) if x < np.float32(-87.0) else x
+    whole = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
+    rest = x - whole * np.float32(0.693145751953125)
+    rest = rest - whole * np.float32(1.428606765330187e-06)
+    result = np.float32(1.9875691500e-4)
+    result = result * rest + np.float32(1.3981999507e-3)
+    result = result * rest + np.float32(8.3334519073e-3)
+    result = result * rest + np.float32(4.1665795894e-2)
+    result = result * rest + np.float32(1.6666665459e-1)
+    result = result * rest + np.float32(5.0000001201e-1)
+    result = result * rest * rest + rest + np.float32(1.0)
+    return result * float_from_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _load_tile(rows, indices, count, tile):
+    for t in range(count):
+        source = rows[indices[t]]
+        target = tile[t]
+        for d in range(len(target)):
+            target[d] = widen(source[d])
+    for t in range(count, (count + 3) // 4 * 4):
+        tile[t] = 0.0
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _score_tile(query, tile, count, scores):
+    """Dot products of each query of the group with each key of the tile, four keys at a time."""
+    head_dim = query.shape[1]
+    for g in range(query.shape[0]):
+        q = query[g]
+        for t in range(0, count, 4):
+            a, b, c, e = tile[t], tile[t + 1], tile[t + 2], tile[t + 3]
+            sum_a = sum_b = sum_c = sum_e = np.float32(0.0)
+            for d in range(head_dim):
+                sum_a += q[d] * a[d]
+                sum_b += q[d] * b[d]
+                sum_c += q[d] * c[d]
+                sum_e += q[d] * e[d]
+            scores[g, t], scores[g, t + 1], scores[g, t + 2], scores[g, t + 3] = sum_a, sum_b, sum_c, sum_e
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _soften_tile(scores, count, maxima, totals, sums):
+    """Turn scores into weights relative to the running maximum, and bring what was summed so far to it."""
+    for g in range(scores.shape[0]):
+        row = scores[g]
+        highest = maxima[g]
+        for t in range(count):
+            highest = row[t] if row[t] > highest else highest
+        correction = _exp(maxima[g] - highest)
+        total = np.float32(0.0)
+        for t in range(count):
+            weight = _exp(row[t] - highest)
+            row[t] = weight
+            total += weight
+        for t in range(count, TILE):
+            row[t] = np.float32(0.0)
+        maxima[g] = highest
+        totals[g] = totals[g] * correction + total
+        target = sums[g]
+        for d in range(len(target)):
+            target[d] *= correction
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _add_tile(scores, tile, count, sums):
+    """Add the tile's values by their weights, four at a time; weights past ``count`` are zero."""
+    for g in range(sums.shape[0]):
+        target = sums[g]
+        for t in range(0, count, 4):
+            a, b, c, e = tile[t], tile[t + 1], tile[t + 2], tile[t + 3]
+            weight_a, weight_b, weight_c, weight_e = scores[g, t], scores[g, t + 1], scores[g, t + 2], scores[g, t + 3]
+            for d in range(len(target)):
+                target[d] += weight_a * a[d] + weight_b * b[d] + weight_c * c[d] + weight_e * e[d]
+
+
+@njit(fastmath=FASTMATH, cache=True)
+def _attend(p, query, rows, output):
+    """Take (row, key-value head) pairs from the shared counter until none is left.
+
+    query, output: [num_rows * num_kv_heads, group, head_dim]; rows: [cache rows, head_dim] in storage type.
+    """
+    num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
+    tables = carray(pointer(p[TABLES]), (p[NUM_ROWS], p[TABLE_WIDTH]), dtype=np.int32)
+    lengths = carray(pointer(p[LENGTHS]), (p[NUM_ROWS],), dtype=np.int32)
+    scale = np.float32(1.0 / np.sqrt(head_dim))
+    queries = np.empty((group, head_dim), dtype=np.float32)
+    sums = np.empty((group, head_dim), dtype=np.float32)
+    scores = np.zeros((group, TILE), dtype=np.float32)
+    tile = np.zeros((TILE, head_dim), dtype=np.float32)
+    maxima = np.empty(group, dtype=np.float32)
+    totals = np.empty(group, dtype=np.float32)
+    indices = np.empty(TILE, dtype=np.int64)
+    item = take_next(p[COUNTER])
+    while item < p[NUM_ROWS] * num_kv_heads:
+        request, head = item // num_kv_heads, item % num_kv_heads
+        for g in range(group):
+            for d in range(head_dim):
+                queries[g, d] = widen(query[item, g, d]) * scale
+        sums[:] = 0.0
+        maxima[:] = -np.inf
+        totals[:] = 0.0
+        table, end = tables[request], lengths[request]
+        for start in range(max(end - p[WINDOW], 0), end, TILE):
+            count = min(TILE, end - start)
+            for t in range(count):
+                block, offset = (start + t) // block_size, (start + t) % block_size
+                indices[t] = table[block] * p[BLOCK_ROWS] + p[FIRST_ROW] + offset * num_kv_heads + head
+            _load_tile(rows, indices, count, tile)
+            _score_tile(queries, tile, count, scores)
+            _soften_tile(scores, count, maxima, totals, sums)
+            indices[:count] += block_size * num_kv_heads
+            _load_tile(rows, indices, count, tile)
+            _add_tile(scores, tile, count, sums)
+        for g in range(group):
+            inverse = np.float32(1.0) / totals[g]
+            for d in range(head_dim):
+                output[item, g, d] = narrow(sums[g, d] * inverse, output[item, g, d])
+        item = take_next(p[COUNTER])
+
+
+def _attend_float32(address):
+    p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+    heads = (p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM])
+    query = carray(pointer(p[QUERY]), heads, dtype=np.float32)
+    output = carray(pointer(p[OUTPUT]), heads, dtype=np.float32)
+    _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=np.float32), output)
+
+
+def _attend_bfloat16(address):
+    p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+    heads = (p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM])
+    query = carray(pointer(p[QUERY]), heads, dtype=np.uint16)
+    output = carray(pointer(p[OUTPUT]), heads, dtype=np.uint16)
+    _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=np.uint16), output)
+
+
+def _attend_float16(address):
+    p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+    heads = (p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM])
+    query = carray(pointer(p[QUERY]), heads, dtype=np.int16)
+    output = carray(pointer(p[OUTPUT]), heads, dtype=np.int16)
+    _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=np.int16), output)
+
+
+_BY_DTYPE = {"float32": _attend_float32, "bfloat16": _attend_bfloat16, "float16": _attend_float16}
+
+
+@cache
+def compiled_attention(dtype: str) -> int:
+    """The address of ``void attend(int64 *parameters)`` for a storage type.
+
+    The first call on a machine compiles for seconds, later ones load what that left beside this file.
+    """
+    address: int = cfunc(types.void(types.voidptr), cache=True)(_BY_DTYPE[dtype]).address
+    return address
