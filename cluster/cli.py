@@ -153,14 +153,27 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print what the cluster answers, unchanged.")] = False,
 ) -> None:
     """Show the workers of a running cluster."""
+    import httpx
+
+    from cluster.client_error import explain
     from cluster.status_command import status as run
 
-    raise typer.Exit(run(url, as_json=json))
+    try:
+        run(url, Console(), as_json=json)
+    except httpx.HTTPError as error:
+        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
 
 
 @app.command()
 def chat(url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL) -> None:
     """Talk to the model of a running cluster."""
-    from cluster.chat_command import chat as run
+    import httpx
 
-    raise typer.Exit(run(url))
+    from cluster.chat_command import chat as run
+    from cluster.client_error import explain
+
+    stop_on_signals()
+    try:
+        run(url, Console())
+    except httpx.HTTPError as error:
+        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error

@@ -9,11 +9,14 @@ FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 
 def configure_worker_logging() -> None:
-    """Send the log of all rooms to standard error, which Ray keeps in a file for each process. Idempotent."""
+    """Send the log of all rooms to standard error, which Ray keeps in a file for each process. Idempotent.
+
+    To the original stream: Serve replaces ``sys.stderr`` by a buffer that is lost with its process.
+    """
     root = logging.getLogger("baton")
     if root.handlers:
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(logging.Formatter(FORMAT))
     root.addHandler(handler)
     root.setLevel(logging.INFO)

@@ -1,0 +1,87 @@
+"""`baton chat`: a conversation with the model of a running cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+TIMEOUT = httpx.Timeout(10.0, read=600.0)
+DATA_PREFIX = "data: "
+END = "[DONE]"
+
+
+class ChatError(Exception):
+    """The cluster ended an answer with an error."""
+
+
+def chat(url: str, console: Console) -> None:
+    """Read lines and print answers until the end of the input.
+
+    Raises:
+        httpx.HTTPError: The cluster does not answer, or not well.
+    """
+    with httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False) as client:
+        model = first_model(client)
+        console.print(f"Talking to {model}. An empty line or Ctrl-D ends.", highlight=False, markup=False)
+        messages: list[dict[str, str]] = []
+        while (question := ask(console)) is not None:
+            messages.append({"role": "user", "content": question})
+            try:
+                answer = print_answer(stream_answer(client, model, messages), console)
+            except ChatError as error:
+                console.print(f"error: {error}", markup=False, highlight=False)
+                messages.pop()
+                continue
+            messages.append({"role": "assistant", "content": answer})
+
+
+def ask(console: Console) -> str | None:
+    """The next line of the user, None at the end."""
+    try:
+        return console.input("> ").strip() or None
+    except EOFError:
+        return None
+
+
+def print_answer(pieces: Iterable[str], console: Console) -> str:
+    """Print an answer as it comes, and return it whole."""
+    answer = ""
+    for piece in pieces:
+        console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+        answer += piece
+    console.print()
+    return answer
+
+
+def first_model(client: httpx.Client) -> str:
+    """The name of the model that the cluster serves."""
+    response = client.get("/v1/models")
+    response.raise_for_status()
+    return str(response.json()["data"][0]["id"])
+
+
+def stream_answer(client: httpx.Client, model: str, messages: list[dict[str, str]]) -> Iterator[str]:
+    """Yield an answer's text piece by piece.
+
+    Raises:
+        ChatError: The answer ended with an error.
+        httpx.HTTPError: There was no answer.
+    """
+    body = {"model": model, "messages": messages, "stream": True}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.is_error:
+            response.read()
+        response.raise_for_status()
+        for line in response.iter_lines():
+            if not line.startswith(DATA_PREFIX) or line == DATA_PREFIX + END:
+                continue
+            event: dict[str, Any] = json.loads(line.removeprefix(DATA_PREFIX))
+            if "error" in event:
+                raise ChatError(event["error"].get("message", "unknown"))
+            for choice in event.get("choices", ()):
+                if text := choice.get("delta", {}).get("content"):
+                    yield text

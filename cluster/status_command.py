@@ -1,0 +1,63 @@
+"""`baton status`: the workers of a running cluster, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+TIMEOUT_S = 10.0
+
+COLUMNS = (
+    ("pool", "pool"),
+    ("replica", "replica_id"),
+    ("node", "node_ip"),
+    ("pid", "pid"),
+    ("state", "state"),
+    ("KV in use", "kv_usage"),
+    ("running", "num_running"),
+    ("waiting", "num_waiting"),
+    ("loading", "num_loading"),
+    ("leased blocks", "num_leased_blocks"),
+)
+"""Title of a column, and the key of ``/status`` that it shows."""
+
+TOTALS = ("requests", "tokens", "transfers", "transferred_bytes", "failed_blocks", "recomputed_tokens")
+
+
+def status(url: str, console: Console, *, as_json: bool) -> None:
+    """Ask the cluster at ``url`` and print what it says.
+
+    Raises:
+        httpx.HTTPError: It does not answer, or not well.
+    """
+    response = httpx.get(f"{url.rstrip('/')}/status", timeout=TIMEOUT_S, trust_env=False)
+    response.raise_for_status()
+    answer: dict[str, Any] = response.json()
+    if as_json:
+        console.print_json(json.dumps(answer))
+        return
+    console.print(status_table(answer))
+    totals = answer.get("totals", {})
+    console.print(", ".join(f"{name} {totals[name]:,}" for name in TOTALS if name in totals), highlight=False)
+
+
+def status_table(answer: dict[str, Any]) -> Table:
+    """One row a worker."""
+    table = Table(title=f"model {answer.get('model')}", title_justify="left")
+    for title, _ in COLUMNS:
+        table.add_column(title)
+    for pool, replicas in answer.get("pools", {}).items():
+        for replica in replicas:
+            table.add_row(*(cell({"pool": pool, **replica}.get(key)) for _, key in COLUMNS))
+    return table
+
+
+def cell(value: object) -> str:
+    """A value as people read it; shares as percentages."""
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if isinstance(value, float) else str(value)
