@@ -1,0 +1,79 @@
+"""What a running cluster says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.cluster import ClusterProcess
+
+NUM_TOKENS = 8
+
+
+@pytest.fixture
+def client(cluster: ClusterProcess) -> httpx.Client:
+    return httpx.Client(base_url=cluster.url, timeout=60.0, trust_env=False)
+
+
+def complete(client: httpx.Client, prompt: list[int], **parameters: Any) -> dict[str, Any]:
+    body = {
+        "prompt": prompt,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **parameters,
+    }
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == httpx.codes.OK, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_prefill_and_decode_are_processes_of_the_command(client: httpx.Client, cluster: ClusterProcess) -> None:
+    pools = client.get("/status").json()["pools"]
+
+    pids = [replica["pid"] for pool in ("prefill", "decode") for replica in pools[pool]]
+
+    assert len(set(pids)) == 2
+    assert set(pids) <= {process.pid for process in cluster.processes()}
+
+
+def test_transferred_bytes_are_the_blocks_of_the_prompt(client: httpx.Client) -> None:
+    before = client.get("/status").json()
+    block = before["pools"]["decode"][0]
+    prompt = [3 + index % 250 for index in range(5 * block["block_size"] + 3)]
+
+    complete(client, prompt)
+
+    after = client.get("/status").json()
+    moved = {
+        name: after["totals"][name] - before["totals"][name]
+        for name in ("transfers", "transferred_blocks", "transferred_bytes")
+    }
+    assert moved == {"transfers": 1, "transferred_blocks": 6, "transferred_bytes": 6 * block["block_bytes"]}
+
+
+def test_workers_hold_nothing_at_rest(client: httpx.Client) -> None:
+    complete(client, list(range(3, 60)))
+
+    pools = client.get("/status").json()["pools"]
+
+    for replica in (*pools["prefill"], *pools["decode"]):
+        held = [replica[key] for key in ("num_running", "num_waiting", "num_loading", "num_leased_blocks")]
+        assert held == [0, 0, 0, 0], replica
+
+
+def test_nothing_listens_beyond_the_loopback_address_but_serves_own_transport(cluster: ClusterProcess) -> None:
+    listening = {
+        (connection.laddr.ip, process.name())
+        for process in cluster.processes()
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+    exposed = {name for ip, name in listening if ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")}
+    assert all(name.startswith("ray::ServeRepl") for name in exposed), listening
