@@ -30,7 +30,13 @@ class ConnectorBooks:
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
         self._releases: list[KVTransferParams] = []
+        self._expected: list[KVTransferParams] = []
         self._spent: OrderedDict[str, None] = OrderedDict()
+
+    def expect(self, params: KVTransferParams) -> None:
+        """Have the lease of a waiting request kept alive, if what it holds can be used."""
+        if params.lease_id not in self._spent and self._why_unusable(params) is None:
+            self._expected.append(params)
 
     def match(
         self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
@@ -84,14 +90,18 @@ class ConnectorBooks:
 
     def take_orders(self) -> ConnectorOrders:
         """Hand over what was queued since the last call."""
-        if not (self._loads or self._cancelled or self._releases):
-            return NO_ORDERS
         orders = ConnectorOrders(
-            loads=tuple(self._loads), cancelled_loads=tuple(self._cancelled), releases=tuple(self._releases)
+            loads=tuple(self._loads),
+            cancelled_loads=tuple(self._cancelled),
+            releases=tuple(self._releases),
+            expected=tuple(self._expected),
         )
+        if orders.is_empty:
+            return NO_ORDERS
         self._loads.clear()
         self._cancelled.clear()
         self._releases.clear()
+        self._expected.clear()
         return orders
 
     def _why_unusable(self, params: KVTransferParams) -> str | None:

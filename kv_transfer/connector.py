@@ -40,17 +40,19 @@ class ConnectorOrders:
 
     ``releases`` are hand-overs that will not be read by this engine at all (request refused, aborted before its
     load began, prompt already here): their leases end on the peer. ``cancelled_loads`` names loads whose result
-    nobody wants; each is still reported as ended, and its destination stays held until then.
+    nobody wants; each is still reported as ended, and its destination stays held until then. ``expected`` are
+    hand-overs of requests that wait here: their leases are kept alive until they are loaded or released.
     """
 
     loads: tuple[LoadOrder, ...] = ()
     cancelled_loads: tuple[str, ...] = ()
     releases: tuple[KVTransferParams, ...] = ()
+    expected: tuple[KVTransferParams, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """True when there is nothing to do."""
-        return not (self.loads or self.cancelled_loads or self.releases)
+        return not (self.loads or self.cancelled_loads or self.releases or self.expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,10 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferStats:
-    """Counters since the start of the connector (K8)."""
+    """Counters since the start of the connector (K8).
+
+    ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good.
+    """
 
     num_transfers: int = 0
     num_blocks: int = 0
@@ -95,6 +100,9 @@ class TransferStats:
     transfer_s: float = 0.0
     num_failed_loads: int = 0
     num_failed_blocks: int = 0
+    num_cancelled_loads: int = 0
+    num_retried_loads: int = 0
+    num_stalled_loads: int = 0
     num_leases_granted: int = 0
     num_leases_done: int = 0
     num_leases_expired: int = 0
@@ -106,15 +114,20 @@ class TransferStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorEvents:
-    """What ended since the last call."""
+    """What ended since the last call.
+
+    ``stalled`` names loads that ran out of time while something may still write their destination: their requests
+    need not wait any longer, their destination must, until the load is reported as ended.
+    """
 
     loads: tuple[LoadEnded, ...] = ()
     leases: tuple[LeaseEnded, ...] = ()
+    stalled: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """True when nothing ended."""
-        return not (self.loads or self.leases)
+        return not (self.loads or self.leases or self.stalled)
 
 
 NO_ORDERS = ConnectorOrders()
@@ -123,6 +136,9 @@ NO_EVENTS = ConnectorEvents()
 
 class SchedulerConnector(Protocol):
     """The scheduler's half. Called from the engine's thread only; no call blocks."""
+
+    def expect(self, params: KVTransferParams) -> None:
+        """A request with this hand-over waits here: keep its lease alive until ``begin_load`` or ``release``."""
 
     def match(
         self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int

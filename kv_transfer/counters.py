@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kv_transfer.connector import TransferStats
+from kv_transfer.connector import LoadEnded, TransferStats
 from kv_transfer.lease import LeaseCounts
 
 
@@ -18,9 +18,24 @@ class TransferCounters:
     transfer_s: float = 0.0
     num_failed_loads: int = 0
     num_failed_blocks: int = 0
+    num_cancelled_loads: int = 0
+    num_retried_loads: int = 0
+    num_stalled_loads: int = 0
     num_handshakes: int = 0
     num_handshakes_failed: int = 0
     num_unknown_notifications: int = 0
+
+    def add_load(self, ended: LoadEnded, *, num_blocks: int, is_cancelled: bool) -> None:
+        """Count a load of ``num_blocks`` that ended."""
+        self.num_transfers += 1
+        self.transfer_s += ended.duration_s
+        if is_cancelled:
+            self.num_cancelled_loads += 1
+        elif ended.error is not None:
+            self.num_failed_loads += 1
+            self.num_failed_blocks += len(ended.failed_block_ids)
+        else:
+            self.num_blocks += num_blocks
 
     def snapshot(self, leases: LeaseCounts) -> TransferStats:
         """These counters and those of the lease table, as one message."""
@@ -31,6 +46,9 @@ class TransferCounters:
             transfer_s=self.transfer_s,
             num_failed_loads=self.num_failed_loads,
             num_failed_blocks=self.num_failed_blocks,
+            num_cancelled_loads=self.num_cancelled_loads,
+            num_retried_loads=self.num_retried_loads,
+            num_stalled_loads=self.num_stalled_loads,
             num_leases_granted=leases.num_granted,
             num_leases_done=leases.num_done,
             num_leases_expired=leases.num_expired,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections import OrderedDict, defaultdict, deque
@@ -64,6 +65,7 @@ class LeaseTable:
         self._num_granted = 0
         self._num_by_end = dict.fromkeys(LeaseEnd, 0)
         self._num_unknown = 0
+        self._earliest_deadline_s = math.inf
 
     @property
     def num_live(self) -> int:
@@ -71,9 +73,9 @@ class LeaseTable:
         return len(self._live)
 
     @property
-    def has_ended(self) -> bool:
-        """True when ``take_ended`` has something to give."""
-        return bool(self._ended)
+    def num_ended(self) -> int:
+        """Leases that ended since the start."""
+        return sum(self._num_by_end.values())
 
     def grant(self, *, request_id: str, block_ids: tuple[int, ...]) -> Lease:
         """Pin blocks for one reader. A request id may hold several leases: a retry grants anew."""
@@ -85,6 +87,7 @@ class LeaseTable:
                 deadline_s=self._clock() + self._ttl_s,
             )
             self._live[lease.lease_id] = lease
+            self._earliest_deadline_s = min(self._earliest_deadline_s, lease.deadline_s)
             self._by_request[request_id].add(lease.lease_id)
             self._num_granted += 1
         self._changed()
@@ -154,13 +157,17 @@ class LeaseTable:
     def expire(self) -> int:
         """End every lease whose deadline has passed, wherever it stands in the table; returns how many.
 
-        Renewals and clocks make deadlines unordered, so that a live lease says nothing about those behind it.
+        Renewals make deadlines unordered, so that a live lease says nothing about those behind it: all are looked at,
+        unless the earliest deadline at the last look (renewals only move them back) has not come yet.
         """
         with self._lock:
             now_s = self._clock()
+            if now_s < self._earliest_deadline_s:
+                return 0
             overdue = [lease for lease in self._live.values() if lease.deadline_s <= now_s]
             for lease in overdue:
                 self._end(lease, LeaseEnd.EXPIRED)
+            self._earliest_deadline_s = min((lease.deadline_s for lease in self._live.values()), default=math.inf)
         if overdue:
             self._changed()
         return len(overdue)

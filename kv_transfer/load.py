@@ -50,18 +50,19 @@ class Load:
     reader_id: str
     started_s: float
     deadline_s: float
-    next_renewal_s: float
     phase: LoadPhase = LoadPhase.MEETING
     handshake: Handshake | None = None
     peer: Peer | None = None
     waiting: deque[Part] = field(default_factory=deque)
     reads: list[tuple[Read, Part]] = field(default_factory=list)
     next_done_s: float = 0.0
+    num_dones: int = 0
+    is_read: bool = False
     quiet_at_s: float = 0.0
     num_bytes: int = 0
     num_retries: int = 0
     is_cancelled: bool = False
-    is_hanging: bool = False
+    has_stalled: bool = False
     error: str | None = None
 
     def ended(self, *, now_s: float) -> LoadEnded:

@@ -139,6 +139,12 @@ class PeerTable:
             self._leaving.append(peer)
             self.sweep()
 
+    def drop_by_name(self, name: str) -> None:
+        """Forget the peer of that name; unknown names are ignored."""
+        for peer in tuple(self._peers.values()):
+            if peer.name == name:
+                self.drop(peer)
+
     def sweep(self) -> None:
         """Remove the connections of dropped peers whose last read ended."""
         for peer in [peer for peer in self._leaving if peer.num_reads == 0]:

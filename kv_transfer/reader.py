@@ -3,9 +3,10 @@
 A load meets its peer, reads its blocks in parts, tells the source "done", and is good only when the source answers
 that the lease was alive until then. Anything else makes all its blocks invalid. A load is reported as ended only when
 nothing can write its destination any more: reads in flight are waited for even after the load failed, was cancelled
-or ran out of time, because neither releasing a read nor disconnecting its peer stops the bytes that are on their way
-(measured with NIXL over TCP: all of them arrived later). Such a read ends when the peer goes on, dies, or its host is
-found gone by the transport's keep-alive; how much it can hold meanwhile is bounded by the bytes in flight per peer.
+or ran out of time, because with NIXL over TCP neither releasing a transfer, nor removing its peer, nor deregistering
+the memory stopped the bytes on their way (measured: all of them arrived later; destroying the agent stops them, and can
+crash the peer). Such a read ends when the peer goes on, dies, or the transport's keep-alive finds its host gone. The
+load is reported as stalled meanwhile, so that only its destination waits; bytes in flight per peer bound how much.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from dataclasses import dataclass
 
 from kv_transfer.connector import LoadEnded, LoadOrder
 from kv_transfer.counters import TransferCounters
+from kv_transfer.heartbeat import Heartbeat
 from kv_transfer.layout import KVRegion
 from kv_transfer.load import Load, LoadPhase, split_order
-from kv_transfer.notifications import Ack, Done, Notification, Release, Renew, encode_notification
-from kv_transfer.params import KVTransferParams
-from kv_transfer.peers import Handshake, Peer, PeerTable
+from kv_transfer.notifications import Ack, Done, Notification, encode_notification
+from kv_transfer.peers import Peer, PeerTable
 from kv_transfer.transport import ReadState, Transport, TransportError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 _QUIET_S = 0.1
 _MAX_RETRIES = 1
-_MAX_PENDING_RELEASES = 4096
+_MAX_DONES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,11 @@ class ReaderLimits:
 
 
 class Reader:
-    """Runs the loads of one engine. Owned by the connector's thread; nothing here blocks but the transport's copy."""
+    """Runs the loads of one engine. Owned by the connector's thread; nothing here blocks but the transport's copy.
+
+    ``heartbeat`` holds the leases of loads and of those that may become loads. ``on_stalled`` gets the request id of
+    a load that ran out of time while a read of it may still write; its end follows when it is known.
+    """
 
     def __init__(
         self,
@@ -57,7 +62,9 @@ class Reader:
         clock: Callable[[], float],
         counters: TransferCounters,
         on_ended: Callable[[LoadEnded], None],
+        on_stalled: Callable[[str], None],
     ) -> None:
+        self.heartbeat = Heartbeat(peers=peers, clock=clock, period_s=limits.renewal_period_s, send=self._send)
         self._name = name
         self._region = region
         self._transport = transport
@@ -66,16 +73,16 @@ class Reader:
         self._clock = clock
         self._counters = counters
         self._on_ended = on_ended
+        self._on_stalled = on_stalled
         self._serial = itertools.count()
         self._loads: dict[str, Load] = {}
         self._bytes_in_flight = 0
-        self._releases: list[tuple[Handshake, KVTransferParams]] = []
-        self._is_stopped = False
+        self._is_closing = False
 
     @property
-    def num_loads(self) -> int:
-        """Loads that have not ended."""
-        return len(self._loads)
+    def has_reads(self) -> bool:
+        """True while anything may be written into our region."""
+        return any(load.reads for load in self._loads.values())
 
     @property
     def needs_polling(self) -> bool:
@@ -90,30 +97,20 @@ class Reader:
             reader_id=f"{self._name}/{next(self._serial)}",
             started_s=now_s,
             deadline_s=now_s + self._limits.load_timeout_s,
-            next_renewal_s=now_s + self._limits.renewal_period_s,
         )
         self._loads[load.reader_id] = load
-        if self._is_stopped:
-            load.error = "the connector is closed"
+        if self._is_closing:
+            self._fail(load, "the connector is closed")
             self._end(load)
         else:
-            self._meet_or_read(load)
+            self.heartbeat.expect(order.params)
+            self._meet(load)
 
     def cancel(self, request_id: str) -> None:
         """Nobody wants this load any more; unknown ids are ignored."""
         for load in [load for load in self._loads.values() if load.order.request_id == request_id]:
             load.is_cancelled = True
             self._fail(load, "cancelled")
-
-    def release(self, params: KVTransferParams) -> None:
-        """Let a lease end that will not be read; a peer that was never met is met for it, so that it need not wait
-        for its lease to expire. If that fails the lease expires by itself."""
-        if self._is_stopped:
-            return
-        if self._peers.find(params.source) is not None:
-            self._send_release(params)
-        elif len(self._releases) < _MAX_PENDING_RELEASES:
-            self._releases.append((self._peers.meet(params.source), params))
 
     def on_ack(self, ack: Ack, *, sender: str) -> bool:
         """Take a source's answer to "done"; False when nobody waits for it."""
@@ -128,18 +125,22 @@ class Reader:
         return True
 
     def advance(self) -> bool:
-        """Do what can be done now for every load; True when anything moved."""
-        did_anything = self._flush_releases()
+        """Do what can be done now; True when anything moved."""
+        did_anything = self.heartbeat.advance()
         for load in tuple(self._loads.values()):
             did_anything |= self._advance_load(load)
-        self._renew()
         return did_anything
 
-    def stop(self) -> None:
-        """Give up every load, now and from now on: the transport is closed, which ended all reads."""
-        self._is_stopped = True
+    def give_up(self) -> None:
+        """Fail every load, now and from now on; those with reads in flight end when ``advance`` saw these end."""
+        self._is_closing = True
+        for load in self._loads.values():
+            load.is_cancelled = True
+            self._fail(load, "the connector was closed")
+
+    def end_all(self) -> None:
+        """End every load that is left: the transport is closed, which ended its reads."""
         for load in tuple(self._loads.values()):
-            load.error = load.error or "the connector was closed"
             self._end(load)
 
     def _advance_load(self, load: Load) -> bool:
@@ -156,28 +157,36 @@ class Reader:
             case LoadPhase.STOPPING:
                 return self._advance_stopping(load)
 
-    def _meet_or_read(self, load: Load) -> None:
-        params = load.order.params
-        peer = self._peers.find(params.source)
+    def _meet(self, load: Load) -> None:
+        """Go on with the peer if it is known, else when it was met."""
+        load.phase = LoadPhase.MEETING
+        peer = self._peers.find(load.order.params.source)
         if peer is None:
-            load.phase = LoadPhase.MEETING
-            load.handshake = self._peers.meet(params.source)
-            return
-        load.peer = peer
-        if not _are_blocks_of(load.order.source_block_ids, peer.hello.num_blocks):
+            load.handshake = self._peers.meet(load.order.params.source)
+        elif load.is_read:
+            load.peer = peer
+            load.phase = LoadPhase.CONFIRMING
+        else:
+            load.peer = peer
+            self._begin_reading(load, peer)
+
+    def _begin_reading(self, load: Load, peer: Peer) -> None:
+        order = load.order
+        if not _are_blocks_of(order.source_block_ids, peer.hello.num_blocks):
             self._fail(load, f"a source block is not among the {peer.hello.num_blocks} blocks of the peer")
-        elif not _are_blocks_of(load.order.block_ids, self._region.num_blocks):
+        elif not _are_blocks_of(order.block_ids, self._region.num_blocks):
             self._fail(load, f"a destination block is not among our {self._region.num_blocks} blocks")
         else:
             load.phase = LoadPhase.READING
+            load.num_bytes = 0
             load.waiting.extend(
-                split_order(load.order, block_bytes=self._region.block_bytes, part_bytes=self._limits.part_bytes)
+                split_order(order, block_bytes=self._region.block_bytes, part_bytes=self._limits.part_bytes)
             )
 
     def _advance_meeting(self, load: Load) -> bool:
         assert load.handshake is not None
         if self._peers.find(load.order.params.source) is not None:
-            self._meet_or_read(load)
+            self._meet(load)
             return True
         if not load.handshake.is_finished:
             return False
@@ -186,94 +195,116 @@ class Reader:
 
     def _advance_reading(self, load: Load) -> bool:
         assert load.peer is not None
-        before = len(load.reads), len(load.waiting)
         if self._poll_reads(load):
-            self._lose_peer(load.peer, f"a read failed: request_id={load.order.request_id}")
+            self._lose_peer(load.peer, "a read failed")
             return True
+        num_before = len(load.waiting)
         if load.waiting and self._may_post(load.peer, load.waiting[0].num_bytes):
-            part = load.waiting.popleft()
             try:
-                read = self._transport.start_read(load.peer.name, part.source_block_ids, part.block_ids)
+                self._post_part(load, load.peer)
             except TransportError as error:
                 self._lose_peer(load.peer, error.reason)
                 return True
-            load.reads.append((read, part))
-            load.peer.num_reads += 1
-            load.peer.bytes_in_flight += part.num_bytes
-            self._bytes_in_flight += part.num_bytes
-            self._poll_reads(load)
-        if not load.waiting and not load.reads:
-            load.phase = LoadPhase.CONFIRMING
-            self._advance_confirming(load)
-        return before != (len(load.reads), len(load.waiting)) or load.phase is LoadPhase.CONFIRMING
+        if load.waiting or load.reads:
+            return len(load.waiting) < num_before
+        load.is_read = True
+        load.phase = LoadPhase.CONFIRMING
+        self._advance_confirming(load)
+        return True
+
+    def _post_part(self, load: Load, peer: Peer) -> None:
+        part = load.waiting.popleft()
+        load.reads.append((self._transport.start_read(peer.name, part.source_block_ids, part.block_ids), part))
+        peer.num_reads += 1
+        peer.bytes_in_flight += part.num_bytes
+        self._bytes_in_flight += part.num_bytes
 
     def _advance_confirming(self, load: Load) -> bool:
+        assert load.peer is not None
         now_s = self._clock()
         if now_s < load.next_done_s:
             return False
-        assert load.peer is not None
+        if load.num_dones == _MAX_DONES:
+            self._lose_peer(load.peer, "no answer to done")
+            return True
+        load.num_dones += 1
         load.next_done_s = now_s + self._limits.done_retry_s
         self._send(load.peer, Done(lease_id=load.order.params.lease_id, reader=load.reader_id))
         return True
 
     def _advance_stopping(self, load: Load) -> bool:
-        before = len(load.reads)
-        if self._poll_reads(load):
-            load.quiet_at_s = self._clock() + _QUIET_S
+        num_before = len(load.reads)
+        self._poll_reads(load)
         if load.reads:
-            if self._clock() >= load.deadline_s and not load.is_hanging:
-                load.is_hanging = True
-                logger.warning(
-                    "destination blocks stay held until a read that hangs has ended: request_id=%s num_reads=%d",
-                    load.order.request_id,
-                    len(load.reads),
-                )
-            return before != len(load.reads)
+            if self._clock() >= load.deadline_s and not load.has_stalled:
+                self._stall(load)
+            return len(load.reads) < num_before
         if self._clock() < load.quiet_at_s:
             return False
-        self._finish_stopping(load)
+        if self._may_retry(load):
+            self._retry(load)
+        else:
+            self.heartbeat.release(load.order.params)
+            self._end(load)
         return True
 
-    def _finish_stopping(self, load: Load) -> None:
-        """No read is left. After a broken connection try once more over a new one: it may only have been idle."""
-        has_time = self._clock() < load.deadline_s
+    def _stall(self, load: Load) -> None:
+        load.has_stalled = True
+        logger.warning(
+            "a read hangs, its destination stays held: request_id=%s engine_id=%s num_reads=%d",
+            load.order.request_id,
+            load.order.params.source.engine_id,
+            len(load.reads),
+        )
+        if not load.is_cancelled:
+            self._counters.num_stalled_loads += 1
+            self._on_stalled(load.order.request_id)
+
+    def _may_retry(self, load: Load) -> bool:
+        """After a broken connection a load is tried once more over a new one: the old may only have been idle."""
         is_connection_lost = load.peer is not None and self._peers.find(load.order.params.source) is not load.peer
-        if is_connection_lost and has_time and not load.is_cancelled and load.num_retries < _MAX_RETRIES:
-            logger.info("retrying after a new handshake: request_id=%s", load.order.request_id)
-            load.num_retries += 1
-            load.error = None
-            load.peer = None
-            load.next_done_s = 0.0
-            load.num_bytes = 0
-            self._meet_or_read(load)
-            return
-        if self._peers.find(load.order.params.source) is not None:
-            self._send_release(load.order.params)
-        self._end(load)
+        return (
+            is_connection_lost
+            and not load.is_cancelled
+            and load.num_retries < _MAX_RETRIES
+            and self._clock() < load.deadline_s
+        )
+
+    def _retry(self, load: Load) -> None:
+        """Begin again. What was read completely is only confirmed anew: "done" may have ended the lease already, and
+        the source answers the same reader the same."""
+        logger.info("load retried: request_id=%s error=%s", load.order.request_id, load.error)
+        load.num_retries += 1
+        load.error = None
+        load.peer = None
+        load.num_dones = 0
+        load.next_done_s = 0.0
+        self._counters.num_retried_loads += 1
+        self.heartbeat.expect(load.order.params)
+        self._meet(load)
 
     def _poll_reads(self, load: Load) -> bool:
         """Collect the reads that ended; True when one of them failed."""
-        assert load.peer is not None or not load.reads
         has_failed = False
         for entry in tuple(load.reads):
             read, part = entry
             state = read.poll()
             if state is ReadState.ACTIVE:
                 continue
-            load.reads.remove(entry)
             assert load.peer is not None
+            read.close()
+            load.reads.remove(entry)
             load.peer.num_reads -= 1
             load.peer.bytes_in_flight -= part.num_bytes
             self._bytes_in_flight -= part.num_bytes
-            read.close()
             if state is ReadState.DONE:
                 load.num_bytes += part.num_bytes
                 self._counters.num_bytes += part.num_bytes
             else:
                 has_failed = True
                 load.quiet_at_s = self._clock() + _QUIET_S
-        if load.peer is not None and load.peer.num_reads == 0:
-            self._peers.sweep()
+            if load.peer.num_reads == 0:
+                self._peers.sweep()
         return has_failed
 
     def _may_post(self, peer: Peer, num_bytes: int) -> bool:
@@ -287,9 +318,10 @@ class Reader:
         load.error = load.error or error
         load.waiting.clear()
         load.phase = LoadPhase.STOPPING
+        self.heartbeat.forget(load.order.params)
 
     def _lose_peer(self, peer: Peer, reason: str) -> None:
-        """The connection to a peer broke: forget it, and give up what was being loaded from it."""
+        """The connection to a peer broke: forget it, and give up what was being loaded over it."""
         logger.warning("peer lost: engine_id=%s reason=%s", peer.identity.engine_id, reason)
         self._peers.drop(peer)
         for load in self._loads.values():
@@ -298,43 +330,12 @@ class Reader:
 
     def _end(self, load: Load) -> None:
         del self._loads[load.reader_id]
-        now_s = self._clock()
-        ended = load.ended(now_s=now_s)
-        self._counters.num_transfers += 1
-        self._counters.transfer_s += ended.duration_s
-        self._counters.num_failed_blocks += len(ended.failed_block_ids)
-        if load.error is None:
-            self._counters.num_blocks += len(load.order.block_ids)
-        else:
-            self._counters.num_failed_loads += 1
+        self.heartbeat.forget(load.order.params)
+        ended = load.ended(now_s=self._clock())
+        self._counters.add_load(ended, num_blocks=len(load.order.block_ids), is_cancelled=load.is_cancelled)
+        if load.error is not None:
             logger.info("load failed: request_id=%s error=%s", load.order.request_id, load.error)
         self._on_ended(ended)
-
-    def _renew(self) -> None:
-        now_s = self._clock()
-        due: dict[str, tuple[Peer, list[str]]] = {}
-        for load in self._loads.values():
-            if now_s < load.next_renewal_s:
-                continue
-            load.next_renewal_s = now_s + self._limits.renewal_period_s
-            peer = self._peers.find(load.order.params.source)
-            if peer is not None and load.phase is not LoadPhase.STOPPING:
-                due.setdefault(peer.name, (peer, []))[1].append(load.order.params.lease_id)
-        for peer, lease_ids in due.values():
-            self._send(peer, Renew(lease_ids=tuple(lease_ids)))
-
-    def _flush_releases(self) -> bool:
-        finished = [params for handshake, params in self._releases if handshake.is_finished]
-        if finished:
-            self._releases = [entry for entry in self._releases if not entry[0].is_finished]
-            for params in finished:
-                self._send_release(params)
-        return bool(finished)
-
-    def _send_release(self, params: KVTransferParams) -> None:
-        peer = self._peers.find(params.source)
-        if peer is not None:
-            self._send(peer, Release(lease_id=params.lease_id))
 
     def _send(self, peer: Peer, notification: Notification) -> None:
         try:

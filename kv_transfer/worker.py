@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TypeVar
 
 from kv_transfer.connector import (
     NO_EVENTS,
@@ -45,6 +47,9 @@ _FIRST_PERIOD_S = 0.0002
 _LAST_PERIOD_S = 0.001
 _IDLE_PERIOD_S = 0.25
 _JOIN_TIMEOUT_S = 30.0
+_DRAIN_TIMEOUT_S = 5.0
+
+Event = TypeVar("Event")
 
 
 class TransferWorker:
@@ -75,6 +80,8 @@ class TransferWorker:
         self._clock = clock
         self._counters = TransferCounters()
         self._ended: deque[LoadEnded] = deque()
+        self._stalled: deque[str] = deque()
+        self._num_reported = 0
         self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
         self._has_news = False
@@ -99,6 +106,7 @@ class TransferWorker:
             clock=clock,
             counters=self._counters,
             on_ended=self._ended.append,
+            on_stalled=self._stalled.append,
         )
         leases.on_change = self._notify
         transport.on_news = self._notify
@@ -114,11 +122,10 @@ class TransferWorker:
     def collect(self) -> ConnectorEvents:
         """Take what ended since the last call, each event once."""
         self._leases.expire()
-        loads: list[LoadEnded] = []
-        while self._ended:
-            loads.append(self._ended.popleft())
-        leases = self._leases.take_ended()
-        return ConnectorEvents(loads=tuple(loads), leases=leases) if loads or leases else NO_EVENTS
+        events = ConnectorEvents(
+            loads=_take_all(self._ended), leases=self._leases.take_ended(), stalled=_take_all(self._stalled)
+        )
+        return NO_EVENTS if events.is_empty else events
 
     def stats(self) -> TransferStats:
         """Counters since the start."""
@@ -170,12 +177,14 @@ class TransferWorker:
             self._condition.notify()
 
     def _begin(self, orders: ConnectorOrders) -> None:
+        for params in orders.expected:
+            self._reader.heartbeat.expect(params)
         for order in orders.loads:
             self._reader.begin(order)
         for request_id in orders.cancelled_loads:
             self._reader.cancel(request_id)
         for params in orders.releases:
-            self._reader.release(params)
+            self._reader.heartbeat.release(params)
 
     def _admit(self, hello: Hello, admitted: Future[None]) -> None:
         try:
@@ -205,9 +214,16 @@ class TransferWorker:
             self._take(sender, message)
             did_anything = True
         did_anything |= self._reader.advance()
-        if self._ended or self._leases.has_ended:
-            self._wake()
+        self._report()
         return did_anything
+
+    def _report(self) -> None:
+        """Wake the engine when something ended since it was last woken."""
+        counters = self._counters
+        num_events = counters.num_transfers + counters.num_stalled_loads + self._leases.num_ended
+        if num_events != self._num_reported:
+            self._num_reported = num_events
+            self._wake()
 
     def _take(self, sender: str, message: bytes) -> None:
         try:
@@ -238,7 +254,8 @@ class TransferWorker:
         try:
             self._transport.send(sender, encode_notification(ack))
         except TransportError as error:
-            logger.info("acknowledgement not sent, the reader will give up by itself: %s", error)
+            logger.info("acknowledgement not sent: %s", error)
+            self._peers.drop_by_name(sender)
 
     def _sleep(self, *, did_anything: bool) -> None:
         with self._condition:
@@ -260,9 +277,10 @@ class TransferWorker:
     def _shut_down(self) -> None:
         """Runs in the thread, as its last act. What was posted until now is still answered."""
         self._leases.on_change = None
-        self._transport.on_news = None
+        self._reader.give_up()
+        self._drain()
         self._transport.close()
-        self._reader.stop()
+        self._reader.end_all()
         self._leases.abort_all()
         self._peers.close()
         with self._condition:
@@ -272,3 +290,17 @@ class TransferWorker:
         for command in commands:
             command()
         self._wake()
+
+    def _drain(self) -> None:
+        """Let reads in flight end: closing the transport under them can crash the peers that serve them."""
+        deadline_s = time.monotonic() + _DRAIN_TIMEOUT_S
+        self._reader.advance()
+        while self._reader.has_reads and time.monotonic() < deadline_s:
+            with self._condition:
+                self._condition.wait(_LAST_PERIOD_S)
+            self._reader.advance()
+
+
+def _take_all(events: deque[Event]) -> tuple[Event, ...]:
+    """Empty a queue that another thread fills."""
+    return tuple(events.popleft() for _ in range(len(events)))
