@@ -53,7 +53,8 @@ class Admission:
         limit = self._settings.max_num_queued
         if self.num_waiting >= limit:
             raise QueueFullError(
-                what="requests waiting for KV memory", limit=limit, retry_after_s=self._settings.retry_after_s
+                f"too many requests waiting for KV memory: the limit is {limit}; try again later",
+                retry_after_s=self._settings.retry_after_s,
             )
         granted: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._queue, _Waiting(priority, next(self._order), num_blocks, granted))

@@ -10,13 +10,13 @@ from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from kv_transfer.params import KVTransferParams
 from router.aborts import AbortSender
 from router.counters import RouterCounters
-from router.errors import WorkerFailedError
+from router.errors import RouterError, WorkerFailedError
 from router.generation import Generation
 from router.output_streams import OutputStreams
 from router.pool import ReplicaPool, Reservation
 from router.settings import RouterSettings
 from router.submissions import Submissions
-from router.worker_errors import delta_error, is_retryable, refusal_error
+from router.worker_errors import is_lost, is_retryable, raise_for_error, refusal_error
 from router.workers import WorkerRefusedError, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -81,6 +81,7 @@ class DecodePhase:
         num_tokens_before = len(generation.output_token_ids)
         tried: set[str] = set()
         reason = ""
+        failure: RouterError | None = None
         for attempt in range(1 + self._settings.migration_limit):
             self._counters.num_migrations += attempt > 0
             generation.stage = "decode" if attempt == 0 else f"decode, moved {attempt} times"
@@ -95,15 +96,16 @@ class DecodePhase:
                 if not is_retryable(error):
                     raise refusal_error(error) from error
                 reason = str(error)
+                failure = refusal_error(error)
             except WorkerUnavailableError as error:
                 reason = str(error)
                 self._pool.note_failure(replica_id, error.reason)
             else:
-                if final.finish_reason is FinishReason.ERROR:
-                    raise delta_error(final)
-                if final.finish_reason is not FinishReason.ABORT:
+                if not is_lost(final):
+                    raise_for_error(final)
                     return attempt == 0
                 reason = f"{replica_id} gave the request up"
+                self._pool.note_failure(replica_id, reason)
             finally:
                 reservation.release()
             logger.warning(
@@ -112,7 +114,7 @@ class DecodePhase:
                 len(generation.output_token_ids),
                 reason,
             )
-        raise WorkerFailedError(
+        raise failure or WorkerFailedError(
             f"decode failed on {1 + self._settings.migration_limit} replicas, at last with: {reason}",
             code="decode_failed",
             retry_after_s=self._settings.retry_after_s,

@@ -91,9 +91,6 @@ class QueueFullError(RouterError):
 
     code = "queue_full"
 
-    def __init__(self, *, what: str, limit: int, retry_after_s: float) -> None:
-        super().__init__(f"too many {what}: the limit is {limit}; try again later", retry_after_s=retry_after_s)
-
 
 class DeadlineExceededError(RouterError):
     """The request was not done by its deadline."""

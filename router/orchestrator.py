@@ -22,7 +22,7 @@ from router.output_streams import OutputStreams
 from router.pool import Replica, ReplicaPool, Reservation
 from router.settings import RouterSettings
 from router.submissions import Submissions
-from router.worker_errors import delta_error, is_retryable, refusal_error
+from router.worker_errors import is_lost, is_retryable, raise_for_error, refusal_error
 from router.workers import DecodePool, PrefillPool, WorkerError, WorkerRefusedError
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -83,7 +83,10 @@ class Orchestrator:
         limit = self._settings.max_num_requests
         if len(self._alive) >= limit:
             self._counters.num_refused += 1
-            raise QueueFullError(what="requests in progress", limit=limit, retry_after_s=self._settings.retry_after_s)
+            raise QueueFullError(
+                f"too many requests in progress: the limit is {limit}; try again later",
+                retry_after_s=self._settings.retry_after_s,
+            )
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         generation = Generation(request=request, timeout_s=timeout_s, deadline_s=deadline_s)
         self._counters.num_requests += 1
@@ -166,6 +169,7 @@ class Orchestrator:
         generation.stage = "prefill"
         tried: set[str] = set()
         reason = ""
+        failure: RouterError | None = None
         for attempt in range(self._settings.max_prefill_attempts):
             self._counters.num_prefill_retries += attempt > 0
             replica = await self._prefill_pool.choose_or_wait(tried, is_retry=attempt > 0)
@@ -176,18 +180,19 @@ class Orchestrator:
                 if not is_retryable(error):
                     raise refusal_error(error) from error
                 reason = str(error)
+                failure = refusal_error(error)
             except WorkerError as error:
                 reason = str(error)
                 self._prefill_pool.note_failure(replica.replica_id, reason)
                 self._prefill_aborts.abort(replica.replica_id, generation.request_id)
             else:
-                if delta.finish_reason is FinishReason.ERROR:
-                    raise delta_error(delta)
-                if delta.finish_reason is not FinishReason.ABORT:
+                if not is_lost(delta):
+                    raise_for_error(delta)
                     return replica.replica_id, delta
                 reason = f"{replica.replica_id} gave the request up"
+                self._prefill_pool.note_failure(replica.replica_id, reason)
             logger.warning("prefill failed: request_id=%s: %s", generation.request_id, reason)
-        raise WorkerFailedError(
+        raise failure or WorkerFailedError(
             f"prefill failed {self._settings.max_prefill_attempts} times, at last with: {reason}",
             code="prefill_failed",
             retry_after_s=self._settings.retry_after_s,

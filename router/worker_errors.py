@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engine.messages import TokenDelta
+from engine.messages import FinishReason, TokenDelta
 from router.errors import InvalidRequestError, QueueFullError, RouterError, WorkerFailedError
 from router.workers import WorkerRefusedError
 
 _ELSEWHERE_CODES = frozenset({"queue_full", "duplicate_request", "draining", "engine_dead"})
-_CALLER_CODES = frozenset({"prompt_too_long", "invalid_request"})
+_CALLER_CODES = frozenset({"prompt_too_long", "empty_prompt", "invalid_max_tokens"})
 
 
 def is_retryable(error: WorkerRefusedError) -> bool:
@@ -15,17 +15,30 @@ def is_retryable(error: WorkerRefusedError) -> bool:
     return error.code in _ELSEWHERE_CODES
 
 
+def is_lost(delta: TokenDelta) -> bool:
+    """True when the engine gave the request up because of its own end, so that another one can go on."""
+    if delta.finish_reason is FinishReason.ABORT:
+        return True
+    return delta.error is not None and delta.error.code in _ELSEWHERE_CODES
+
+
 def refusal_error(error: WorkerRefusedError) -> RouterError:
     """The caller's error for a refusal."""
     if error.code == "queue_full":
-        return QueueFullError(what="requests waiting on the workers", limit=0, retry_after_s=1.0)
+        return QueueFullError(str(error), retry_after_s=1.0)
     if error.code in _CALLER_CODES:
         return InvalidRequestError(str(error), code=error.code)
     return WorkerFailedError(str(error), code=error.code)
 
 
-def delta_error(delta: TokenDelta) -> RouterError:
-    """The caller's error for a request that an engine ended with one."""
+def raise_for_error(delta: TokenDelta) -> None:
+    """Do nothing unless the engine ended the request with an error.
+
+    Raises:
+        WorkerFailedError: It did; the code is the engine's.
+    """
+    if delta.finish_reason is not FinishReason.ERROR:
+        return
     if delta.error is None:
-        return WorkerFailedError("the engine ended the request with an error and did not say which")
-    return WorkerFailedError(delta.error.message, code=delta.error.code)
+        raise WorkerFailedError("the engine ended the request with an error and did not say which")
+    raise WorkerFailedError(delta.error.message, code=delta.error.code)

@@ -242,9 +242,7 @@ class FakeDecodePool(_FakePool):
         self._progress: dict[tuple[str, str], int] = {}
         self._stepping: dict[str, asyncio.Task[None]] = {}
 
-    async def submit(
-        self, replica_id: str, requests: Sequence[GenerateRequest]
-    ) -> Sequence[WorkerRefusedError | None]:
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests; a request with transfer parameters reads its KV at once, which ends the lease."""
         replica = self.replicas[replica_id]
         replica.check_alive()

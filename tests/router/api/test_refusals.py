@@ -1,0 +1,230 @@
+"""Bad input: each refusal has its status, OpenAI's shape, and the parameter's name; nothing reaches a worker."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.router_rig import FAST, RouterRig, router_rig
+from tests.support.router_tokenizer import write_model_dir
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
+    async with router_rig(model_dir, settings=dataclasses.replace(FAST, max_body_bytes=50_000)) as rig:
+        yield rig
+
+
+BAD_VALUES: list[tuple[dict[str, Any], str]] = [
+    ({"no_such_thing": 1}, "no_such_thing"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 2.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0.0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"seed": 2**63}, "seed"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 100_000}, "n"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"other": True}}, "stream_options"),
+    ({"best_of": 2}, "best_of"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"user": 5}, "user"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_VALUES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_bad_parameter_is_named(rig: RouterRig, path: str, fields: dict[str, Any], param: str) -> None:
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
+
+    response = await rig.client.post(path, json={**base, **fields})
+
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param in error["message"]
+    assert rig.prefill[0].seen == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": MESSAGES, "logprobs": True}, "logprobs"),
+        ({"messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
+        (
+            {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
+    ],
+)
+async def test_bad_chat_is_named(rig: RouterRig, body: dict[str, Any], param: str) -> None:
+    response = await rig.client.post(CHAT, json=body)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "no tokens"),
+        ([], "at least 1"),
+        ([[]], "at least 1"),
+        ([5, 399, 400], "400"),
+        ([5, -1], "greater"),
+        ([5, "a"], "valid"),
+        ([True], "valid"),
+        (None, "valid"),
+        ({"a": 1}, "valid"),
+    ],
+)
+async def test_bad_prompt_is_refused(rig: RouterRig, prompt: object, words: str) -> None:
+    response = await rig.client.post(TEXT, json={"prompt": prompt})
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "prompt")
+    assert words in error["message"]
+
+
+async def test_neutral_values_of_unsupported_parameters_are_fine(rig: RouterRig) -> None:
+    neutral = {"best_of": 1, "logit_bias": {}, "response_format": {"type": "text"}, "logprobs": None, "suffix": None}
+
+    response = await rig.complete("hi", max_tokens=2, user="me", metadata={"a": "b"}, **neutral)
+
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1,2]", b"null", b"\xff\xfe", b'{"prompt": "\\ud800"}', b'{"prompt": NaN}']
+)
+async def test_malformed_body_is_a_400(rig: RouterRig, body: bytes) -> None:
+    response = await rig.client.post(TEXT, content=body)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_prompt_that_is_too_long_names_both_lengths(rig: RouterRig) -> None:
+    response = await rig.complete([5] * 512, max_tokens=1)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["message"].count("512") == 2
+    assert rig.prefill[0].seen == []
+
+
+async def test_more_output_than_fits_is_refused(rig: RouterRig) -> None:
+    response = await rig.complete([5] * 500, max_tokens=13)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "max_tokens")
+    assert all(number in error["message"] for number in ("500", "13", "512"))
+
+
+async def test_unknown_model_is_a_404_that_names_the_served_one(rig: RouterRig) -> None:
+    response = await rig.complete("hi", model="other")
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "tiny" in error["message"]
+
+
+@pytest.mark.parametrize("declares_length", [True, False])
+async def test_body_that_is_too_large_is_a_413(rig: RouterRig, declares_length: bool) -> None:
+    num_chunks_read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal num_chunks_read
+        for _ in range(100):
+            num_chunks_read += 1
+            yield b" " * 10_000
+
+    content: bytes | AsyncIterator[bytes] = b" " * 1_000_000 if declares_length else chunks()
+    response = await rig.client.post(TEXT, content=content)
+
+    assert response.status_code == 413
+    assert "50000" in response.json()["error"]["message"]
+    assert declares_length or num_chunks_read < 100
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "1e9"])
+async def test_bad_timeout_header_is_named(rig: RouterRig, value: str) -> None:
+    response = await rig.client.post(TEXT, json={"prompt": "hi"}, headers={"X-Request-Timeout": value})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "X-Request-Timeout"
+
+
+async def test_unknown_path_and_wrong_method_have_the_same_shape(rig: RouterRig) -> None:
+    missing = await rig.client.get("/v1/nothing")
+    wrong = await rig.client.get(TEXT)
+
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_conversation_that_the_template_refuses_is_a_400(tmp_path: Path) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    async with router_rig(write_model_dir(tmp_path, config={"chat_template": template})) as rig:
+        error = (await rig.chat("hi")).json()["error"]
+
+        assert error["param"] == "messages"
+        assert "roles must alternate" in error["message"]
+
+
+async def test_model_without_a_template_says_what_to_use(tmp_path: Path) -> None:
+    async with router_rig(write_model_dir(tmp_path, config={"chat_template": None})) as rig:
+        response = await rig.chat("hi")
+
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "no_chat_template")
+
+
+async def test_no_healthy_replica_is_a_503_with_retry_after(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_decode=0) as rig:
+        response = await rig.complete("hi")
+
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_healthy_replica")
+        assert int(response.headers["retry-after"]) >= 1
+        assert rig.prefill[0].seen == []
+
+
+async def test_refusals_of_the_engine_keep_their_code(rig: RouterRig) -> None:
+    rig.prefill[0].refuse_code = "prompt_too_long"
+    response = await rig.complete("hi", max_tokens=3)
+
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "prompt_too_long")

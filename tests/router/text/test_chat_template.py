@@ -1,0 +1,116 @@
+"""Chat templates as Hugging Face renders them, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from router.errors import ModelDirectoryError
+from router.text.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief & <kind>."},
+    {"role": "user", "content": 'Hi "you" 日本'},
+    {"role": "assistant", "content": "  Hello.\n"},
+    {"role": "user", "content": "Bye"},
+]
+TEMPLATES = {
+    "blocks are trimmed": "{% for m in messages %}\n    {% if loop.first %}\n  A\n    {% endif %}\n{{ m.content }}\n{% endfor %}",
+    "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.role }};{% endfor %}",
+    "tojson": "{% for m in messages %}{{ m | tojson }}{{ m | tojson(indent=2) }}{% endfor %}",
+    "methods": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+    "{{ ns.n }}{{ m['content'].strip().split(' ')[0].upper() }}{% endfor %}",
+    "generation mark": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "prompt": "{{ bos_token }}{{ messages[-1].content }}{% if add_generation_prompt %}>>{% endif %}{{ eos_token }}",
+    "tools are none": "{% if tools is not none %}T{% endif %}{{ messages[0].role }}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_rendering_equals_transformers(name: str, add_generation_prompt: bool) -> None:
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    theirs, _ = render_jinja_template(
+        conversations=[MESSAGES],
+        chat_template=TEMPLATES[name],
+        add_generation_prompt=add_generation_prompt,
+        **special,
+    )
+
+    ours = ChatTemplate(TEMPLATES[name], special_tokens=special).render(
+        MESSAGES, add_generation_prompt=add_generation_prompt
+    )
+
+    assert ours == theirs[0]
+
+
+def test_date_of_today_can_be_asked_for() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y') | length }}", special_tokens={})
+
+    assert template.render(MESSAGES) == "4"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no such role') }}",
+        "{{ messages[0].missing.deeper }}",
+        "{{ 1 / 0 }}",
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(999999999) %}x{% endfor %}",
+    ],
+)
+def test_failing_or_forbidden_template_is_a_clean_error(source: str) -> None:
+    template = ChatTemplate(source, special_tokens={})
+
+    with pytest.raises(ChatTemplateError) as caught:
+        template.render(MESSAGES)
+
+    assert caught.value.param == "messages"
+
+
+def test_template_sees_extra_arguments() -> None:
+    template = ChatTemplate("{% if enable_thinking %}think{% else %}talk{% endif %}", special_tokens={})
+
+    assert template.render(MESSAGES) == "talk"
+    assert template.render(MESSAGES, arguments={"enable_thinking": True}) == "think"
+
+
+def write(path: Path, content: dict[str, object] | str) -> None:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def test_file_of_its_own_comes_before_the_tokenizer_config(tmp_path: Path) -> None:
+    write(tmp_path / "tokenizer_config.json", {"chat_template": "config"})
+    write(tmp_path / "chat_template.jinja", "file")
+
+    template = load_chat_template(tmp_path, special_tokens={})
+
+    assert template is not None
+    assert template.render(MESSAGES) == "file"
+
+
+def test_default_of_several_templates_is_taken(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    write(tmp_path / "tokenizer_config.json", {"chat_template": several})
+
+    template = load_chat_template(tmp_path, special_tokens={})
+
+    assert template is not None
+    assert template.render(MESSAGES) == "D"
+
+
+def test_directory_without_template_has_none(tmp_path: Path) -> None:
+    assert load_chat_template(tmp_path, special_tokens={}) is None
+
+
+def test_template_with_a_syntax_error_is_refused_at_start(tmp_path: Path) -> None:
+    write(tmp_path / "tokenizer_config.json", {"chat_template": "{% if %}"})
+
+    with pytest.raises(ModelDirectoryError, match="does not compile"):
+        load_chat_template(tmp_path, special_tokens={})

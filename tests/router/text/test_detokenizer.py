@@ -1,0 +1,132 @@
+"""Incremental text against decoding everything at once, for the kinds of tokenizers that models come with."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from router.text.detokenizer import ByteDetokenizer, DetokenizerFactory, WindowDetokenizer
+from router.text.tokenizer import Tokenizer as TextTokenizer
+from tests.support.router_tokenizer import EOS, byte_level_tokenizer
+
+
+def sentencepiece_tokenizer() -> Tokenizer:
+    """Words with a space mark, and bytes for everything else, as Llama 2 and Mistral have it."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += ["▁", "▁hello", "▁world", "lo", "▁the", "a", "b", "e", "h", "l", "o", "é", "."]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("l", "o")], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    return tokenizer
+
+
+def word_tokenizer() -> Tokenizer:
+    """Whole words without a decoder: a token's text depends on whether one is before it."""
+    words = {word: index for index, word in enumerate(["[UNK]", "the", "quick", "brown", "fox", "."])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def wordpiece_tokenizer() -> Tokenizer:
+    """Pieces that join the word before them, and a clean-up of spaces before punctuation."""
+    words = {word: index for index, word in enumerate(["[UNK]", "run", "##ner", "##s", "fast", "."])}
+    tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+BYTE_LEVEL = TextTokenizer(byte_level_tokenizer())
+SENTENCEPIECE = TextTokenizer(sentencepiece_tokenizer())
+WORDS = TextTokenizer(word_tokenizer())
+BYTE_LEVEL_FACTORY = DetokenizerFactory(BYTE_LEVEL)
+SENTENCEPIECE_FACTORY = DetokenizerFactory(SENTENCEPIECE)
+
+
+def streamed(factory: DetokenizerFactory, prompt: list[int], output: list[int], sizes: list[int]) -> list[str]:
+    """The pieces of text when tokens come in steps of the given sizes, one by one after that."""
+    detokenizer = factory.make(prompt)
+    pieces: list[str] = []
+    rest = list(output)
+    for size in sizes:
+        pieces.append(detokenizer.push(rest[:size]))
+        rest = rest[size:]
+    pieces += [detokenizer.push([token]) for token in rest]
+    return [*pieces, detokenizer.finish()]
+
+
+@given(
+    tokens=st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1), max_size=24),
+    sizes=st.lists(st.integers(1, 4), max_size=6),
+)
+def test_byte_level_stream_equals_decoding_at_once(tokens: list[int], sizes: list[int]) -> None:
+    pieces = streamed(BYTE_LEVEL_FACTORY, [5], tokens, sizes)
+
+    assert "".join(pieces) == BYTE_LEVEL.decode(tokens)
+
+
+@given(text=st.text(max_size=20))
+def test_no_piece_of_well_formed_text_holds_half_a_character(text: str) -> None:
+    tokens = BYTE_LEVEL.encode(text)
+
+    pieces = streamed(BYTE_LEVEL_FACTORY, [5], tokens, [])
+
+    assert "".join(pieces) == text
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
+
+
+@given(text=st.text(alphabet="helo ab.é日🙂", min_size=1, max_size=20))
+def test_sentencepiece_stream_continues_the_prompt_exactly(text: str) -> None:
+    prompt, whole = SENTENCEPIECE.encode("hello"), SENTENCEPIECE.encode("hello" + text)
+    if whole[: len(prompt)] != prompt:
+        return
+    pieces = streamed(SENTENCEPIECE_FACTORY, prompt, whole[len(prompt) :], [])
+
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_sentencepiece_output_keeps_the_space_of_its_first_word() -> None:
+    world = SENTENCEPIECE.token_id("▁world")
+    assert world is not None
+
+    assert streamed(SENTENCEPIECE_FACTORY, SENTENCEPIECE.encode("hello"), [world], [])[0] == " world"
+
+
+@pytest.mark.parametrize("make", [word_tokenizer, wordpiece_tokenizer])
+def test_other_tokenizers_stream_what_decoding_at_once_gives(make: type) -> None:
+    tokenizer = TextTokenizer(make())
+    factory = DetokenizerFactory(tokenizer)
+    prompt, output = [1], [2, 3, 4, 1, 2, 4, 3, 2, 1, 4, 3, 5, 1, 2]
+
+    pieces = streamed(factory, prompt, output, [2, 1, 3])
+
+    assert isinstance(factory.make(prompt), WindowDetokenizer)
+    assert "".join(pieces) == tokenizer.decode([*prompt, *output])[len(tokenizer.decode(prompt)) :]
+
+
+def test_tabulated_tokenizers_do_not_ask_the_library_while_streaming() -> None:
+    assert isinstance(BYTE_LEVEL_FACTORY.make([1]), ByteDetokenizer)
+    assert isinstance(SENTENCEPIECE_FACTORY.make([1]), ByteDetokenizer)
+
+
+def test_bytes_that_never_become_a_character_come_at_the_end() -> None:
+    emoji = BYTE_LEVEL.encode("🙂")
+    detokenizer = BYTE_LEVEL_FACTORY.make([1])
+
+    assert detokenizer.push(emoji[:-1]) == ""
+    assert detokenizer.finish() == "\ufffd"
+
+
+def test_special_tokens_are_silent_unless_they_are_asked_for() -> None:
+    end = BYTE_LEVEL.token_id(EOS)
+    assert end is not None
+
+    assert BYTE_LEVEL_FACTORY.make([1]).push([end]) == ""
+    assert BYTE_LEVEL_FACTORY.make([1], skip_special_tokens=False).push([end]) == EOS

@@ -1,0 +1,84 @@
+"""Stop strings against the naive definition, for any text in any pieces."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.text.stop_strings import StopStrings
+
+TEXTS = st.text(alphabet="abc", max_size=30)
+STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4)
+
+
+def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """Grow the text by one character at a time until it ends with a stop string; of several, the longest counts."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({min(cut, len(text)) for cut in cuts})
+    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def run(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
+    checker = StopStrings(stops)
+    emitted = ""
+    for piece in pieces:
+        match = checker.push(piece)
+        emitted += match.text
+        if match.stop is not None:
+            return emitted, match.stop
+    return emitted + checker.finish(), None
+
+
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=8))
+def test_cut_equals_the_naive_definition_however_the_text_arrives(text: str, stops: list[str], cuts: list[int]) -> None:
+    assert run(stops, pieces_of(text, cuts)) == naive(text, stops)
+
+
+@given(text=TEXTS, stops=STOPS)
+def test_no_emitted_text_is_ever_taken_back(text: str, stops: list[str]) -> None:
+    checker = StopStrings(stops)
+    expected, _ = naive(text, stops)
+    emitted = ""
+    for character in text:
+        match = checker.push(character)
+        emitted += match.text
+        assert expected.startswith(emitted)
+        if match.stop is not None:
+            break
+
+
+def test_text_is_held_back_only_while_a_stop_string_can_begin_in_it() -> None:
+    checker = StopStrings(["</end>"])
+
+    assert checker.push("one </").text == "one "
+    assert checker.push("two").text == "</two"
+
+
+def test_stop_string_across_pieces_is_found_and_not_emitted() -> None:
+    checker = StopStrings(["STOP"])
+
+    first, second = checker.push("go ST"), checker.push("OP on")
+
+    assert (first.text, first.stop) == ("go ", None)
+    assert (second.text, second.stop) == ("", "STOP")
+
+
+def test_stop_string_is_emitted_where_it_is_asked_for() -> None:
+    match = StopStrings(["STOP"], include=True).push("go STOP on")
+
+    assert (match.text, match.stop) == ("go STOP", "STOP")
+
+
+def test_held_text_comes_at_the_end() -> None:
+    checker = StopStrings(["abc"])
+
+    assert checker.push("xab").text == "x"
+    assert checker.finish() == "ab"
