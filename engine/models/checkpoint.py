@@ -21,6 +21,9 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 NUM_HASH_SAMPLES = 64
 HASH_SAMPLE_BYTES = 4096
+MIN_BYTES_PER_WEIGHT = 2
+COMPUTED_TENSOR_SUFFIX = "rotary_emb.inv_freq"
+"""Old checkpoints store the rotary frequencies; they follow from config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,25 +96,40 @@ def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: P
 
 
 def _load_tensor(tensors: Any, name: str, file: Path, targets: Mapping[str, torch.Tensor]) -> int:
+    """Load one tensor; returns its bytes."""
+    if name.endswith(COMPUTED_TENSOR_SUFFIX):
+        return 0
     target = targets.get(name)
     if target is None:
-        if _may_be_left_out(name, targets):
-            return 0
-        raise CheckpointError(f"{file} holds tensor {name}, which this architecture does not have")
+        raise CheckpointError(f"{file} holds tensor {name}, which config.json has no place for")
     source: torch.Tensor = tensors.get_tensor(name)
     if source.shape != target.shape:
         raise CheckpointError(
             f"{file}: tensor {name} has shape {list(source.shape)}, config.json asks for {list(target.shape)}"
         )
-    if not source.is_floating_point() or source.element_size() < 2:
+    if not source.is_floating_point() or source.element_size() < MIN_BYTES_PER_WEIGHT:
         raise CheckpointError(f"{file}: tensor {name} has dtype {source.dtype}; quantized weights are not supported")
     target.copy_(source)
     return source.nbytes
 
 
-def _may_be_left_out(name: str, targets: Mapping[str, torch.Tensor]) -> bool:
-    """Rotary frequencies are computed, and a tied head is the embedding: old checkpoints store both all the same."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and name not in targets)
+def has_tensor(path: Path, name: str) -> bool:
+    """True when a checkpoint stores a tensor of that name.
+
+    Raises:
+        CheckpointError: A shard is missing or damaged.
+    """
+    for shard in find_shards(path):
+        if shard.tensor_names is not None:
+            if name in shard.tensor_names:
+                return True
+            continue
+        try:
+            with safe_open(shard.file, framework="pt") as tensors:
+                return name in tensors.keys()  # noqa: SIM118  (not a mapping)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{shard.file} is damaged or truncated: {error}") from None
+    return False
 
 
 def model_hash(path: Path, config: ModelConfig) -> str:

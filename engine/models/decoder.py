@@ -76,9 +76,20 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Token ids and a paged cache in, hidden states and logits out."""
+    """Token ids and a paged cache in, hidden states and logits out.
 
-    def __init__(self, config: ModelConfig, *, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+    ``has_own_head``: the checkpoint stores a head although config.json calls it tied; what is stored counts.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        max_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        has_own_head: bool = False,
+    ) -> None:
         self.config = config
         self.dtype = dtype
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -86,7 +97,7 @@ class Decoder:
             DecoderLayer(config, index=index, dtype=dtype, device=device) for index in range(config.num_layers)
         ]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
-        self.lm_head = LMHead(self.embedding, tied=config.tie_word_embeddings)
+        self.lm_head = LMHead(self.embedding, tied=config.tie_word_embeddings and not has_own_head)
         self.rotary = RotaryEmbedding(config.rope, head_dim=config.head_dim, max_positions=max_positions, device=device)
 
     def targets(self) -> dict[str, torch.Tensor]:

@@ -25,6 +25,13 @@ def choose_device(name: DeviceName) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def choose_dtype(name: DTypeName, model: ModelConfig) -> torch.dtype:
-    """The precision called ``name``; ``auto`` is the checkpoint's."""
-    return DTYPES[model.dtype if name == "auto" else name]
+def choose_dtype(name: DTypeName, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The precision called ``name``; ``auto`` is the checkpoint's.
+
+    Raises:
+        ConfigError: The device's attention kernel does not take it.
+    """
+    dtype = DTYPES[model.dtype if name == "auto" else name]
+    if device.type == "cuda" and dtype is torch.float32:
+        raise ConfigError(f"dtype float32 ({name}) does not run on cuda; use dtype bfloat16 or float16, or device cpu")
+    return dtype

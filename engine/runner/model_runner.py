@@ -11,14 +11,15 @@ from engine.attention.batch import AttentionBatch
 from engine.attention.factory import build_attention
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.models.checkpoint import ProgressCallback, load_weights, model_hash
+from engine.models.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
 from engine.models.decoder import Decoder
 from engine.models.generation import load_generation_defaults
 from engine.models.model_config import ModelConfig, load_model_config
 from engine.runner.device import choose_device, choose_dtype
-from engine.runner.input_batch import InputBatch, StepInputs
+from engine.runner.input_batch import InputBatch, LongArray, StepInputs
 from engine.runner.kv_cache import KVCache
 from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
+from engine.runner.upload import upload
 from engine.sample.sampler import Sampler
 from engine.step import NOTHING_SAMPLED, ModelRunnerOutput, SchedulerOutput
 from kv_transfer.layout import KVLayout, KVRegion
@@ -40,12 +41,18 @@ class ModelRunner:
         self.model_config: ModelConfig = load_model_config(source.path)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
-        self.dtype = choose_dtype(source.dtype, self.model_config)
+        self.dtype = choose_dtype(source.dtype, self.model_config, self.device)
         self.max_model_len = _choose_max_model_len(config.scheduler.max_model_len, self.model_config)
         if source.num_threads is not None:
             torch.set_num_threads(source.num_threads)
         self.layout = self._describe_layout()
-        self._model = Decoder(self.model_config, max_positions=self.max_model_len, dtype=self.dtype, device=self.device)
+        self._model = Decoder(
+            self.model_config,
+            max_positions=self.max_model_len,
+            dtype=self.dtype,
+            device=self.device,
+            has_own_head=has_tensor(source.path, "lm_head.weight"),
+        )
         load_weights(source.path, self._model.targets(), progress=progress)
         self._model.finish_loading()
         self.kv_cache = self._allocate_cache()
@@ -162,11 +169,8 @@ class ModelRunner:
         plan = self._attention.plan(inputs.attention)
         return self._model.forward(self._upload(inputs.input_ids), self._upload(inputs.positions), plan)
 
-    def _upload(self, array: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+    def _upload(self, array: LongArray) -> torch.Tensor:
+        return upload(array, self.device)
 
 
 def _choose_max_model_len(asked: int | None, model: ModelConfig) -> int:

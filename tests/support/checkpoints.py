@@ -24,8 +24,9 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 VOCAB_SIZE = 320
 MAX_POSITION_EMBEDDINGS = 1024
 MATRIX_STD = 0.15
-HEAD_STD = 1.0
-"""Wide: logits spread over tens, so that rounding never changes which is the largest."""
+EMBEDDING_STD = 1.0
+HEAD_STD = 0.3
+"""Wide: logits spread over tens, so that rounding hardly ever changes which is the largest."""
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -62,20 +63,22 @@ def make_checkpoint(
         model = AutoModelForCausalLM.from_config(config)
     model = model.to_empty(device="cpu").float()
     model.tie_weights()
+    # A tied matrix is drawn as a head: as wide as an embedding it would only repeat the last token.
+    embedding_std = HEAD_STD if config.tie_word_embeddings else EMBEDDING_STD
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(_draw(name, parameter.shape, generator))
+            parameter.copy_(_draw(name, parameter.shape, generator, embedding_std))
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return path
 
 
-def _draw(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+def _draw(name: str, shape: torch.Size, generator: torch.Generator, embedding_std: float) -> torch.Tensor:
     values = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
         return 1.0 + 0.1 * values
-    if "lm_head" in name or "embed_tokens" in name:
-        return HEAD_STD * values
-    return MATRIX_STD * values
+    if "embed_tokens" in name:
+        return embedding_std * values
+    return (HEAD_STD if "lm_head" in name else MATRIX_STD) * values
 
 
 def load_oracle(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
