@@ -248,7 +248,7 @@ class AsyncEngine:
                     if not self._core.has_unfinished():
                         self._core.rest()
                     self._to_loop(self._deliver, {}, self._core.load_report())
-                    self._core.wake.wait()
+                    self._core.wake.wait(self._core.scheduler.idle_timeout_s())
         except Exception as error:
             logger.exception("the engine's loop failed")
             self._failure = error

@@ -8,26 +8,36 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.async_engine import AsyncEngine
+from engine.client_stream import ENGINE_DEAD
 from engine.engine_core import EngineCore
 from engine.errors import EngineDeadError, PromptTooLongError
 from engine.messages import FinishReason, StepMessage
 from engine.step import ModelRunnerOutput, SchedulerOutput
-from tests.support.chain_engine import chain_engine, greedy_request
+from tests.support.chain_engine import chain_engine
 from tests.support.chain_runner import expected_tokens
+from tests.support.pausable_runner import PausableRunner
+from tests.support.requests import greedy_request
 
 PERIOD_S = 0.05
 
 
 @pytest.fixture
-async def core() -> EngineCore:
+def core() -> EngineCore:
     return chain_engine()
 
 
 @pytest.fixture
-async def engine(core: EngineCore) -> AsyncIterator[AsyncEngine]:
+def runner(core: EngineCore) -> PausableRunner:
+    core.runner = runner = PausableRunner(core.runner)
+    return runner
+
+
+@pytest.fixture
+async def engine(core: EngineCore, runner: PausableRunner) -> AsyncIterator[AsyncEngine]:
     engine = AsyncEngine(core)
     engine.start()
     yield engine
+    runner.let_go()
     await engine.close()
 
 
@@ -85,29 +95,38 @@ async def test_a_refusal_reaches_the_caller_and_spares_the_others(engine: AsyncE
     assert await read_until_finished(stream, {"good"}) == {"good": expected_tokens([1, 2], 4)}
 
 
-async def test_closing_a_stream_aborts_what_its_client_asked_for(core: EngineCore, engine: AsyncEngine) -> None:
+async def test_closing_a_stream_aborts_what_its_client_asked_for(
+    core: EngineCore, engine: AsyncEngine, runner: PausableRunner
+) -> None:
     stream = engine.outputs("gone", report_period_s=PERIOD_S)
     await anext(stream)
+    runner.hold()
     await engine.submit([greedy_request("endless", [1, 2, 3], max_tokens=100, client_id="gone")])
+    await asyncio.to_thread(runner.wait_entered)
 
     await stream.aclose()
+    runner.let_go()
     await engine.abort([])
 
     assert not core.has_unfinished()
+    assert core.stats().scheduler.num_aborted == 1
 
 
-async def test_cancelling_a_caller_aborts_its_request(core: EngineCore, engine: AsyncEngine) -> None:
+async def test_cancelling_a_caller_aborts_its_request(
+    core: EngineCore, engine: AsyncEngine, runner: PausableRunner
+) -> None:
+    runner.hold()
     task = asyncio.create_task(engine.run_to_end(greedy_request("endless", [1, 2, 3], max_tokens=100)))
-    stream = engine.outputs("watcher", report_period_s=PERIOD_S)
-    async for message in stream:
-        if message.load.num_running:
-            break
+    await asyncio.to_thread(runner.wait_entered)
+
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    runner.let_go()
     await engine.abort([])
 
     assert not core.has_unfinished()
+    assert core.stats().scheduler.num_aborted == 1
 
 
 async def test_an_idle_engine_reports_its_load_every_period(engine: AsyncEngine) -> None:
@@ -136,13 +155,14 @@ async def test_a_failing_step_ends_every_request_with_an_error(core: EngineCore,
         await engine.submit([greedy_request("b", [1], max_tokens=1, client_id="c")])
 
 
-async def test_close_ends_what_is_unfinished() -> None:
-    engine = AsyncEngine(chain_engine())
-    engine.start()
+async def test_close_ends_what_is_unfinished(engine: AsyncEngine, runner: PausableRunner) -> None:
+    runner.hold()
     task = asyncio.create_task(engine.run_to_end(greedy_request("a", [1, 2], max_tokens=100)))
-    await engine.abort([])
+    await asyncio.to_thread(runner.wait_entered)
 
-    await engine.close()
-    await engine.close()
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    runner.let_go()
+    await closing
 
-    assert (await task).finish_reason in (FinishReason.ERROR, FinishReason.LENGTH)
+    assert (await task).error == ENGINE_DEAD

@@ -7,7 +7,6 @@ import threading
 from engine.config import CacheConfig, SchedulerConfig
 from engine.core.scheduler import Scheduler
 from engine.engine_core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
 from kv_transfer.connector import ConnectorBuilder
 from tests.support.chain_runner import ChainRunner
 
@@ -37,17 +36,4 @@ def chain_engine(
     )
     return EngineCore(
         scheduler=policy, runner=runner, connector=connector.worker if connector is not None else None, wake=wake
-    )
-
-
-def greedy_request(
-    request_id: str, prompt: list[int], *, max_tokens: int, client_id: str = "", priority: int = 0
-) -> GenerateRequest:
-    """A greedy request that ends by length only."""
-    return GenerateRequest(
-        request_id=request_id,
-        prompt_token_ids=tuple(prompt),
-        sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-        client_id=client_id,
-        priority=priority,
     )

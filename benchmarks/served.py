@@ -1,0 +1,63 @@
+"""A cluster of its own for a benchmark: `baton serve` as a process, stopped at the end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def served_cluster(arguments: Sequence[str]) -> Iterator[str]:
+    """Run ``baton serve`` with ``arguments`` on a free port; yields its URL once it is ready."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("baton")), "serve", "--port", str(port), *arguments],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _wait_until_ready(url, process)
+            yield url
+        except RuntimeError:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace")[-4000:])
+            raise
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(STOP_TIMEOUT_S)
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"baton serve ended with exit code {process.returncode}")
+        try:
+            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"baton serve was not ready within {START_TIMEOUT_S:.0f} s")
