@@ -35,11 +35,16 @@ async def cluster_status(
     rows: dict[str, list[dict[str, object]]] = {}
     sums: Counter[str] = Counter()
     for pool in pools:
-        answers = await asyncio.gather(*(_ask(pool, replica, timeout_s) for replica in pool.replicas))
+        answers = await asyncio.gather(*(_ask(pool, replica, timeout_s) for replica in by_name(pool)))
         rows[pool.role] = [row for row, _ in answers]
         for _, load in answers:
             sums.update(load.counters)
     return {"model": model, "pools": rows, "totals": _totals(sums, counters)}
+
+
+def by_name(pool: ReplicaPool) -> list[Replica]:
+    """The replicas of a pool in the order of their names."""
+    return sorted(pool.replicas, key=lambda replica: replica.replica_id)
 
 
 def _totals(sums: Mapping[str, float], counters: RouterCounters) -> dict[str, object]:

@@ -21,7 +21,7 @@ async def live_app(app: ASGIApp) -> AsyncIterator[str]:
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server._serve([listener]))
         try:
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
                 await asyncio.sleep(0.001)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

@@ -18,7 +18,8 @@ MESSAGES = [
     {"role": "user", "content": "Bye"},
 ]
 TEMPLATES = {
-    "blocks are trimmed": "{% for m in messages %}\n    {% if loop.first %}\n  A\n    {% endif %}\n{{ m.content }}\n{% endfor %}",
+    "blocks are trimmed": "{% for m in messages %}\n    {% if loop.first %}\n  A\n    {% endif %}\n"
+    "{{ m.content }}\n{% endfor %}",
     "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.role }};{% endfor %}",
     "tojson": "{% for m in messages %}{{ m | tojson }}{{ m | tojson(indent=2) }}{% endfor %}",
     "methods": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"

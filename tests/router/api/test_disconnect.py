@@ -1,0 +1,77 @@
+"""Clients that leave, over real sockets: their requests end on both sides, wherever they were."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.live_app import live_app
+from tests.support.router_rig import router_rig, until
+
+ENDLESS = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_that_leaves_frees_everything(model_dir: Path, stage: str, stream: bool) -> None:
+    async with router_rig(model_dir) as rig, live_app(rig.app) as url, httpx.AsyncClient(base_url=url) as client:
+        replica = (rig.prefill if stage == "prefill" else rig.decode)[0]
+        replica.gate.clear()
+        answer = asyncio.create_task(client.post("/v1/completions", json={**ENDLESS, "stream": stream}))
+        await until(lambda: bool(replica.running))
+        answer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await answer
+
+        await until(lambda: replica.seen[0].request_id in replica.aborted, timeout_s=1.0)
+        replica.gate.set()
+        await until(rig.is_at_rest)
+        assert rig.service.counters.num_cancelled == 1
+
+
+async def test_client_that_leaves_in_the_middle_of_a_stream_stops_the_tokens(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig, live_app(rig.app) as url, httpx.AsyncClient(base_url=url) as client:
+        rig.decode[0].gate.clear()
+        async with client.stream("POST", "/v1/chat/completions", json=chat_body()) as response:
+            async for line in response.aiter_lines():
+                if line:
+                    break
+
+        # Only the first token was ever there: prefill's went out before decode made any.
+        await until(lambda: bool(rig.decode[0].aborted), timeout_s=1.0)
+        assert rig.decode[0].num_tokens == 0
+        rig.decode[0].gate.set()
+        await until(rig.is_at_rest)
+
+
+async def test_clients_that_leave_at_random_moments_leave_nothing(model_dir: Path) -> None:
+    source = random.Random(5)
+
+    async def visit(client: httpx.AsyncClient, number: int) -> None:
+        body = {**ENDLESS, "prompt": f"visitor {number}", "stream": source.random() < 0.7}
+        with contextlib.suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(source.random() * 0.2):
+                await client.post("/v1/completions", json=body)
+
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        router_rig(model_dir, num_prefill=2, num_decode=2) as rig,
+        live_app(rig.app) as url,
+        httpx.AsyncClient(base_url=url, limits=limits) as client,
+    ):
+        for _ in range(4):
+            await asyncio.gather(*(visit(client, number) for number in range(30)))
+        await until(rig.is_at_rest)
+        counters = rig.service.counters
+        assert counters.num_cancelled > 0
+        assert counters.num_requests == counters.num_finished + counters.num_cancelled + counters.num_failed
+
+
+def chat_body() -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "ignore_eos": True, "stream": True}

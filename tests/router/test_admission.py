@@ -1,0 +1,137 @@
+"""The queue in front of the decode replicas' memory: order, bound, and no one lost."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from engine.messages import LoadReport
+from router.admission import Admission
+from router.errors import NoReplicaError, QueueFullError
+from router.pool import ReplicaPool, Reservation
+from tests.support.fake_workers import FakePrefillPool
+from tests.support.router_rig import FAST, until
+
+
+class Bench:
+    """One replica of 100 blocks, with as many free as the test says."""
+
+    def __init__(self, *, max_num_queued: int = 10) -> None:
+        self.workers = FakePrefillPool(1)
+        settings = dataclasses.replace(FAST, max_num_queued=max_num_queued, stale_after_s=60.0)
+        self.pool = ReplicaPool("decode", self.workers, policy="kv_usage", settings=settings)
+        self.admission = Admission(self.pool, settings=settings)
+
+    def report(self, *, free: int) -> None:
+        load = LoadReport(num_blocks=100, num_free_blocks=free, num_running=1)
+        self.pool.note_load("prefill-0", load)
+
+    def ask(self, num_blocks: int, *, priority: int = 0) -> asyncio.Task[Reservation]:
+        return asyncio.create_task(self.admission.reserve(num_blocks=num_blocks, priority=priority))
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    bench = Bench()
+    await asyncio.gather(*bench.pool.refresh())
+    bench.report(free=10)
+    return bench
+
+
+async def test_room_is_granted_at_once_where_there_is_some(bench: Bench) -> None:
+    reservation = await bench.admission.reserve(num_blocks=10, priority=0)
+
+    assert reservation.replica.replica_id == "prefill-0"
+    assert bench.admission.num_waiting == 0
+
+
+async def test_request_waits_until_a_report_shows_room(bench: Bench) -> None:
+    waiting = bench.ask(20)
+    await until(lambda: bench.admission.num_waiting == 1)
+
+    bench.report(free=20)
+
+    assert (await waiting).num_blocks == 20
+
+
+async def test_released_reservation_lets_the_next_one_in(bench: Bench) -> None:
+    first = await bench.admission.reserve(num_blocks=10, priority=0)
+    waiting = bench.ask(10)
+    await until(lambda: bench.admission.num_waiting == 1)
+
+    first.release()
+
+    assert (await waiting).num_blocks == 10
+
+
+async def test_small_request_does_not_overtake_a_large_one(bench: Bench) -> None:
+    large = bench.ask(50)
+    await until(lambda: bench.admission.num_waiting == 1)
+    small = bench.ask(1)
+    await until(lambda: bench.admission.num_waiting == 2)
+    bench.report(free=40)
+    await asyncio.sleep(0)
+    assert not small.done()
+
+    bench.report(free=51)
+
+    assert [(await task).num_blocks for task in (large, small)] == [50, 1]
+
+
+async def test_lower_priority_value_goes_first(bench: Bench) -> None:
+    late, urgent = bench.ask(20, priority=5), bench.ask(30, priority=-5)
+    await until(lambda: bench.admission.num_waiting == 2)
+
+    bench.report(free=30)
+
+    assert (await urgent).num_blocks == 30
+    assert not late.done()
+    late.cancel()
+
+
+async def test_full_queue_refuses(bench: Bench) -> None:
+    bench = Bench(max_num_queued=1)
+    await asyncio.gather(*bench.pool.refresh())
+    bench.report(free=0)
+    waiting = bench.ask(5)
+    await until(lambda: bench.admission.num_waiting == 1)
+
+    with pytest.raises(QueueFullError, match="1") as caught:
+        await bench.admission.reserve(num_blocks=5, priority=0)
+
+    assert caught.value.retry_after_s is not None
+    waiting.cancel()
+
+
+async def test_request_that_is_given_up_while_waiting_leaves_no_trace(bench: Bench) -> None:
+    given_up, kept = bench.ask(50), bench.ask(20)
+    await until(lambda: bench.admission.num_waiting == 2)
+    given_up.cancel()
+
+    bench.report(free=20)
+
+    assert (await kept).num_blocks == 20
+    assert bench.pool.replicas[0].num_reserved == 1
+
+
+async def test_room_granted_to_a_request_that_was_given_up_at_that_moment_is_returned(bench: Bench) -> None:
+    waiting = bench.ask(50)
+    await until(lambda: bench.admission.num_waiting == 1)
+    bench.report(free=60)
+    replica = bench.pool.replicas[0]
+    while replica.num_reserved == 0:  # noqa: ASYNC110 (exactly until the grant, and not one turn longer)
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    assert waiting.cancelled()
+    assert replica.num_reserved == 0
+
+
+async def test_nobody_waits_where_no_replica_is_healthy(bench: Bench) -> None:
+    bench.pool.note_failure("prefill-0", "test")
+
+    with pytest.raises(NoReplicaError):
+        await bench.admission.reserve(num_blocks=1, priority=0)

@@ -1,0 +1,171 @@
+"""What the router knows of its replicas: reports, reservations, failures, probes, and age."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.messages import LoadReport
+from router.errors import NoReplicaError
+from router.pool import ReplicaPool
+from tests.support.clock import ManualClock
+from tests.support.fake_workers import FakePrefillPool
+from tests.support.router_rig import FAST
+
+
+class Bench:
+    """A pool over fake workers, on a clock of its own."""
+
+    def __init__(self, num_replicas: int = 2, *, policy: str = "kv_usage") -> None:
+        self.workers = FakePrefillPool(num_replicas)
+        self.clock = ManualClock()
+        self.pool = ReplicaPool("prefill", self.workers, policy=policy, settings=FAST, clock=self.clock)
+
+    async def refresh(self) -> None:
+        await asyncio.gather(*self.pool.refresh())
+
+    def report(self, replica_id: str, *, free: int, total: int = 100, running: int = 1) -> None:
+        load = LoadReport(num_blocks=total, num_free_blocks=free, num_running=running)
+        self.pool.note_load(replica_id, load)
+
+    def chosen(self, **arguments: object) -> str | None:
+        replica = self.pool.choose(**arguments)  # type: ignore[arg-type]
+        return None if replica is None else replica.replica_id
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    bench = Bench()
+    await bench.refresh()
+    return bench
+
+
+async def test_replica_takes_requests_once_it_introduced_itself() -> None:
+    bench = Bench()
+    assert bench.chosen() is None
+
+    await bench.refresh()
+
+    assert bench.chosen() == "prefill-0"
+    assert bench.pool.has_introduced()
+
+
+async def test_replica_that_leaves_is_forgotten(bench: Bench) -> None:
+    bench.workers.hidden.add("prefill-0")
+    await bench.refresh()
+
+    assert [replica.replica_id for replica in bench.pool.replicas] == ["prefill-1"]
+
+
+async def test_usage_of_replicas_of_different_size_is_balanced(bench: Bench) -> None:
+    bench.report("prefill-0", free=50, total=100)
+    bench.report("prefill-1", free=90, total=200)
+
+    assert bench.chosen() == "prefill-0"
+
+
+async def test_reservation_counts_until_it_is_released_once(bench: Bench) -> None:
+    bench.report("prefill-0", free=60)
+    bench.report("prefill-1", free=50)
+    first = bench.pool.choose()
+    assert first is not None
+    reservation = bench.pool.reserve(first, num_blocks=20)
+
+    during = bench.chosen()
+    reservation.release()
+    reservation.release()
+
+    assert (during, bench.chosen()) == ("prefill-1", "prefill-0")
+    assert (first.reserved_blocks, first.num_reserved) == (0, 0)
+
+
+async def test_room_is_asked_of_reports_less_reservations(bench: Bench) -> None:
+    for name in ("prefill-0", "prefill-1"):
+        bench.report(name, free=10)
+    replica = bench.pool.choose()
+    assert replica is not None
+    bench.pool.reserve(replica, num_blocks=5)
+
+    assert bench.chosen(num_blocks=10, must_fit=True) == "prefill-1"
+    assert bench.chosen(num_blocks=11, must_fit=True) is None
+
+
+async def test_idle_replica_takes_even_what_does_not_seem_to_fit(bench: Bench) -> None:
+    bench.report("prefill-0", free=10, running=0)
+    bench.report("prefill-1", free=10)
+
+    assert bench.chosen(num_blocks=50, must_fit=True) == "prefill-0"
+
+
+async def test_stale_report_is_trusted_less_but_better_than_nothing(bench: Bench) -> None:
+    bench.report("prefill-0", free=90)
+    bench.clock.advance(FAST.stale_after_s + 0.1)
+    bench.report("prefill-1", free=10)
+    assert bench.chosen() == "prefill-1"
+
+    bench.clock.advance(FAST.stale_after_s + 0.1)
+    assert bench.chosen() == "prefill-0"
+
+
+async def test_failing_replica_is_left_out_until_a_probe_succeeds(bench: Bench) -> None:
+    bench.pool.note_failure("prefill-0", "test")
+    assert bench.chosen() == "prefill-1"
+
+    await bench.refresh()
+    still_out = bench.pool.get("prefill-0")
+    assert still_out is not None
+    assert still_out.is_left_out
+
+    bench.clock.advance(FAST.backoff_min_s)
+    await bench.refresh()
+    assert not still_out.is_left_out
+
+
+async def test_probes_of_a_dead_replica_come_ever_more_seldom(bench: Bench) -> None:
+    bench.workers[0].is_dead = True
+    replica = bench.pool.get("prefill-0")
+    assert replica is not None
+    waits: list[float] = []
+    for _ in range(4):
+        bench.pool.note_failure("prefill-0", "test")
+        waits.append(round(replica.probe_at_s - bench.clock(), 6))
+
+    assert waits == [0.02, 0.04, 0.08, 0.1]
+
+
+async def test_quiet_replica_is_asked_and_a_reporting_one_is_not(bench: Bench) -> None:
+    bench.clock.advance(2 * FAST.report_period_s)
+    bench.report("prefill-0", free=1)
+
+    assert len(bench.pool.refresh()) == 1
+
+
+async def test_request_waits_for_a_replica_to_come_back(bench: Bench) -> None:
+    for name in ("prefill-0", "prefill-1"):
+        bench.pool.note_failure(name, "test")
+    waiting = asyncio.create_task(bench.pool.choose_or_wait({"prefill-0"}, is_retry=True))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    bench.clock.advance(1.0)
+    await bench.refresh()
+
+    assert (await waiting).replica_id == "prefill-1"
+
+
+async def test_new_request_does_not_wait_for_a_replica(bench: Bench) -> None:
+    for name in ("prefill-0", "prefill-1"):
+        bench.pool.note_failure(name, "test")
+
+    with pytest.raises(NoReplicaError) as caught:
+        await bench.pool.choose_or_wait((), is_retry=False)
+
+    assert caught.value.retry_after_s == FAST.retry_after_s
+
+
+async def test_untried_replica_is_preferred(bench: Bench) -> None:
+    bench.report("prefill-0", free=90)
+    bench.report("prefill-1", free=10)
+
+    assert (await bench.pool.choose_or_wait({"prefill-0"}, is_retry=True)).replica_id == "prefill-1"

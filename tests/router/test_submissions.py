@@ -1,0 +1,135 @@
+"""Submissions and aborts on their way: joined, answered in order, and nothing left of a caller that gave up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from engine.messages import GenerateRequest, SamplingParams
+from router.aborts import AbortSender
+from router.submissions import Submissions
+from router.workers import WorkerRefusedError, WorkerUnavailableError
+from tests.support.fake_workers import FakeDecodePool, FakePrefillPool
+from tests.support.router_rig import until
+
+
+class SlowPool(FakeDecodePool):
+    """A decode pool whose calls wait at a gate and are written down."""
+
+    def __init__(self) -> None:
+        super().__init__(prefill=FakePrefillPool())
+        self.calls: list[list[str]] = []
+        self.door = asyncio.Event()
+        self.fault: Exception | None = None
+        self.refused: set[str] = set()
+
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        self.calls.append([request.request_id for request in requests])
+        await self.door.wait()
+        if self.fault is not None:
+            raise self.fault
+        refusal = WorkerRefusedError("no", code="queue_full")
+        return [refusal if request.request_id in self.refused else None for request in requests]
+
+
+def request(name: str) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=2))
+
+
+class Bench:
+    """Submissions to one slow replica."""
+
+    def __init__(self, *, timeout_s: float = 5.0) -> None:
+        self.workers = SlowPool()
+        self.aborts = AbortSender(self.workers, timeout_s=5.0)
+        self.submissions = Submissions(self.workers, self.aborts, timeout_s=timeout_s)
+
+    def submit(self, name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(self.submissions.submit("decode-0", request(name)))
+
+
+async def test_what_waits_behind_a_call_goes_in_the_next_one() -> None:
+    bench = Bench()
+    first = bench.submit("a")
+    await until(lambda: bench.workers.calls == [["a"]])
+    others = [bench.submit(name) for name in "bcd"]
+    await asyncio.sleep(0)
+    bench.workers.door.set()
+    await asyncio.gather(first, *others)
+
+    assert bench.workers.calls == [["a"], ["b", "c", "d"]]
+
+
+async def test_each_caller_gets_its_own_answer() -> None:
+    bench = Bench()
+    bench.workers.refused = {"b"}
+    bench.workers.door.set()
+    results = await asyncio.gather(*(bench.submit(name) for name in "abc"), return_exceptions=True)
+
+    assert [type(result) for result in results] == [type(None), WorkerRefusedError, type(None)]
+
+
+@pytest.mark.parametrize(
+    "fault", [WorkerUnavailableError(replica_id="decode-0", reason="gone"), RuntimeError("a bug in the adapter")]
+)
+async def test_failed_call_fails_all_its_requests_as_unavailable(fault: Exception) -> None:
+    bench = Bench()
+    bench.workers.fault = fault
+    bench.workers.door.set()
+    results = await asyncio.gather(*(bench.submit(name) for name in "ab"), return_exceptions=True)
+
+    assert all(isinstance(result, WorkerUnavailableError) for result in results)
+
+
+async def test_call_that_is_not_answered_in_time_counts_as_unavailable() -> None:
+    bench = Bench(timeout_s=0.01)
+
+    with pytest.raises(WorkerUnavailableError, match=r"0\.01 s"):
+        await bench.submit("a")
+
+
+async def test_request_given_up_before_it_was_sent_is_not_sent() -> None:
+    bench = Bench()
+    first, second = bench.submit("a"), bench.submit("b")
+    await until(lambda: bench.workers.calls == [["a", "b"]])
+    third = bench.submit("c")
+    await asyncio.sleep(0)
+    third.cancel()
+    await asyncio.sleep(0)
+    bench.workers.door.set()
+    await asyncio.gather(first, second)
+
+    assert bench.workers.calls == [["a", "b"]]
+
+
+async def test_request_given_up_while_it_was_sent_is_aborted_afterwards() -> None:
+    bench = Bench()
+    task = bench.submit("a")
+    await until(lambda: bench.workers.calls == [["a"]])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert bench.workers[0].aborted == []
+
+    bench.workers.door.set()
+
+    await until(lambda: bench.workers[0].aborted == ["a"])
+
+
+async def test_aborts_at_the_same_time_share_a_call() -> None:
+    bench = Bench()
+    for name in "abcabc":
+        bench.aborts.abort("decode-0", name)
+    await bench.aborts.flush()
+
+    assert sorted(bench.workers[0].aborted) == ["a", "b", "c"]
+
+
+async def test_abort_to_a_dead_replica_is_given_up_quietly() -> None:
+    bench = Bench()
+    bench.workers[0].is_dead = True
+    bench.aborts.abort("decode-0", "a")
+    await bench.aborts.flush()
+
+    assert bench.workers[0].aborted == []

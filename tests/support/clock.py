@@ -1,0 +1,17 @@
+"""A clock that moves when a test says so."""
+
+from __future__ import annotations
+
+
+class ManualClock:
+    """Call it for the time."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
