@@ -28,7 +28,7 @@ _INTRODUCTIONS = (
     "Read carefully.",
 )
 _THANKS_FOR_FACTS = "Thank you. I will remember that."
-_FACT_SENTENCE_TOKENS = 14
+_FACT_SENTENCE_TOKENS = 13
 
 
 class Kind(Enum):
@@ -90,8 +90,8 @@ def recall_exchanges(rng: Random, split: Split, num_tokens: int) -> Iterator[Exc
 
 
 def mixed_exchanges(rng: Random, split: Split) -> Iterator[Exchange]:
-    """Unrelated exchanges without end; one chat in three keeps to sums."""
-    only_sums = rng.random() < 0.33
+    """Unrelated exchanges without end; one chat in five keeps to sums."""
+    only_sums = rng.random() < 0.2
     while True:
         yield add_exchange(rng, split) if only_sums else other_exchange(rng, split)
 

@@ -24,6 +24,7 @@ def export(checkpoint: Path, tokenizer_directory: Path, model_directory: Path) -
 
     model_directory.mkdir(parents=True, exist_ok=True)
     save_file(weights, model_directory / WEIGHTS_NAME, metadata={"format": "pt"})
+    (model_directory / WEIGHTS_NAME).chmod(0o644)
     tokenizer.save(str(model_directory / "tokenizer.json"))
     _write(model_directory / "config.json", _config(config, ids))
     _write(model_directory / "generation_config.json", _generation_config(ids))
