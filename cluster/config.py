@@ -40,6 +40,9 @@ SchedulerSection = section_of(
         "long_prefill_token_threshold": "Tokens of one prompt in a step at most; 0 means no such limit.",
         "policy": "Order of waiting requests: first come first served, or by priority.",
         "load_failure_policy": "When KV could not be fetched: compute it again, or fail the request.",
+        "recompute_damaged_only": "Compute again only the blocks that were not fetched, not all from the first on.",
+        "watermark": "Share of the KV blocks that stays free when requests are admitted.",
+        "ask_again_s": "Pause before a connector that does not know yet is asked again.",
     },
 )
 

@@ -11,7 +11,6 @@ from cluster.config import BatonConfig
 from cluster.preflight_error import PreflightError
 from cluster.served_model import ServedModel, served_model
 from engine.errors import CheckpointError
-from engine.models.checkpoint import find_shards
 from engine.models.model_config import load_model_config
 from router.errors import ModelDirectoryError
 from router.text.chat_template import load_chat_template
@@ -43,6 +42,9 @@ def check_checkpoint(path: Path) -> None:
         raise CheckpointError(f"{path} is not a directory")
     load_model_config(path)
     check_text_files(path)
+    # Imports torch, which takes seconds: the cheap checks come first.
+    from engine.models.checkpoint import find_shards
+
     for shard in find_shards(path):
         try:
             # Reading the header compares the length that it declares with the file's.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import ClusterProcess, running_cluster
-from tests.support.served_checkpoint import make_served_checkpoint
+from tests.support.oracle_cases import OracleCase
 
 
 @pytest.fixture(scope="session")
-def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random model."""
-    return make_served_checkpoint(tmp_path_factory.mktemp("models") / "random-llama")
+def served_model(oracle_case: Callable[[str], OracleCase]) -> Path:
+    """A small random model, for whose prompts we know what transformers says."""
+    return oracle_case("llama").path
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,88 @@
+"""Writes docs/configuration.md from the schema: `python -m scripts.config_page > docs/configuration.md`."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from cluster.config import BatonConfig
+from cluster.config_file import section_type
+
+HEADER = """# Configuration
+
+`baton serve --config baton.yaml` reads a YAML file with the keys below; every key is optional. Each flag of
+`baton serve` is the key of the same name (`--prefill-replicas` is `prefill_replicas`), and wins over the file. Unknown
+keys are refused.
+
+```yaml
+model: /models/my-model
+prefill_replicas: 1
+decode_replicas: 2
+cache:
+  block_size: 32
+decode:
+  scheduler:
+    max_num_seqs: 256
+```
+
+This page is written from the schema by `python -m scripts.config_page > docs/configuration.md`.
+"""
+
+POOL_SECTIONS = ("prefill", "decode")
+
+
+def configuration_page() -> str:
+    """The whole page."""
+    lines = [HEADER, "## Top level", "", *table(BatonConfig)]
+    for name, field in BatonConfig.model_fields.items():
+        section = section_type(field.annotation)
+        if section is None or name == POOL_SECTIONS[1]:
+            continue
+        is_pool = name in POOL_SECTIONS
+        title = " and ".join(f"`{pool}`" for pool in POOL_SECTIONS) if is_pool else f"`{name}`"
+        about = "What differs between the pools." if is_pool else field.description
+        lines += ["", f"## {title}", "", about or "", "", *table(section)]
+    return "\n".join(lines) + "\n"
+
+
+def table(model: type[BaseModel]) -> Iterator[str]:
+    """One row a key."""
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, field in model.model_fields.items():
+        kind = "section" if section_type(field.annotation) else type_name(field.annotation)
+        default = "" if kind == "section" else f"`{default_text(field)}`"
+        yield f"| `{name}` | {kind} | {default} | {field.description} |"
+
+
+def type_name(annotation: Any) -> str:
+    """A type in the words of a YAML file."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_name(part) for part in typing.get_args(annotation))
+    names = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path"}
+    if annotation is type(None):
+        return "`null`"
+    return names.get(annotation, "mapping of texts" if origin is dict else str(annotation))
+
+
+def default_text(field: FieldInfo) -> str:
+    """A default as YAML writes it."""
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+if __name__ == "__main__":
+    print(configuration_page(), end="")

@@ -1,0 +1,76 @@
+"""The commands that need no cluster, or only its HTTP side."""
+
+from __future__ import annotations
+
+import io
+from importlib.metadata import version
+
+import httpx
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.client_error import explain
+from cluster.generate_command import GenerateOptions, generate
+from cluster.status_command import status_table
+
+
+def run_generate(**changes: object) -> str:
+    options = {
+        "model": None,
+        "prompt": "Once",
+        "max_tokens": 12,
+        "temperature": 0.0,
+        "seed": 0,
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    output = io.StringIO()
+    generate(GenerateOptions(**{**options, **changes}), output)  # type: ignore[arg-type]
+    return output.getvalue()
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+
+    assert (result.exit_code, result.output) == (0, f"baton {version('baton-serve')}\n")
+
+
+def test_generate_continues_a_text_with_the_built_in_model() -> None:
+    assert len(run_generate().encode()) > 1
+
+
+def test_generate_repeats_itself_for_a_seed() -> None:
+    sampled = [run_generate(temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+
+    assert sampled[0] == sampled[1]
+    assert sampled[0] != sampled[2]
+
+
+def test_status_table_has_a_row_for_each_worker() -> None:
+    answer = {
+        "model": "m",
+        "pools": {
+            "prefill": [{"replica_id": "abc", "pid": 41, "kv_usage": 0.25, "num_running": 1}],
+            "decode": [{"replica_id": "def", "pid": 42, "kv_usage": 0.5, "num_running": 2}],
+        },
+    }
+    console = Console(file=io.StringIO(), width=160)
+
+    console.print(status_table(answer))
+
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(word in text for word in ("prefill", "abc", "41", "25.0%", "decode", "def", "42", "50.0%"))
+
+
+def test_refused_connection_asks_whether_anything_runs() -> None:
+    assert "is `baton serve` running" in explain(httpx.ConnectError("refused"), "http://127.0.0.1:1")
+
+
+def test_error_answer_is_shown_with_its_message() -> None:
+    request = httpx.Request("GET", "http://x/v1/models")
+    response = httpx.Response(503, json={"error": {"message": "no healthy replica"}}, request=request)
+
+    line = explain(httpx.HTTPStatusError("503", request=request, response=response), "http://x")
+
+    assert line == "http://x answered 503: no healthy replica"

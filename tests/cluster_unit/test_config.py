@@ -1,0 +1,94 @@
+"""From the configuration to the settings of the rooms."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+
+from cluster import cli
+from cluster.config import (
+    BatonConfig,
+    CacheSection,
+    RouterSection,
+    SchedulerSection,
+    TransferSection,
+)
+from engine.config import CacheConfig, SchedulerConfig
+from kv_transfer.connector import ConnectorOptions
+from router.settings import RouterSettings
+from scripts.config_page import configuration_page
+
+MODEL = Path("/models/m")
+
+
+def test_defaults_of_every_room_hold_where_nothing_is_configured() -> None:
+    config = BatonConfig()
+
+    engine = config.engine_config("decode", model=MODEL, num_threads=3)
+
+    assert engine.cache == CacheConfig()
+    assert engine.scheduler == SchedulerConfig()
+    assert (engine.model.path, engine.model.num_threads) == (MODEL, 3)
+    assert config.transfer_options() == ConnectorOptions()
+    assert config.router_settings() == RouterSettings()
+
+
+def test_pool_overrides_only_what_it_names() -> None:
+    config = BatonConfig.model_validate(
+        {
+            "max_model_len": 512,
+            "scheduler": {"max_num_seqs": 32, "max_num_batched_tokens": 512},
+            "decode": {"scheduler": {"max_num_seqs": 64}, "num_threads": 5},
+        }
+    )
+
+    prefill = config.engine_config("prefill", model=MODEL, num_threads=1)
+    decode = config.engine_config("decode", model=MODEL, num_threads=1)
+
+    assert prefill.scheduler == SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=512, max_model_len=512)
+    assert decode.scheduler == SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=512)
+    assert (prefill.model.num_threads, decode.model.num_threads) == (1, 5)
+
+
+def test_override_equal_to_the_default_still_overrides() -> None:
+    config = BatonConfig.model_validate(
+        {"cache": {"num_blocks": 10}, "prefill": {"cache": {"num_blocks": None}}},
+    )
+
+    assert config.engine_config("prefill", model=MODEL, num_threads=1).cache.num_blocks is None
+    assert config.engine_config("decode", model=MODEL, num_threads=1).cache.num_blocks == 10
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "omitted"),
+    [
+        (CacheSection, CacheConfig, set()),
+        (SchedulerSection, SchedulerConfig, {"max_model_len"}),
+        (TransferSection, ConnectorOptions, set()),
+        (RouterSection, RouterSettings, set()),
+    ],
+)
+def test_every_setting_is_a_key_and_is_described(section: type, settings: type, omitted: set[str]) -> None:
+    fields = section.model_fields  # type: ignore[attr-defined]
+
+    assert set(fields) == {field.name for field in dataclasses.fields(settings)} - omitted
+    assert [name for name, field in fields.items() if not field.description] == []
+
+
+def test_every_top_level_key_is_described() -> None:
+    assert [name for name, field in BatonConfig.model_fields.items() if not field.description] == []
+
+
+def test_every_flag_of_serve_is_a_key() -> None:
+    flags = set(inspect.signature(cli.serve).parameters) - {"config"}
+
+    assert flags <= set(BatonConfig.model_fields)
+
+
+def test_configuration_page_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+    assert page.read_text() == configuration_page(), "run: python -m scripts.config_page > docs/configuration.md"

@@ -1,0 +1,119 @@
+"""Reading a configuration: what is accepted, and how each mistake is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config_file import ConfigFileError, load_config
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "baton.yaml"
+    file.write_text(text)
+    return file
+
+
+def problem(folder: Path, text: str, **flags: object) -> str:
+    with pytest.raises(ConfigFileError) as caught:
+        load_config(write(folder, text), flags)
+    return str(caught.value)
+
+
+def test_no_file_and_no_flags_are_the_defaults() -> None:
+    config = load_config(None, {})
+
+    assert (config.host, config.port, config.prefill_replicas, config.decode_replicas) == ("127.0.0.1", 8000, 1, 1)
+
+
+def test_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, ""), {}) == load_config(None, {})
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "port: 9000\ndecode_replicas: 3\n")
+
+    config = load_config(file, {"port": 9001, "decode_replicas": None})
+
+    assert (config.port, config.decode_replicas) == (9001, 3)
+
+
+def test_model_is_absolute_wherever_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert load_config(None, {"model": Path("models/mine")}).model == tmp_path / "models/mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("prefil_replicas: 2", "did you mean 'prefill_replicas'?"),
+        ("cache: {blocksize: 8}", "did you mean 'cache.block_size'?"),
+        ("decode: {scheduler: {max_seqs: 8}}", "did you mean 'decode.scheduler.max_num_seqs'?"),
+        ("block_size: 8", "did you mean 'cache.block_size'?"),
+        ("kv_transfer: {zzz: 8}", "known keys: connector, "),
+    ],
+)
+def test_unknown_key_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> None:
+    assert nearest in problem(tmp_path, text)
+
+
+def test_every_unknown_key_is_named(tmp_path: Path) -> None:
+    message = problem(tmp_path, "hots: x\nprot: 1\n")
+
+    assert "'hots'" in message
+    assert "'prot'" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("port: 70000", ("port", "65535", "70000")),
+        ("prefill_replicas: 0", ("prefill_replicas", "greater than or equal to 1", "0")),
+        ("dtype: int4", ("dtype", "'float32'", "'int4'")),
+        ("max_model_len: long", ("max_model_len", "integer", "'long'")),
+        ("cache: 5", ("cache", "5")),
+    ],
+)
+def test_wrong_value_names_key_value_and_what_is_allowed(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
+    message = problem(tmp_path, text)
+
+    assert all(part in message for part in parts), message
+
+
+def test_wrong_flag_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    message = problem(tmp_path, "host: localhost", port=0)
+
+    assert message.startswith("the command line: port: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("prefill: {cache: {block_size: 32}}", ("prefill.cache.block_size (32)", "decode.cache.block_size (16)")),
+        ("scheduler: {max_num_seqs: 4096}", ("max_num_batched_tokens (2048)", "max_num_seqs (4096)")),
+        ("decode: {scheduler: {max_num_seqs: 4096}}", ("max_num_batched_tokens (2048)", "max_num_seqs (4096)")),
+        ("kv_transfer: {connector: inproc}", ("inproc", "nixl")),
+        ("router: {default_timeout_s: 9000}", ("default_timeout_s (9000", "max_timeout_s (3600")),
+        ("http_proxy: haproxy\naddress: auto", ("http_proxy", "address")),
+    ],
+)
+def test_contradiction_names_both_values(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
+    message = problem(tmp_path, text)
+
+    assert all(part in message for part in parts), message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("a: [1", "not valid YAML"), ("- a\n- b\n", "not a list"), ("5", "not a int"), ("1: x", "must hold a mapping")],
+)
+def test_file_that_is_no_mapping(tmp_path: Path, text: str, part: str) -> None:
+    assert part in problem(tmp_path, text)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigFileError, match=r"none\.yaml: No such file"):
+        load_config(tmp_path / "none.yaml", {})

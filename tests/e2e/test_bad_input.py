@@ -1,0 +1,135 @@
+"""What the user can mend is one line and exit code 2, before anything is served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import make_checkpoint
+from tests.support.cluster import ClusterProcess, assert_left_nothing, run_baton
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def assert_refused(*arguments: str, naming: tuple[str, ...]) -> None:
+    """The command ends with code 2 and one line on standard error that holds all of ``naming``."""
+    result = run_baton(*arguments)
+
+    lines = result.stderr.splitlines()
+    assert result.returncode == 2, result.stderr
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("baton: error: ")
+    assert all(text in lines[0] for text in naming), lines[0]
+    assert not result.stdout
+
+
+@pytest.fixture
+def checkpoint(served_model: Path, tmp_path: Path) -> Path:
+    """A copy that a test may break."""
+    return Path(shutil.copytree(served_model, tmp_path / "model"))
+
+
+def test_directory_without_checkpoint(tmp_path: Path) -> None:
+    assert_refused("serve", "--model", str(tmp_path), naming=(str(tmp_path), "config.json"))
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    assert_refused("serve", "--model", str(tmp_path / "none"), naming=(str(tmp_path / "none"), "not a directory"))
+
+
+def test_unsupported_architecture_lists_the_supported_ones(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+
+    assert_refused(
+        "serve", "--model", str(checkpoint), naming=("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM")
+    )
+
+
+def test_missing_shard(served_model: Path, tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "sharded", "llama", max_shard_size="100KB")
+    for file in served_model.glob("tokenizer*"):
+        shutil.copy(file, model)
+    missing = sorted(model.glob("model-*.safetensors"))[1]
+    missing.unlink()
+
+    assert_refused("serve", "--model", str(model), naming=("missing", missing.name))
+
+
+def test_truncated_shard(checkpoint: Path) -> None:
+    shard = checkpoint / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1000])
+
+    assert_refused("serve", "--model", str(checkpoint), naming=(str(shard), "cut short"))
+
+
+def test_missing_tokenizer(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+
+    assert_refused("serve", "--model", str(checkpoint), naming=("tokenizer.json",))
+
+
+def test_port_in_use(served_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        assert_refused(
+            "serve", "--model", str(served_model), "--port", str(port), naming=(f"127.0.0.1:{port}", "in use")
+        )
+
+
+def test_typo_in_the_configuration_names_the_nearest_key(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("prefil_replicas: 2\n")
+
+    assert_refused("serve", "--config", str(file), naming=(str(file), "'prefil_replicas'", "'prefill_replicas'"))
+
+
+def test_missing_configuration_file(tmp_path: Path) -> None:
+    file = tmp_path / "none.yaml"
+
+    assert_refused("serve", "--config", str(file), naming=(str(file), "No such file"))
+
+
+def test_device_that_is_not_there(served_model: Path) -> None:
+    assert_refused("serve", "--model", str(served_model), "--device", "tpu", naming=("device", "'tpu'"))
+
+
+def test_generate_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
+    assert_refused("generate", "--prompt", "x", "--model", str(tmp_path), naming=("config.json",))
+
+
+def test_worker_that_refuses_its_settings_ends_the_start(served_model: Path) -> None:
+    cluster = ClusterProcess({"model": str(served_model), "cache": {"num_blocks": 4}})
+    try:
+        code = cluster.wait_for_exit()
+
+        assert code == 2, cluster.log
+        errors = [line for line in cluster.log.splitlines() if line.startswith("baton: error: ")]
+        assert len(errors) == 1, cluster.log
+        assert "max_model_len" in errors[0]
+        assert "Traceback" not in cluster.log
+        assert_left_nothing(cluster, [])
+    finally:
+        cluster.close()
+
+
+def test_interrupted_start_leaves_nothing(served_model: Path) -> None:
+    cluster = ClusterProcess({"model": str(served_model)})
+    try:
+        cluster.wait_for_output("starting Ray Serve")
+        processes = cluster.processes()
+
+        code = cluster.stop()
+
+        assert code == 130, cluster.log
+        assert len(processes) > 3
+        assert_left_nothing(cluster, processes)
+    finally:
+        cluster.close()

@@ -1,0 +1,82 @@
+"""The official client against a real cluster, streaming and not."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.support.cluster import ClusterProcess
+
+MESSAGES = [{"role": "user", "content": "Tell me a story about the sea."}]
+MAX_TOKENS = 24
+
+
+@pytest.fixture
+def client(cluster: ClusterProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def model(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def test_a_streamed_chat_is_the_chat(client: openai.OpenAI, model: str) -> None:
+    whole = client.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=MAX_TOKENS, temperature=0, extra_body={"ignore_eos": True}
+    )
+    chunks = list(
+        client.chat.completions.create(
+            model=model,
+            messages=MESSAGES,
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+    )
+
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "length"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert whole.usage is not None
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens == MAX_TOKENS
+    assert usage.prompt_tokens == whole.usage.prompt_tokens
+    assert usage.total_tokens == usage.prompt_tokens + MAX_TOKENS
+
+
+def test_a_completion_stops_at_a_stop_string(client: openai.OpenAI, model: str) -> None:
+    prompt = "once upon a time"
+    free = client.completions.create(model=model, prompt=prompt, max_tokens=40, temperature=0)
+    text = free.choices[0].text
+    stop = text[10:12]
+
+    stopped = client.completions.create(model=model, prompt=prompt, max_tokens=40, temperature=0, stop=[stop])
+
+    assert stopped.choices[0].text == text[: text.index(stop)]
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_the_same_seed_gives_the_same_sample(client: openai.OpenAI, model: str) -> None:
+    def sample(seed: int) -> str:
+        answer = client.completions.create(
+            model=model, prompt="abc", max_tokens=30, temperature=1.0, seed=seed, extra_body={"ignore_eos": True}
+        )
+        return answer.choices[0].text
+
+    assert sample(5) == sample(5)
+    assert sample(5) != sample(6)
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_both_lengths(client: openai.OpenAI, model: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"3000.*1024|1024.*3000"):
+        client.completions.create(model=model, prompt=[5] * 3000, max_tokens=4)
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no-such-model"):
+        client.completions.create(model="no-such-model", prompt="a", max_tokens=4)

@@ -1,0 +1,54 @@
+"""I1 over HTTP: prefilled in one process, carried by NIXL, decoded in another, and the same tokens as transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.cluster import ClusterProcess, running_cluster
+from tests.support.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.oracle_cases import BLOCK_SIZE, NUM_TOKENS, OracleCase
+
+CaseOf = Callable[[str], OracleCase]
+
+
+async def assert_same_tokens(url: str, case: OracleCase) -> None:
+    tokens = await complete_all(url, case.prompts, max_tokens=[NUM_TOKENS] * len(case.prompts))
+    assert tuple(tokens) == case.expected
+
+
+@pytest.mark.parametrize("architecture", ("mistral", "qwen2", "qwen3"))
+async def test_every_architecture_says_what_transformers_says(architecture: str, oracle_case: CaseOf) -> None:
+    case = oracle_case(architecture)
+    with running_cluster(model=str(case.path), dtype="float32", scheduler={"max_num_batched_tokens": 128}) as cluster:
+        await assert_same_tokens(cluster.url, case)
+
+        assert_at_rest(read_status(cluster.url))
+
+
+async def test_the_bytes_of_every_prompt_crossed_to_decode(cluster: ClusterProcess, oracle_case: CaseOf) -> None:
+    case = oracle_case("llama")
+    before = read_status(cluster.url)
+    await assert_same_tokens(cluster.url, case)
+    after = read_status(cluster.url)
+
+    moved = {
+        name: after["totals"][name] - before["totals"][name] for name in ("transferred_bytes", "remote_hit_tokens")
+    }
+    block_bytes = after["pools"]["decode"][0]["block_bytes"]
+    num_prompt_blocks = sum(-(-len(prompt) // BLOCK_SIZE) for prompt in case.prompts)
+    assert 0 < moved["transferred_bytes"] <= num_prompt_blocks * block_bytes
+    assert moved["transferred_bytes"] % block_bytes == 0
+    local = after["pools"]["decode"][0]["counters"]["prefix_hit_tokens"]
+    local -= before["pools"]["decode"][0]["counters"]["prefix_hit_tokens"]
+    assert moved["remote_hit_tokens"] + local == sum(len(prompt) for prompt in case.prompts)
+    assert_at_rest(after)
+
+
+async def test_two_workers_of_each_kind_say_the_same(wide_cluster: ClusterProcess, oracle_case: CaseOf) -> None:
+    await assert_same_tokens(wide_cluster.url, oracle_case("llama"))
+
+    status = read_status(wide_cluster.url)
+    assert all(replica["counters"]["num_requests"] for pool in status["pools"].values() for replica in pool)
+    assert_at_rest(status)

@@ -1,0 +1,88 @@
+"""The shape that keeps the code readable: sizes, docstrings, and top-level names that are ours alone."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("cluster", "prefill", "decode", "kv_transfer", "router", "engine")
+CHECKED = (*PACKAGES, "tests", "benchmarks", "scripts")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+LONG_FILES: dict[str, str] = {}
+"""Files that may be longer, each with the reason."""
+
+LONG_FUNCTIONS: dict[str, str] = {}
+"""Functions (``path:name``) that may be longer, each with the reason."""
+
+
+def python_files() -> list[Path]:
+    return [file for folder in CHECKED for file in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("file", python_files(), ids=name_of)
+def test_file_has_a_docstring_and_the_right_size(file: Path) -> None:
+    source = file.read_text()
+    tree = ast.parse(source)
+
+    assert ast.get_docstring(tree) or not tree.body, "no docstring"
+    num_lines = len(source.splitlines())
+    assert num_lines <= MAX_FILE_LINES or name_of(file) in LONG_FILES, f"{num_lines} lines"
+    long = {
+        f"{name_of(file)}:{function.name}": length
+        for function in functions_of(tree)
+        if (length := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert not set(long) - set(LONG_FUNCTIONS), long
+
+
+def test_exceptions_are_still_needed() -> None:
+    for name in LONG_FILES:
+        assert len((ROOT / name).read_text().splitlines()) > MAX_FILE_LINES, f"{name} needs no exception any more"
+    for entry in LONG_FUNCTIONS:
+        name, function_name = entry.split(":")
+        lengths = [
+            (function.end_lineno or 0) - function.lineno + 1
+            for function in functions_of(ast.parse((ROOT / name).read_text()))
+            if function.name == function_name
+        ]
+        assert max(lengths) > MAX_FUNCTION_LINES, f"{entry} needs no exception any more"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_init_holds_a_docstring_only(package: str) -> None:
+    assert len(ast.parse((ROOT / package / "__init__.py").read_text()).body) == 1
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_top_level_name_has_one_owner_in_the_environment(package: str) -> None:
+    owners = {
+        distribution.metadata["Name"]
+        for distribution in importlib.metadata.distributions()
+        if package in top_level_names(distribution)
+    }
+
+    assert owners == {"baton-serve"}
+
+
+def top_level_names(distribution: importlib.metadata.Distribution) -> set[str]:
+    """What a distribution puts at the top level, by its own list and by its files."""
+    declared = distribution.read_text("top_level.txt") or ""
+    installed = {file.parts[0] for file in distribution.files or () if file.suffix == ".py"}
+    return {*declared.split(), *(name.removesuffix(".py") for name in installed)}
