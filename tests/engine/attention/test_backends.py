@@ -1,0 +1,118 @@
+"""Every attention backend agrees with the reference on whatever batch there can be."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from engine.attention.backend import AttentionBackend
+from engine.attention.cpu import CPUAttention
+from engine.attention.cuda import CUDAAttention
+from engine.attention.reference import ReferenceAttention
+from engine.runner.kv_cache import KVCache
+from tests.support.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
+from tests.support.varlen_double import VarlenDouble
+
+TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
+
+
+def _attend(backend: AttentionBackend, inputs: AttentionInputs, case: AttentionCase) -> torch.Tensor:
+    with torch.inference_mode():
+        plan = backend.plan(inputs.batch)
+        return plan.attend(case.layer, inputs.query, inputs.key, inputs.value, case.window).double()
+
+
+def _written(cache: KVCache) -> torch.Tensor:
+    return cache.blocks.nan_to_num(nan=-1234.0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@settings(max_examples=30, deadline=None)
+@given(case=attention_cases())
+def test_cpu_backend_agrees_with_the_reference(dtype: str, case: AttentionCase) -> None:
+    inputs = make_inputs(case, dtype)
+    caches = inputs.new_cache(), inputs.new_cache()
+    expected = _attend(ReferenceAttention(caches[0]), inputs, case)
+    result = _attend(CPUAttention(caches[1]), inputs, case)
+    torch.testing.assert_close(result, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    assert torch.equal(_written(caches[0]), _written(caches[1]))
+
+
+@pytest.mark.parametrize("block_multiple", [1, 256])
+@settings(max_examples=12, deadline=None)
+@given(case=attention_cases())
+def test_cuda_backend_feeds_its_kernel_the_right_keys(block_multiple: int, case: AttentionCase) -> None:
+    inputs = make_inputs(case, "float32")
+    caches = inputs.new_cache(), inputs.new_cache()
+    expected = _attend(ReferenceAttention(caches[0]), inputs, case)
+    backend = CUDAAttention(caches[1], kernel=VarlenDouble(block_multiple=block_multiple))
+    result = _attend(backend, inputs, case)
+    assert backend.is_paged == (block_multiple == 1)
+    torch.testing.assert_close(result, expected, atol=2e-6, rtol=2e-6)
+    assert torch.equal(_written(caches[0]), _written(caches[1]))
+
+
+CASE = AttentionCase(
+    lengths=((40, 1), (0, 30), (333, 1), (100, 3), (17, 60)),
+    num_kv_heads=2,
+    group=3,
+    head_dim=16,
+    block_size=16,
+    window=None,
+    layer=1,
+    seed=5,
+)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_cpu_backend_gives_the_same_bits_on_any_number_of_threads(num_threads: int) -> None:
+    inputs = make_inputs(dataclasses.replace(CASE, lengths=((40, 1), (0, 1), (333, 2), (100, 3))), "float32")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = _attend(CPUAttention(inputs.new_cache()), inputs, CASE)
+        torch.set_num_threads(num_threads)
+        result = _attend(CPUAttention(inputs.new_cache()), inputs, CASE)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(result, expected)
+
+
+def test_a_decode_row_has_the_same_bits_alone_and_in_a_batch() -> None:
+    case = dataclasses.replace(CASE, lengths=((40, 1), (333, 1), (5, 1), (100, 1)))
+    inputs = make_inputs(case, "float32")
+    together = _attend(CPUAttention(inputs.new_cache()), inputs, case)
+    batch = inputs.batch
+    alone = dataclasses.replace(
+        inputs,
+        batch=dataclasses.replace(
+            batch,
+            query_starts=batch.query_starts[:2],
+            first_positions=batch.first_positions[1:2],
+            block_tables=batch.block_tables[1:2],
+            slots=batch.slots[1:2],
+        ),
+        query=inputs.query[1:2],
+        key=inputs.key[1:2],
+        value=inputs.value[1:2],
+    )
+    assert torch.equal(_attend(CPUAttention(inputs.new_cache()), alone, case)[0], together[1])
+
+
+def test_damaged_keys_of_one_request_do_not_reach_another() -> None:
+    case = dataclasses.replace(CASE, lengths=((40, 1), (41, 1)))
+    inputs = make_inputs(case, "float32")
+    expected = _attend(CPUAttention(inputs.new_cache()), inputs, case)
+    damaged = inputs.new_cache()
+    damaged.blocks[int(inputs.batch.block_tables[0, 1])] = torch.nan
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        result = _attend(CPUAttention(damaged), inputs, case)
+    finally:
+        torch.set_num_threads(before)
+    assert result[0].isnan().all()
+    assert torch.equal(result[1], expected[1])
