@@ -76,13 +76,14 @@ class Reader:
         self._on_stalled = on_stalled
         self._serial = itertools.count()
         self._loads: dict[str, Load] = {}
+        self._num_reads = 0
         self._bytes_in_flight = 0
         self._is_closing = False
 
     @property
     def has_reads(self) -> bool:
         """True while anything may be written into our region."""
-        return any(load.reads for load in self._loads.values())
+        return self._num_reads > 0
 
     @property
     def needs_polling(self) -> bool:
@@ -217,6 +218,7 @@ class Reader:
         load.reads.append((self._transport.start_read(peer.name, part.source_block_ids, part.block_ids), part))
         peer.num_reads += 1
         peer.bytes_in_flight += part.num_bytes
+        self._num_reads += 1
         self._bytes_in_flight += part.num_bytes
 
     def _advance_confirming(self, load: Load) -> bool:
@@ -296,6 +298,7 @@ class Reader:
             load.reads.remove(entry)
             load.peer.num_reads -= 1
             load.peer.bytes_in_flight -= part.num_bytes
+            self._num_reads -= 1
             self._bytes_in_flight -= part.num_bytes
             if state is ReadState.DONE:
                 load.num_bytes += part.num_bytes

@@ -45,6 +45,7 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 _FIRST_PERIOD_S = 0.0002
 _LAST_PERIOD_S = 0.001
+_IDLE_POLL_PERIOD_S = 0.02
 _IDLE_PERIOD_S = 0.25
 _JOIN_TIMEOUT_S = 30.0
 _DRAIN_TIMEOUT_S = 5.0
@@ -56,7 +57,8 @@ class TransferWorker:
     """Implements ``WorkerConnector`` over a ``Transport``, which only its thread touches.
 
     The thread sleeps until there is something to do. Where the transport must be polled it looks every 0.2 ms, and
-    after a while every 1 ms, as long as a load or a lease is outstanding, and four times a second otherwise.
+    after a while every 1 ms, as long as a load or a lease is outstanding, and every 20 ms otherwise (for what late
+    readers ask; 0.1 % of a core). Deadlines are looked at four times a second at least.
     """
 
     def __init__(
@@ -112,6 +114,16 @@ class TransferWorker:
         transport.on_news = self._notify
         self._thread = threading.Thread(target=self._run, name=f"baton-kv-{identity.engine_id}", daemon=True)
         self._thread.start()
+
+    @property
+    def hello(self) -> Hello:
+        """How this connector introduces itself."""
+        return self._hello
+
+    @property
+    def has_reads(self) -> bool:
+        """True while a read may write into our region."""
+        return self._reader.has_reads
 
     def execute(self, orders: ConnectorOrders) -> None:
         """Start what was ordered."""
@@ -269,10 +281,12 @@ class TransferWorker:
             self._has_news = False
 
     def _next_period_s(self, *, did_anything: bool) -> float:
-        if self._transport.needs_polling and (self._reader.needs_polling or self._leases.num_live):
-            self._period_s = _FIRST_PERIOD_S if did_anything else min(1.1 * self._period_s, _LAST_PERIOD_S)
-            return self._period_s
-        return _IDLE_PERIOD_S
+        if not self._transport.needs_polling:
+            return _IDLE_PERIOD_S
+        if not (self._reader.needs_polling or self._leases.num_live):
+            return _IDLE_POLL_PERIOD_S
+        self._period_s = _FIRST_PERIOD_S if did_anything else min(1.1 * self._period_s, _LAST_PERIOD_S)
+        return self._period_s
 
     def _shut_down(self) -> None:
         """Runs in the thread, as its last act. What was posted until now is still answered."""

@@ -17,20 +17,28 @@ CALL_TIMEOUT_S = 60.0
 
 
 class NobodyToMeet:
-    """The rendezvous of an engine that only answers."""
+    """The rendezvous of an engine that waits to be met."""
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
         """Refuse."""
         raise PeerUnreachableError(engine_id=engine_id, reason="there is nobody to meet")
 
 
-def _serve(connection: Connection) -> None:
+def _serve(calls: Connection, meetings: Connection) -> None:
     engines: dict[str, KVEngine] = {}
+    answering = threading.Thread(target=_answer, args=(meetings, engines), daemon=True)
+    answering.start()
+    _answer(calls, engines)
+    for engine in engines.values():
+        engine.close()
+
+
+def _answer(connection: Connection, engines: dict[str, KVEngine]) -> None:
     while True:
         try:
             engine_id, method, arguments = connection.recv()
         except EOFError:
-            break
+            return
         try:
             if method == "create":
                 engines[engine_id] = KVEngine(arguments[0], NobodyToMeet())
@@ -43,20 +51,21 @@ def _serve(connection: Connection) -> None:
             connection.send(("error", repr(error)))
         else:
             connection.send(("ok", result))
-    for engine in engines.values():
-        engine.close()
 
 
 class ChildProcess:
-    """A process that holds engines. Calls are answered one after the other."""
+    """A process that holds engines. Calls are answered one after the other, and ``accept`` apart from the others."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._lock = threading.Lock()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        calls, their_calls = context.Pipe()
+        meetings, their_meetings = context.Pipe()
+        self._lines = {"accept": (meetings, threading.Lock())}
+        self._calls = (calls, threading.Lock())
+        self.process = context.Process(target=_serve, args=(their_calls, their_meetings), daemon=True)
         self.process.start()
-        theirs.close()
+        their_calls.close()
+        their_meetings.close()
 
     def call(self, engine_id: str, method: str, *arguments: Any) -> Any:
         """Call a method of an engine in the process.
@@ -65,12 +74,13 @@ class ChildProcess:
             HandshakeRefusedError: The engine raised it.
             PeerUnreachableError: The process is gone or does not answer.
         """
-        with self._lock:
+        connection, lock = self._lines.get(method, self._calls)
+        with lock:
             try:
-                self._connection.send((engine_id, method, arguments))
-                if not self._connection.poll(CALL_TIMEOUT_S):
+                connection.send((engine_id, method, arguments))
+                if not connection.poll(CALL_TIMEOUT_S):
                     raise PeerUnreachableError(engine_id=engine_id, reason="no answer")
-                kind, result = self._connection.recv()
+                kind, result = connection.recv()
             except (EOFError, OSError) as error:
                 raise PeerUnreachableError(engine_id=engine_id, reason=repr(error)) from error
         if kind == "refused":
@@ -91,7 +101,8 @@ class ChildProcess:
 
     def close(self) -> None:
         """End the process, by force if it does not end by itself."""
-        self._connection.close()
+        for connection, _ in (self._calls, *self._lines.values()):
+            connection.close()
         self.process.join(20)
         if self.process.is_alive():
             self.process.kill()

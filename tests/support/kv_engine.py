@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ from kv_transfer.factory import build_connector
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
+from kv_transfer.worker import TransferWorker
 
 WAIT_TIMEOUT_S = 30.0
 
@@ -77,6 +79,7 @@ class KVEngine:
         self.memory = np.zeros((spec.num_blocks, spec.layout.block_bytes), dtype=np.uint8)
         self.loads: list[LoadEnded] = []
         self.leases: list[LeaseEnded] = []
+        self.stalled: list[str] = []
         self.num_wakes = 0
         self._woken = threading.Event()
         self.connector = build_connector(
@@ -166,6 +169,12 @@ class KVEngine:
         events = self.connector.worker.collect()
         self.loads.extend(events.loads)
         self.leases.extend(events.leases)
+        self.stalled.extend(events.stalled)
+
+    def expect(self, params: KVTransferParams) -> None:
+        """Let a hand-over's request wait here."""
+        self.connector.scheduler.expect(params)
+        self.step()
 
     def wait_load(self, request_id: str) -> LoadEnded:
         """The end of a load."""
@@ -179,6 +188,10 @@ class KVEngine:
         (ended,) = [lease for lease in self.leases if lease.lease_id == lease_id]
         return ended
 
+    def wait_stalled(self, request_id: str) -> None:
+        """Until a load is reported as stalled."""
+        self._wait_until(lambda: request_id in self.stalled)
+
     def load(
         self, request_id: str, params: KVTransferParams, block_ids: tuple[int, ...], first_block: int = 0
     ) -> LoadEnded:
@@ -189,6 +202,18 @@ class KVEngine:
     def stats(self) -> TransferStats:
         """The connector's counters."""
         return self.connector.worker.stats()
+
+    def hello(self) -> Hello:
+        """How this engine introduces itself."""
+        worker = self.connector.worker
+        assert isinstance(worker, TransferWorker)
+        return worker.hello
+
+    def has_reads(self) -> bool:
+        """True while something may write this engine's memory."""
+        worker = self.connector.worker
+        assert isinstance(worker, TransferWorker)
+        return worker.has_reads
 
     def accept(self, hello: Hello) -> Hello:
         """Meet a peer."""
@@ -202,9 +227,8 @@ class KVEngine:
         """Close the connector."""
         self.connector.worker.close()
 
-    def _wait_until(self, is_true: object) -> None:
+    def _wait_until(self, is_true: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
-        assert callable(is_true)
         while True:
             self._woken.clear()
             self.collect()

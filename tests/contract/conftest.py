@@ -1,0 +1,36 @@
+"""The connectors that the contract suite runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.kv_engine import KVEngine
+from tests.support.kv_world import KVWorld
+
+
+@pytest.fixture(scope="package", params=["inproc", "nixl-default", "nixl-tcp"])
+def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "nixl-tcp":
+            patch.setenv("UCX_TLS", "tcp,self")
+        world = KVWorld(request.param.partition("-")[0])
+        yield world
+        world.close()
+
+
+@pytest.fixture(scope="package")
+def source(world: KVWorld) -> Any:
+    return world.make_source(world.spec("source"))
+
+
+@pytest.fixture(scope="package")
+def reader(world: KVWorld) -> KVEngine:
+    return world.make_reader(world.spec("reader"))
+
+
+@pytest.fixture
+def request_id(world: KVWorld) -> str:
+    return world.unique("request")

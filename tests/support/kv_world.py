@@ -1,0 +1,57 @@
+"""Where a contract test gets its engines: readers in this process, sources wherever the connector needs them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from kv_transfer.inproc import InProcessFabric
+from tests.support.kv_child import ChildProcess, PipeRendezvous
+from tests.support.kv_engine import KVEngine, KVEngineSpec
+
+
+class KVWorld:
+    """Engines of one connector. Closing it closes them, and ends the process that it started."""
+
+    def __init__(self, connector: str) -> None:
+        self.connector = connector
+        self.fabric = InProcessFabric()
+        self.rendezvous = PipeRendezvous()
+        self.child = ChildProcess() if connector == "nixl" else None
+        self.engines: list[Any] = []
+        self._serial = itertools.count()
+
+    def unique(self, name: str) -> str:
+        """A name that was not used before."""
+        return f"{name}-{next(self._serial)}"
+
+    def seed(self) -> int:
+        """A seed that was not used before."""
+        return next(self._serial)
+
+    def spec(self, name: str, **changes: Any) -> KVEngineSpec:
+        """A spec with an engine id of its own."""
+        return replace(KVEngineSpec(engine_id=self.unique(name), connector=self.connector), **changes)
+
+    def make_reader(self, spec: KVEngineSpec) -> KVEngine:
+        """An engine in this process."""
+        engine = KVEngine(spec, self.rendezvous, self.fabric)
+        self.engines.append(engine)
+        return engine
+
+    def make_source(self, spec: KVEngineSpec) -> Any:
+        """An engine that can be read from: in the other process where there is one."""
+        if self.child is None:
+            return self.make_reader(spec)
+        engine = self.child.create(spec)
+        self.rendezvous.engines[spec.engine_id] = engine
+        self.engines.append(engine)
+        return engine
+
+    def close(self) -> None:
+        """Close all engines, then the process."""
+        for engine in self.engines:
+            engine.close()
+        if self.child is not None:
+            self.child.close()
