@@ -146,6 +146,9 @@ class Orchestrator:
     async def _live(self, generation: Generation) -> None:
         reservation = await self._reserve(generation)
         try:
+            if len(generation.request.prompt_token_ids) <= self._settings.local_prefill_tokens:
+                await self._decode_phase.run(generation, None, reservation)
+                return
             replica_id, delta = await self._prefill(generation)
             is_handed_over = delta.finish_reason is FinishReason.HANDED_OVER
             generation.deliver(delta, None if is_handed_over else delta.finish_reason)
@@ -158,7 +161,7 @@ class Orchestrator:
     async def _reserve(self, generation: Generation) -> Reservation | None:
         """Room for the KV on a decode replica; None for a request that no decode replica will see."""
         request = generation.request
-        if request.sampling.max_tokens <= 1:
+        if request.sampling.max_tokens <= 1 and len(request.prompt_token_ids) > self._settings.local_prefill_tokens:
             return None
         num_growth = min(request.sampling.max_tokens, self._settings.growth_headroom_tokens)
         num_blocks = self._decode_pool.blocks_for(len(request.prompt_token_ids) + num_growth)
@@ -206,14 +209,17 @@ class Orchestrator:
         reservation = self._prefill_pool.reserve(replica, num_tokens=len(request.prompt_token_ids))
         call = asyncio.ensure_future(self._prefill_workers.prefill(replica_id, request, timeout_s=timeout_s))
         try:
-            delta, load = await asyncio.shield(call)
-        except asyncio.CancelledError:
-            # The abort can overtake the call on its way; so it is sent now, and again if the call still succeeds.
-            self._prefill_aborts.abort(replica_id, request.request_id)
-            self._watch_late_call(call, replica_id, request.request_id)
-            raise
+            with self._prefill_pool.watch(replica) as lost:
+                await asyncio.wait((call, lost), return_when=asyncio.FIRST_COMPLETED)
+                if not call.done():
+                    lost.result()
+            delta, load = call.result()
         finally:
             reservation.release()
+            if not call.done():
+                # The abort can overtake the call on its way; so it is sent now, and again if the call still succeeds.
+                self._prefill_aborts.abort(replica_id, request.request_id)
+                self._watch_late_call(call, replica_id, request.request_id)
         self._prefill_pool.note_load(replica_id, load)
         return delta
 

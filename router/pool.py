@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from engine.messages import LoadReport, WorkerInfo
 from router.errors import NoReplicaError
 from router.policies import Policy, make_policy
 from router.settings import RouterSettings
-from router.workers import ReplicaStatus, WorkerError, WorkerPool
+from router.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -35,6 +35,7 @@ class Replica:
     num_failures: int = 0
     is_left_out: bool = False
     probe_at_s: float = 0.0
+    watchers: set[asyncio.Future[None]] = field(default_factory=set)
 
     @property
     def is_in_service(self) -> bool:
@@ -227,6 +228,18 @@ class ReplicaPool:
         replica.probe_at_s = self._clock() + backoff_s
         self.notify()
 
+    @contextlib.contextmanager
+    def watch(self, replica: Replica) -> Iterator[asyncio.Future[None]]:
+        """A future that fails with WorkerUnavailableError when the replica is declared lost meanwhile."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        replica.watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            replica.watchers.discard(watcher)
+            if not watcher.cancel() and not watcher.cancelled():
+                watcher.exception()
+
     def notify(self) -> None:
         """Wake whoever waits for room or for a replica."""
         self._changed.set()
@@ -261,12 +274,22 @@ class ReplicaPool:
             async with asyncio.timeout(timeout_s):
                 status = await self.workers.status(replica.replica_id, timeout_s=timeout_s)
         except (WorkerError, TimeoutError) as error:
-            if replica.info is None or replica.is_left_out:
+            if not replica.is_in_service:
                 self.note_failure(replica.replica_id, str(error) or "no answer to a probe")
+            elif self.age_s(replica) >= self._settings.unresponsive_after_s:
+                self._declare_lost(replica)
             return
         finally:
             self._asking.pop(replica.replica_id, None)
         self._take_status(replica, status)
+
+    def _declare_lost(self, replica: Replica) -> None:
+        """Nothing came from it for too long, and it does not answer: calls that wait for it wait in vain."""
+        reason = f"silent for {self.age_s(replica):.0f} s"
+        self.note_failure(replica.replica_id, reason)
+        for watcher in tuple(replica.watchers):
+            if not watcher.done():
+                watcher.set_exception(WorkerUnavailableError(replica_id=replica.replica_id, reason=reason))
 
     def _take_status(self, replica: Replica, status: ReplicaStatus) -> None:
         if status.info is None:

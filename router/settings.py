@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from router.policies import make_policy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
@@ -13,7 +15,9 @@ class RouterSettings:
     progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV.
     ``growth_headroom_tokens`` is the room beyond its prompt that a request must find there.
     ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure.
-    ``stream_silence_timeout_s`` is how long a decode replica may say nothing before it counts as lost.
+    ``stream_silence_timeout_s`` is how long a decode replica may say nothing before it counts as lost;
+    ``unresponsive_after_s`` is the same for a replica that does not answer when asked for its status.
+    Prompts of up to ``local_prefill_tokens`` are computed on the decode replica itself; 0 sends all to prefill.
     """
 
     max_body_bytes: int = 8 * 1024 * 1024
@@ -27,11 +31,13 @@ class RouterSettings:
     prefill_timeout_s: float = 300.0
     submit_timeout_s: float = 30.0
     connect_timeout_s: float = 10.0
-    stream_silence_timeout_s: float = 60.0
+    stream_silence_timeout_s: float = 20.0
+    unresponsive_after_s: float = 15.0
     max_prefill_attempts: int = 3
     migration_limit: int = 3
     recovery_wait_s: float = 30.0
     growth_headroom_tokens: int = 64
+    local_prefill_tokens: int = 0
     report_period_s: float = 1.0
     stale_after_s: float = 2.5
     status_timeout_s: float = 2.0
@@ -50,6 +56,8 @@ class RouterSettings:
         for name in ("max_body_bytes", "max_num_requests", "max_num_choices", "max_prefill_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("prefill_policy", "decode_policy"):
+            make_policy(getattr(self, name))
         if self.default_max_tokens is not None and self.default_max_tokens < 1:
             raise ValueError(f"default_max_tokens must be at least 1, got {self.default_max_tokens}")
         if self.default_timeout_s > self.max_timeout_s:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from router.settings import RouterSettings
-from tests.support.fake_workers import counting
+from tests.support.fake_workers import FakeReplica, counting
 from tests.support.router_rig import FAST, RouterRig, events, router_rig, until
 
 PROMPT = [5, 6, 7]
@@ -19,6 +20,14 @@ ASK = {"max_tokens": NUM_TOKENS, "seed": 1, "return_token_ids": True, "ignore_eo
 
 def expected_tokens(rig: RouterRig) -> list[int]:
     return [counting(rig.prefill[0].seen[0], position) for position in range(NUM_TOKENS)]
+
+
+def is_idle(replica: FakeReplica) -> bool:
+    return not replica.running
+
+
+def has_produced(replica: FakeReplica, num_tokens: int) -> bool:
+    return replica.num_tokens > num_tokens
 
 
 def with_settings(**changes: object) -> RouterSettings:
@@ -59,19 +68,32 @@ async def test_prefill_that_hangs_is_given_up_and_aborted(model_dir: Path) -> No
         await until(rig.is_at_rest)
 
 
+async def test_prefill_that_stops_answering_anything_is_given_up_long_before_its_timeout(model_dir: Path) -> None:
+    settings = with_settings(prefill_timeout_s=300.0, status_timeout_s=0.05, unresponsive_after_s=0.1)
+    async with router_rig(model_dir, num_prefill=2, settings=settings) as rig:
+        rig.prefill[0].gate.clear()
+        rig.prefill[0].status_gate.clear()
+        body = (await rig.complete(PROMPT, **ASK)).json()
+
+        assert body["choices"][0]["token_ids"] == expected_tokens(rig)
+        rig.prefill[0].gate.set()
+        rig.prefill[0].status_gate.set()
+        await until(rig.is_at_rest)
+
+
 async def test_prefill_that_keeps_failing_ends_in_one_error(model_dir: Path) -> None:
     async with router_rig(model_dir, num_prefill=4) as rig:
         for replica in rig.prefill.replicas.values():
             replica.gate.clear()
-        answers = [asyncio.create_task(rig.complete(PROMPT, **ASK))]
-        for number in range(3):
-            await until(lambda number=number: sum(len(item.running) for item in rig.prefill.replicas.values()) == 1)
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        for _ in range(3):
+            await until(lambda: any(item.running for item in rig.prefill.replicas.values()))
             replica = next(item for item in rig.prefill.replicas.values() if item.running)
             replica.is_dead = True
             replica.gate.set()
-            await until(lambda replica=replica: not replica.running)
+            await until(partial(is_idle, replica))
 
-        response = await answers[0]
+        response = await answer
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (502, "prefill_failed")
         assert "3 times" in error["message"]
@@ -240,12 +262,26 @@ async def test_closing_the_router_ends_everything_it_has_running(model_dir: Path
         assert rig.is_at_rest()
 
 
+@pytest.mark.parametrize(("num_prompt_tokens", "is_local"), [(8, True), (9, False)])
+async def test_short_prompts_skip_prefill_where_that_is_asked_for(
+    model_dir: Path, num_prompt_tokens: int, is_local: bool
+) -> None:
+    async with router_rig(model_dir, settings=with_settings(local_prefill_tokens=8)) as rig:
+        body = (await rig.complete([5] * num_prompt_tokens, **ASK)).json()
+
+        request = rig.decode[0].seen[0]
+        assert body["choices"][0]["token_ids"] == [counting(request, position) for position in range(NUM_TOKENS)]
+        assert (rig.prefill[0].seen == []) is is_local
+        assert (request.kv_transfer is None) is is_local
+        assert rig.is_at_rest()
+
+
 async def test_many_requests_survive_a_storm_of_deaths(model_dir: Path) -> None:
     async with router_rig(model_dir, num_prefill=3, num_decode=3, settings=with_settings(migration_limit=8)) as rig:
         answers = [asyncio.create_task(rig.complete([5, number], **ASK)) for number in range(40)]
         for round_number in range(3):
             name = f"decode-{round_number}"
-            await until(lambda name=name: rig.decode.replicas[name].num_tokens > 50)
+            await until(partial(has_produced, rig.decode.replicas[name], 50))
             rig.decode.kill(name)
             await asyncio.sleep(0)
             rig.decode.revive(name)

@@ -48,7 +48,8 @@ def finish_of(sampling: SamplingParams, token: int, num_output_tokens: int) -> F
 class FakeReplica:
     """The switches and the books of one replica.
 
-    ``is_dead`` makes every call fail; ``gate`` cleared makes it hang; ``refuse_code`` makes it refuse requests.
+    ``is_dead`` makes every call fail; ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well;
+    ``refuse_code`` makes it refuse requests.
     ``die_after_tokens`` kills a decode replica once it has produced so many tokens.
     """
 
@@ -60,6 +61,7 @@ class FakeReplica:
     die_after_tokens: int | None = None
     num_cached_tokens: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    status_gate: asyncio.Event = field(default_factory=asyncio.Event)
     running: dict[str, GenerateRequest] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
     seen: list[GenerateRequest] = field(default_factory=list)
@@ -68,6 +70,7 @@ class FakeReplica:
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.status_gate.set()
 
     def check_alive(self) -> None:
         """Raise what a call to a dead actor raises."""
@@ -119,6 +122,7 @@ class _FakePool:
         """Constants and load."""
         replica = self.replicas[replica_id]
         replica.check_alive()
+        await replica.status_gate.wait()
         info = WorkerInfo(
             role=self.role,
             engine_id=replica_id,

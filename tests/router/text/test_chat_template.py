@@ -35,12 +35,13 @@ TEMPLATES = {
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_rendering_equals_transformers(name: str, add_generation_prompt: bool) -> None:
     special = {"bos_token": "<s>", "eos_token": "</s>"}
-    theirs, _ = render_jinja_template(
+    theirs = render_jinja_template(
         conversations=[MESSAGES],
         chat_template=TEMPLATES[name],
         add_generation_prompt=add_generation_prompt,
-        **special,
-    )
+        bos_token=special["bos_token"],
+        eos_token=special["eos_token"],
+    )[0]
 
     ours = ChatTemplate(TEMPLATES[name], special_tokens=special).render(
         MESSAGES, add_generation_prompt=add_generation_prompt
