@@ -1,0 +1,237 @@
+"""The scheduler alone: no model, tokens given, end-of-sequence ignored. Figures are medians in microseconds.
+
+    python -m benchmarks.scheduler --json benchmarks/results/scheduler.json
+
+``decode_step/N`` is schedule + update + statistics of a step in which N running requests take one token each;
+``decode_step/N/messages`` adds the message for every request. ``decode_step/64/waiting=M`` and ``.../loading=M``: the
+same with M more requests that wait, or whose KV is on its way. ``admit/*`` is what one more 1,024-token prompt adds
+from ``add_request`` to the end of ``schedule``. ``alloc_free/64`` takes 64 blocks, evicting cached ones, and gives them
+back. The reference, in ``reference_us``, is vLLM 0.33's scheduler measured the same way on this class of machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.report import Row, add_json_option, publish
+from engine.config import CacheConfig, SchedulerConfig
+from engine.core.block_hash import hash_chain, root_hash
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.scheduler import Scheduler
+from engine.messages import GenerateRequest, SamplingParams
+from engine.step import ModelRunnerOutput, SchedulerOutput
+from kv_transfer.connector import ConnectorOrders, NO_ORDERS, RemoteMatch
+from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+
+BLOCK_SIZE = 16
+PROMPT_TOKENS = 128
+LONG_PROMPT_TOKENS = 1024
+REFERENCE_US = {
+    "decode_step/64": 500.0,
+    "decode_step/256": 1960.0,
+    "decode_step/1024": 8490.0,
+    "admit/hit": 236.0,
+    "admit/cold": 260.0,
+    "alloc_free/64": 65.0,
+    "alloc_free/64/no_prefix_cache": 16.0,
+}
+
+
+class NeverEndingLoads:
+    """A connector's scheduler half that offers every prompt and whose loads never end."""
+
+    def match(
+        self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
+    ) -> RemoteMatch | None:
+        """Offer the whole prompt."""
+        return RemoteMatch(num_tokens=num_prompt_tokens - num_local_tokens if params is not None else 0, is_async=True)
+
+    def begin_load(
+        self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> None:
+        """Never end."""
+
+    def cancel_load(self, request_id: str) -> None:
+        """Nothing to cancel."""
+
+    def release(self, params: KVTransferParams) -> None:
+        """Nothing to release."""
+
+    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        """Grant a lease that nobody reads."""
+        return hand_over_params(request_id, num_tokens)
+
+    def abort_lease(self, request_id: str) -> None:
+        """Nothing to abort."""
+
+    def take_orders(self) -> ConnectorOrders:
+        """Order nothing."""
+        return NO_ORDERS
+
+
+def hand_over_params(name: str, num_tokens: int) -> KVTransferParams:
+    """Where a prompt's KV lies on a peer."""
+    return KVTransferParams(
+        protocol_version=PROTOCOL_VERSION,
+        source=PeerIdentity(engine_id="peer", incarnation="1"),
+        lease_id=name,
+        layout_hash="layout",
+        block_ids=tuple(range(-(-num_tokens // BLOCK_SIZE))),
+        num_tokens=num_tokens,
+    )
+
+
+def request(name: str, prompt: tuple[int, ...], *, is_remote: bool = False) -> GenerateRequest:
+    """A request that never ends by itself."""
+    return GenerateRequest(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=1 << 20, ignore_eos=True),
+        kv_transfer=hand_over_params(name, len(prompt)) if is_remote else None,
+    )
+
+
+def random_prompt(rng: np.random.Generator, num_tokens: int) -> tuple[int, ...]:
+    """Token ids that no other prompt shares."""
+    return tuple(rng.integers(0, 32_000, num_tokens).tolist())
+
+
+def make_scheduler(*, num_running: int, num_blocks: int, max_num_seqs: int | None = None) -> Scheduler:
+    """A scheduler whose budget takes ``num_running`` prompts at once."""
+    return Scheduler(
+        SchedulerConfig(
+            max_num_batched_tokens=max(num_running * PROMPT_TOKENS, 4 * LONG_PROMPT_TOKENS),
+            max_num_seqs=max_num_seqs or num_running,
+            max_num_waiting=1 << 20,
+        ),
+        CacheConfig(block_size=BLOCK_SIZE),
+        num_blocks=num_blocks,
+        max_model_len=4096,
+        connector=NeverEndingLoads(),
+    )
+
+
+def run_step(scheduler: Scheduler, sampled: ModelRunnerOutput | None = None) -> SchedulerOutput:
+    """One step whose model samples token 7 everywhere."""
+    output = scheduler.schedule()
+    result = sampled or ModelRunnerOutput(sampled_token_ids=np.full(output.rows.size, 7, np.int32))
+    scheduler.update(output, result)
+    return output
+
+
+def decode_step_us(num_running: int, *, num_steps: int, messages: bool = False, num_others: int = 0, others: str = "") -> Row:
+    """Median of a decode step with ``num_others`` more requests that wait or load."""
+    rng = np.random.default_rng(0)
+    is_loading = others == "loading"
+    blocks_each = (PROMPT_TOKENS + num_steps) // BLOCK_SIZE + 2
+    scheduler = make_scheduler(
+        num_running=num_running,
+        num_blocks=num_running * blocks_each + num_running + (num_others * (PROMPT_TOKENS // BLOCK_SIZE + 2) if is_loading else 0) + 1024,
+        max_num_seqs=num_running + is_loading,
+    )
+    for index in range(num_running):
+        scheduler.add_request(request(f"r{index}", random_prompt(rng, PROMPT_TOKENS)))
+    run_step(scheduler)
+    for index in range(num_others):
+        scheduler.add_request(request(f"o{index}", random_prompt(rng, PROMPT_TOKENS), is_remote=is_loading))
+    run_step(scheduler)
+    stats = scheduler.stats()
+    assert stats.num_running == num_running, stats
+    assert (stats.num_loading if is_loading else stats.num_waiting) == num_others, stats
+    result = ModelRunnerOutput(sampled_token_ids=np.full(num_running, 7, np.int32))
+    durations = []
+    for _ in range(num_steps):
+        started = time.perf_counter()
+        output = scheduler.schedule()
+        step_result = scheduler.update(output, result)
+        scheduler.stats()
+        if messages:
+            step_result.deltas_by_client()
+        durations.append(time.perf_counter() - started)
+        assert output.rows.size == num_running
+    name = f"decode_step/{num_running}" + ("/messages" if messages else "") + (f"/{others}={num_others}" if others else "")
+    # The mean over whole block periods: every request crosses a block boundary once in 16 steps.
+    mean = statistics.fmean(durations[: num_steps // BLOCK_SIZE * BLOCK_SIZE])
+    return us_row(name, statistics.median(durations), per_request_us=mean * 1e6 / num_running, mean_us=mean * 1e6)
+
+
+def admit(name: str, *, is_hit: bool, num_repeats: int) -> Row:
+    """Median of one 1,024-token prompt, from ``add_request`` to the end of the step's ``schedule``."""
+    rng = np.random.default_rng(1)
+    scheduler = make_scheduler(num_running=16, num_blocks=64 * (num_repeats + 16))
+    prompt = random_prompt(rng, LONG_PROMPT_TOKENS)
+    scheduler.add_request(request("first", prompt))
+    run_step(scheduler)
+    durations = []
+    for index in range(num_repeats):
+        message = request(f"r{index}", prompt if is_hit else random_prompt(rng, LONG_PROMPT_TOKENS))
+        started = time.perf_counter()
+        scheduler.add_request(message)
+        output = scheduler.schedule()
+        durations.append(time.perf_counter() - started)
+        assert output.num_tokens == 1 + (BLOCK_SIZE if is_hit else LONG_PROMPT_TOKENS)
+        scheduler.update(output, ModelRunnerOutput(sampled_token_ids=np.full(output.rows.size, 7, np.int32)))
+        scheduler.abort(message.request_id)
+        run_step(scheduler)
+    return us_row(name, statistics.median(durations))
+
+
+def alloc_free(name: str, *, enable_prefix_caching: bool, num_repeats: int) -> Row:
+    """Median of taking 64 blocks and giving them back, published in between if there is a prefix cache."""
+    rng = np.random.default_rng(2)
+    kv_cache = KVCacheManager(num_blocks=1024, block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching)
+    root = root_hash()
+    durations = []
+    for _ in range(num_repeats):
+        hashes = hash_chain(root, rng.integers(0, 32_000, LONG_PROMPT_TOKENS).astype(np.int32), BLOCK_SIZE)
+        started = time.perf_counter()
+        block_ids = kv_cache.allocate(64)
+        if enable_prefix_caching:
+            for block_id, block_hash in zip(block_ids, hashes, strict=True):
+                kv_cache.publish(block_id, block_hash)
+        kv_cache.release(block_ids)
+        durations.append(time.perf_counter() - started)
+    return us_row(name, statistics.median(durations))
+
+
+def us_row(name: str, seconds: float, **detail: float | str) -> Row:
+    """A row in microseconds, with the reference where there is one."""
+    value = seconds * 1e6
+    reference = REFERENCE_US.get(name)
+    if reference is not None:
+        detail |= {"reference_us": reference, "speedup": reference / value}
+    return Row(name=name, value=value, unit="us", detail=detail)
+
+
+def main() -> None:
+    """Measure and publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=480, help="decode steps a row (a multiple of 16)")
+    parser.add_argument("--repeats", type=int, default=200, help="admissions and allocations a row")
+    add_json_option(parser)
+    options = parser.parse_args()
+    measures: list[Callable[[], Row]] = [
+        *(lambda n=n: decode_step_us(n, num_steps=options.steps) for n in (64, 256, 1024)),  # type: ignore[misc]
+        lambda: decode_step_us(1024, num_steps=options.steps, messages=True),
+        *(
+            lambda m=m, o=o: decode_step_us(64, num_steps=options.steps, num_others=m, others=o)  # type: ignore[misc]
+            for o in ("waiting", "loading")
+            for m in (1000, 10_000)
+        ),
+        lambda: admit("admit/hit", is_hit=True, num_repeats=options.repeats),
+        lambda: admit("admit/cold", is_hit=False, num_repeats=options.repeats),
+        lambda: alloc_free("alloc_free/64", enable_prefix_caching=True, num_repeats=10 * options.repeats),
+        lambda: alloc_free("alloc_free/64/no_prefix_cache", enable_prefix_caching=False, num_repeats=10 * options.repeats),
+    ]
+    publish(
+        [measure() for measure in measures], packages=("numpy", "xxhash"), json_file=options.json, title="Scheduler"
+    )
+
+
+if __name__ == "__main__":
+    main()

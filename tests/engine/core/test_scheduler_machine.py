@@ -1,0 +1,233 @@
+"""The scheduler in a random world: whatever happens in whatever order, the books balance and every request ends once.
+
+Covers I1, I2, I3, I4, C1-C14, B1-B3, K1-K4, K6, K7 and known-failures 3-11, 19, 20 together.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.config import SchedulerConfig
+from engine.errors import RequestRefusedError
+from engine.messages import FinishReason, GenerateRequest, SamplingParams
+from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
+from kv_transfer.params import KVTransferParams
+from tests.support.scheduler_world import NUM_VALUES, SchedulerWorld, undisturbed_output
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 40
+MAX_IN_FLIGHT = 2
+
+CONFIGS = st.builds(
+    SchedulerConfig,
+    max_num_batched_tokens=st.sampled_from([8, 16, 48]),
+    max_num_seqs=st.sampled_from([1, 2, 5]),
+    long_prefill_token_threshold=st.sampled_from([0, 0, 3]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    load_failure_policy=st.sampled_from(["recompute", "recompute", "recompute", "fail"]),
+    recompute_damaged_only=st.booleans(),
+    watermark=st.sampled_from([0.0, 0.1]),
+)
+PROMPTS = st.builds(
+    lambda stem, num_tokens, tail: tuple([stem] * num_tokens) + tuple(tail),
+    st.integers(0, 1),
+    st.sampled_from([1, 3, 4, 7, 8, 12, 16, 20]),
+    st.lists(st.integers(0, NUM_VALUES - 1), max_size=3),
+)
+SAMPLING = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 12),
+    min_tokens=st.sampled_from([0, 0, 3]),
+    stop_token_ids=st.sampled_from([(), (1,), (0, 2)]),
+    eos_token_ids=st.just((3,)),
+    ignore_eos=st.booleans(),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random arrivals, lengths, priorities, aborts, small pools, loads and leases, resets, overlapped steps."""
+
+    world: SchedulerWorld
+
+    @initialize(config=CONFIGS, num_blocks=st.integers(6, 20), caching=st.sampled_from([True, True, False]))
+    def start(self, config: SchedulerConfig, num_blocks: int, caching: bool) -> None:
+        self.world = SchedulerWorld(
+            config,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=caching,
+        )
+        self.num_added = 0
+
+    def _add(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        priority: int,
+        *,
+        num_output_tokens: int = 0,
+        hand_over: bool = False,
+        kv_transfer: KVTransferParams | None = None,
+    ) -> None:
+        request_id = f"r{self.num_added}"
+        self.num_added += 1
+        probe = GenerateRequest(request_id=request_id, prompt_token_ids=prompt, sampling=sampling)
+        output = undisturbed_output(probe, self.world.max_total_tokens)[:num_output_tokens]
+        request = GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            output_token_ids=tuple(output),
+            priority=priority,
+            arrival_s=float(self.num_added),
+            client_id=f"client-{self.num_added % 2}",
+            hand_over=hand_over,
+            kv_transfer=kv_transfer,
+        )
+        try:
+            self.world.add(request)
+        except RequestRefusedError as refusal:
+            assert refusal.code == "prompt_too_long", refusal.code
+            assert len(prompt) > min(MAX_MODEL_LEN - 1, self.world.max_total_tokens - 1)
+
+    @rule(prompt=PROMPTS, sampling=SAMPLING, priority=st.integers(0, 2), num_output_tokens=st.sampled_from([0, 0, 2]))
+    def add(self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int, num_output_tokens: int) -> None:
+        self._add(prompt, sampling, priority, num_output_tokens=num_output_tokens)
+
+    @rule(prompt=PROMPTS, sampling=SAMPLING, priority=st.integers(0, 2))
+    def add_to_hand_over(self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int) -> None:
+        self._add(prompt, sampling, priority, hand_over=True)
+
+    @rule(
+        prompt=PROMPTS,
+        sampling=SAMPLING,
+        priority=st.integers(0, 2),
+        num_output_tokens=st.sampled_from([0, 1, 1, 2]),
+        is_known=st.sampled_from([True, True, True, False]),
+    )
+    def add_handed_over(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int, num_output_tokens: int, is_known: bool
+    ) -> None:
+        offer = self.world.connector.offer(prompt, is_known=is_known)
+        self._add(prompt, sampling, priority, num_output_tokens=num_output_tokens, kv_transfer=offer)
+
+    @precondition(lambda self: self.num_added)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, self.num_added))
+        was_live = self._is_live(f"r{number}")
+        was_known = self.world.abort(f"r{number}")
+        assert was_known or not was_live
+        if was_live:
+            last = self.world.endings[f"r{number}"].last
+            assert last is not None
+            assert last.finish_reason is FinishReason.ABORT
+
+    @precondition(lambda self: len(self.world.in_flight) < MAX_IN_FLIGHT)
+    @rule()
+    def schedule(self) -> None:
+        self.world.schedule()
+
+    @precondition(lambda self: self.world.in_flight)
+    @rule()
+    def complete_step(self) -> None:
+        self.world.complete_step()
+
+    @rule(num_steps=st.integers(1, 4))
+    def steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.world.step()
+
+    @precondition(lambda self: self.world.connector.open_loads)
+    @rule(data=st.data())
+    def end_load(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.world.connector.open_loads)))
+        num_blocks = len(self.world.connector.open_loads[request_id].block_ids)
+        failed = data.draw(st.sets(st.integers(0, num_blocks - 1), max_size=num_blocks) | st.just(set()))
+        self.world.end_load(request_id, sorted(failed))
+
+    @precondition(lambda self: self.world.connector.open_leases)
+    @rule(data=st.data(), reason=st.sampled_from(list(LeaseEnd)))
+    def end_lease(self, data: st.DataObject, reason: LeaseEnd) -> None:
+        self.world.end_lease(data.draw(st.sampled_from(sorted(self.world.connector.open_leases))), reason)
+
+    @precondition(lambda self: self.world.connector.undecided)
+    @rule(seconds=st.sampled_from([0.001, 0.01]))
+    def decide(self, seconds: float) -> None:
+        self.world.connector.undecided.clear()
+        self.world.now_s += seconds
+
+    @rule(number=st.integers(0, 3))
+    def events_that_nobody_waits_for(self, number: int) -> None:
+        loads = self.world.connector.open_loads
+        unknown = [request_id for request_id in (f"r{number}", "nobody") if request_id not in loads]
+        ended = [LoadEnded(request_id=name, failed_block_ids=(), num_bytes=0, duration_s=0.0) for name in unknown]
+        lease = LeaseEnded(request_id=f"r{number}", lease_id="never granted", reason=LeaseEnd.EXPIRED)
+        before = self.world.scheduler.stats().num_unknown_ids
+        self.world.handle(ConnectorEvents(loads=tuple(ended), leases=(lease,)))
+        assert self.world.scheduler.stats().num_unknown_ids == before + len(unknown) + 1
+
+    @rule(preempt_running=st.booleans())
+    def reset_prefix_cache(self, preempt_running: bool) -> None:
+        assert self.world.scheduler.reset_prefix_cache(preempt_running=preempt_running) or not preempt_running
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.world.scheduler.check_integrity()
+        stats = self.world.scheduler.stats()
+        assert stats.num_free_blocks + stats.num_held_blocks + stats.num_leased_blocks == stats.num_blocks
+        live = [request_id for request_id in self.world.requests if self._is_live(request_id)]
+        assert stats.num_running + stats.num_waiting + stats.num_loading == len(live)
+
+    @invariant()
+    def never_idle_with_work(self) -> None:
+        """Never "nothing runs, something waits, nothing in flight" (known-failures 7, 8)."""
+        world = self.world
+        pending = world.in_flight or world.connector.open_loads or world.connector.open_leases
+        if not pending and not world.scheduler.has_work():
+            waits_to_ask = world.scheduler.idle_timeout_s() is not None
+            assert waits_to_ask or not world.scheduler.has_unfinished(), "work that nothing will ever wake"
+
+    def _is_live(self, request_id: str) -> bool:
+        ending = self.world.endings.get(request_id)
+        return ending is not None and ending.last is None
+
+    def teardown(self) -> None:
+        """Let everything end: then all requests have ended as they must, and nothing is held."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.connector.undecided.clear()
+        world.now_s += 1.0
+        for _ in range(400):
+            while world.in_flight:
+                world.complete_step()
+            for request_id in list(world.connector.open_loads):
+                world.end_load(request_id)
+            for lease_id in list(world.connector.open_leases):
+                world.end_lease(lease_id, LeaseEnd.EXPIRED)
+            if not world.scheduler.has_work():
+                break
+            world.step()
+        assert not world.scheduler.has_unfinished()
+        for request_id in world.requests:
+            world.check_output(request_id)
+        stats = world.scheduler.stats()
+        assert stats.num_free_blocks == stats.num_blocks
+        assert not world.connector.offers, "a hand-over was neither read nor released"
+        assert sorted(world.finished_ids) == sorted(world.requests)
+        world.scheduler.check_integrity()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=2000,
+    stateful_step_count=25,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)

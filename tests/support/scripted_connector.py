@@ -1,0 +1,129 @@
+"""The scheduler's half of a connector under a test's control: loads and leases end when the test says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+from kv_transfer.connector import ConnectorOrders, LoadOrder, RemoteMatch
+from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+
+PEER = PeerIdentity(engine_id="peer", incarnation="1")
+
+
+@dataclass(slots=True)
+class OpenLoad:
+    """A load that has not ended. ``prompt_token_ids`` is what the test knows of its content."""
+
+    request_id: str
+    params: KVTransferParams
+    first_block: int
+    block_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...] = ()
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class OpenLease:
+    """A lease that has not ended."""
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    num_tokens: int
+
+
+class ScriptedConnector:
+    """Implements ``SchedulerConnector``. ``offers`` knows the prompts behind hand-overs, by lease id."""
+
+    def __init__(self, *, block_size: int) -> None:
+        self.offers: dict[str, tuple[int, ...]] = {}
+        self.undecided: set[str] = set()
+        self.open_loads: dict[str, OpenLoad] = {}
+        self.open_leases: dict[str, OpenLease] = {}
+        self.released: list[str] = []
+        self.cancelled: list[str] = []
+        self.aborted_leases: list[str] = []
+        self.num_matches = 0
+        self._block_size = block_size
+        self._lease_ids = count()
+        self._orders: list[LoadOrder] = []
+        self._releases: list[KVTransferParams] = []
+        self._cancels: list[str] = []
+
+    def offer(self, prompt_token_ids: tuple[int, ...], *, is_known: bool = True) -> KVTransferParams:
+        """A hand-over of a prompt's KV; when not ``is_known`` the connector cannot tell yet how much it has."""
+        lease_id = f"peer-{next(self._lease_ids)}"
+        self.offers[lease_id] = prompt_token_ids
+        if not is_known:
+            self.undecided.add(lease_id)
+        return self._params(lease_id, tuple(range(-(-len(prompt_token_ids) // self._block_size))), len(prompt_token_ids))
+
+    def match(
+        self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
+    ) -> RemoteMatch | None:
+        """Offer all of the prompt beyond the local prefix."""
+        self.num_matches += 1
+        assert params is not None
+        if params.lease_id in self.undecided:
+            return None
+        return RemoteMatch(num_tokens=max(params.num_tokens - num_local_tokens, 0), is_async=True)
+
+    def begin_load(
+        self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> None:
+        """Open a load."""
+        assert request_id not in self.open_loads, "one load a request"
+        assert params.lease_id in self.offers, "a hand-over is used once"
+        assert block_ids, "nothing to load"
+        assert first_block + len(block_ids) <= len(params.block_ids)
+        prompt = self.offers.pop(params.lease_id)
+        self.open_loads[request_id] = OpenLoad(request_id, params, first_block, block_ids, prompt)
+        source = params.block_ids[first_block : first_block + len(block_ids)]
+        self._orders.append(
+            LoadOrder(request_id=request_id, params=params, source_block_ids=source, block_ids=block_ids)
+        )
+
+    def cancel_load(self, request_id: str) -> None:
+        """Note that nobody wants a load any more."""
+        self.open_loads[request_id].is_cancelled = True
+        self._cancels.append(request_id)
+
+    def release(self, params: KVTransferParams) -> None:
+        """Note that a hand-over will not be read; once."""
+        del self.offers[params.lease_id]
+        self.undecided.discard(params.lease_id)
+        self.released.append(params.lease_id)
+        self._releases.append(params)
+
+    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        """Open a lease."""
+        lease_id = f"own-{next(self._lease_ids)}"
+        assert len(block_ids) == -(-num_tokens // self._block_size), "the blocks cover the prompt"
+        self.open_leases[lease_id] = OpenLease(request_id, block_ids, num_tokens)
+        return self._params(lease_id, block_ids, num_tokens)
+
+    def abort_lease(self, request_id: str) -> None:
+        """Note that a lease is to end."""
+        self.aborted_leases.append(request_id)
+
+    def take_orders(self) -> ConnectorOrders:
+        """Hand over what was queued."""
+        orders = ConnectorOrders(
+            loads=tuple(self._orders), cancelled_loads=tuple(self._cancels), releases=tuple(self._releases)
+        )
+        self._orders, self._cancels, self._releases = [], [], []
+        return orders
+
+    def take_in(self, orders: ConnectorOrders) -> None:
+        """The worker's side of a step: remember what was really ordered."""
+        self.cancelled.extend(orders.cancelled_loads)
+
+    def _params(self, lease_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        return KVTransferParams(
+            protocol_version=PROTOCOL_VERSION,
+            source=PEER,
+            lease_id=lease_id,
+            layout_hash="layout",
+            block_ids=block_ids,
+            num_tokens=num_tokens,
+        )
