@@ -15,7 +15,10 @@ from router.api.completion_body import CompletionBody
 from router.api.completions import answer_chat, answer_completion
 from router.api.errors import error_response, http_error_response
 from router.api.openapi import body_schema
+from router.api.prompts import encode, render_chat
+from router.api.request_body import read_body
 from router.api.request_id import RequestIdMiddleware
+from router.api.tokenize_body import DetokenizeBody, TokenizeBody
 from router.errors import NoReplicaError, RouterError
 from router.service import RouterService
 
@@ -24,6 +27,9 @@ _PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/models",
+        "/tokenize",
+        "/detokenize",
+        "/load",
         "/health",
         "/ready",
         "/ping",
@@ -57,6 +63,7 @@ def build_app(service: RouterService) -> FastAPI:
     app.add_middleware(RequestIdMiddleware, metrics=service.metrics, paths=_PATHS)
     _add_error_handlers(app)
     _add_generation(app, service)
+    _add_tokens(app, service)
     _add_models(app, service)
     _add_operations(app, service)
     return app
@@ -86,6 +93,27 @@ def _add_generation(app: FastAPI, service: RouterService) -> None:
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
         return await answer_completion(service, request)
+
+
+def _add_tokens(app: FastAPI, service: RouterService) -> None:
+    @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+    async def tokenize(request: Request) -> dict[str, object]:
+        """The token ids of a text or of a conversation."""
+        body = await read_body(request, TokenizeBody, max_body_bytes=service.settings.max_body_bytes)
+        service.check_model(body.model)
+        if body.prompt is None:
+            ids = await encode(service, render_chat(service, body), add_special_tokens=bool(body.add_special_tokens))
+        else:
+            ids = await encode(service, body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        strings = service.tokenizer.token_strings(ids) if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": service.max_model_len(), "tokens": ids, "token_strs": strings}
+
+    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+    async def detokenize(request: Request) -> dict[str, str]:
+        """The text of token ids, special tokens included."""
+        body = await read_body(request, DetokenizeBody, max_body_bytes=service.settings.max_body_bytes)
+        service.check_model(body.model)
+        return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
 def _add_models(app: FastAPI, service: RouterService) -> None:
@@ -138,6 +166,11 @@ def _add_operations(app: FastAPI, service: RouterService) -> None:
     async def get_status() -> dict[str, object]:
         """Every replica, asked now, and the totals."""
         return await service.status()
+
+    @app.get("/load")
+    async def get_load() -> dict[str, int]:
+        """Sequences in progress on this router, and how many of them wait for room."""
+        return {"server_load": service.num_alive, "num_waiting": service.num_waiting}
 
     @app.get("/metrics")
     async def get_metrics() -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from router.api.chat_body import ChatBody, Message
 from router.api.completion_body import CompletionBody
@@ -18,6 +18,26 @@ _LONG_TEXT_CHARACTERS = 20_000
 _RESERVED_TEMPLATE_ARGUMENTS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
 
 
+class ChatFields(Protocol):
+    """The part of a body that says what conversation to render."""
+
+    @property
+    def messages(self) -> list[Message] | None:
+        """The turns."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None:
+        """Whether the assistant's turn is begun."""
+
+    @property
+    def continue_final_message(self) -> bool | None:
+        """Whether the last turn is left open."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None:
+        """More arguments of the template."""
+
+
 async def chat_prompt(service: RouterService, body: ChatBody) -> tuple[int, ...]:
     """The prompt of a conversation.
 
@@ -25,11 +45,11 @@ async def chat_prompt(service: RouterService, body: ChatBody) -> tuple[int, ...]
         InvalidRequestError: There is no template, or it refuses the conversation.
     """
     text = render_chat(service, body)
-    ids = await _encode(service, text, add_special_tokens=False)
+    ids = await encode(service, text, add_special_tokens=False)
     return _checked(_truncated(ids, body.truncate_prompt_tokens), param="messages")
 
 
-def render_chat(service: RouterService, body: ChatBody) -> str:
+def render_chat(service: RouterService, body: ChatFields) -> str:
     """The conversation as the model reads it.
 
     Raises:
@@ -37,6 +57,7 @@ def render_chat(service: RouterService, body: ChatBody) -> str:
     """
     if service.chat_template is None:
         raise NoChatTemplateError
+    assert body.messages
     goes_on = bool(body.continue_final_message)
     if goes_on and body.add_generation_prompt:
         raise InvalidRequestError(
@@ -67,7 +88,7 @@ async def completion_prompts(service: RouterService, body: CompletionBody) -> li
     prompts: list[tuple[int, ...]] = []
     for item in _items(body.prompt):
         if isinstance(item, str):
-            ids: Sequence[int] = await _encode(service, item, add_special_tokens=add_special_tokens)
+            ids: Sequence[int] = await encode(service, item, add_special_tokens=add_special_tokens)
         else:
             ids = item
             _check_vocabulary(ids, service.vocab_size())
@@ -84,7 +105,8 @@ def _items(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | 
     return list(cast("list[str | list[int]]", prompt))
 
 
-async def _encode(service: RouterService, text: str, *, add_special_tokens: bool) -> list[int]:
+async def encode(service: RouterService, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text; a long one is tokenized in a thread."""
     if len(text) <= _LONG_TEXT_CHARACTERS:
         return service.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens=add_special_tokens)

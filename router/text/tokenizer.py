@@ -102,6 +102,10 @@ class Tokenizer:
         text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_strings(self, token_ids: Sequence[int]) -> list[str | None]:
+        """How the vocabulary spells tokens; None for ids that are none."""
+        return [self.backend.id_to_token(token_id) for token_id in token_ids]
+
     def token_id(self, token: str) -> int | None:
         """The id of a token's text, if there is such a token."""
         found: int | None = self.backend.token_to_id(token)

@@ -1,0 +1,36 @@
+"""The bodies of POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from router.api.chat_body import Message
+from router.api.generate_body import StrictBody, TokenId
+
+
+class TokenizeBody(StrictBody):
+    """A text, or a conversation to be rendered first."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_one_text(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either 'prompt' or 'messages'")
+        return self
+
+
+class DetokenizeBody(StrictBody):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[TokenId]

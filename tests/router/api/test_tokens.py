@@ -1,0 +1,63 @@
+"""POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.text.tokenizer import Tokenizer
+from tests.support.router_rig import router_rig
+from tests.support.router_tokenizer import BOS, EOS
+
+
+async def test_text_goes_to_tokens_and_back(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        tokens = (await rig.client.post("/tokenize", json={"prompt": "hello 🙂", "return_token_strs": True})).json()
+        text = (await rig.client.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
+
+        assert tokens["tokens"] == Tokenizer.load(model_dir).encode("hello 🙂")
+        assert (tokens["count"], len(tokens["token_strs"]), tokens["max_model_len"]) == (
+            len(tokens["tokens"]),
+            len(tokens["tokens"]),
+            512,
+        )
+        assert text == {"prompt": "hello 🙂"}
+
+
+async def test_conversation_is_rendered_as_for_an_answer(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        messages = [{"role": "user", "content": "hi"}]
+        tokens = (await rig.client.post("/tokenize", json={"messages": messages})).json()["tokens"]
+        text = (await rig.client.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+
+        assert text == f"{BOS}[user] hi{EOS}\n[assistant] "
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}),
+        ("/tokenize", {"prompt": "a", "other": 1}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": "a"}),
+        ("/detokenize", {"tokens": [2**31]}),
+    ],
+)
+async def test_bad_bodies_are_refused(model_dir: Path, path: str, body: dict[str, object]) -> None:
+    async with router_rig(model_dir) as rig:
+        response = await rig.client.post(path, json=body)
+
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_ids_beyond_the_vocabulary_have_no_text(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        assert (await rig.client.post("/detokenize", json={"tokens": [2**31 - 1]})).json() == {"prompt": ""}
+
+
+async def test_load_counts_what_is_in_progress(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        assert (await rig.client.get("/load")).json() == {"server_load": 0, "num_waiting": 0}
