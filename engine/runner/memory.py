@@ -92,12 +92,12 @@ def choose_num_blocks(cache: CacheConfig, demand: CacheDemand, budget: MemoryBud
     if num_blocks >= demand.blocks_per_sequence:
         return num_blocks
     layout = demand.layout
+    shorter = f"lower max_model_len to {num_blocks * layout.block_size} or " if num_blocks else ""
     raise ConfigError(
         f"the KV cache is too small for one request of max_model_len {demand.max_model_len}: that takes "
         f"{demand.blocks_per_sequence} blocks of {layout.block_size} tokens x {layout.kv_bytes_per_token} bytes = "
         f"{_mib(demand.bytes_per_sequence)}, but {reason} gives {num_blocks} blocks = "
-        f"{_mib(num_blocks * layout.block_bytes)}; lower max_model_len to {num_blocks * layout.block_size} or give the "
-        f"cache more memory"
+        f"{_mib(num_blocks * layout.block_bytes)}; {shorter}give the cache more memory"
     )
 
 

@@ -11,11 +11,19 @@ import torch
 NUM_CANDIDATES = 1024
 
 
-def thresholds(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+def thresholds(
+    scaled: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    *,
+    num_candidates: int = NUM_CANDIDATES,
+) -> torch.Tensor:
     """The lowest logit that may be drawn, [num_rows], as a value of ``scaled``.
 
     scaled: [num_rows, vocab_size] logits over temperature, shifted so that each row's maximum is 0, float32.
     top_k (0: all), top_p (1: all), min_p (0: all): [num_rows].
+    num_candidates: how many of the most likely tokens are put in order first.
     """
     lowest = torch.log(min_p)
     sorting = torch.nonzero((top_k > 0) | (top_p < 1.0)).flatten()
@@ -24,7 +32,7 @@ def thresholds(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, m
     vocab_size = scaled.shape[1]
     part, part_top_k, part_top_p = scaled[sorting], top_k[sorting].long(), top_p[sorting]
     part_top_k = torch.where(part_top_k > 0, part_top_k, vocab_size).clamp(max=vocab_size)
-    width = min(NUM_CANDIDATES, vocab_size)
+    width = min(num_candidates, vocab_size)
     kept, is_certain = _sorted_threshold(part, part_top_k, part_top_p, width)
     # Nearly all rows are decided by their most likely tokens; a flat distribution needs the whole order.
     unsure = torch.nonzero(~is_certain).flatten()
