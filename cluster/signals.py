@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one exception, so that one ``finally`` stops everything."""
+"""Ctrl-C, SIGTERM and a closed terminal as one exception, so that one ``finally`` stops everything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):

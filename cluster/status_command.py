@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -17,11 +18,11 @@ COLUMNS = (
     ("node", "node_ip"),
     ("pid", "pid"),
     ("state", "state"),
-    ("KV in use", "kv_usage"),
-    ("running", "num_running"),
-    ("waiting", "num_waiting"),
-    ("loading", "num_loading"),
-    ("leased blocks", "num_leased_blocks"),
+    ("KV used", "kv_usage"),
+    ("run", "num_running"),
+    ("wait", "num_waiting"),
+    ("load", "num_loading"),
+    ("leased", "num_leased_blocks"),
 )
 """Title of a column, and the key of ``/status`` that it shows."""
 
@@ -47,9 +48,9 @@ def status(url: str, console: Console, *, as_json: bool) -> None:
 
 def status_table(answer: dict[str, Any]) -> Table:
     """One row a worker."""
-    table = Table(title=f"model {answer.get('model')}", title_justify="left")
+    table = Table(title=f"model {answer.get('model')}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for title, _ in COLUMNS:
-        table.add_column(title)
+        table.add_column(title, no_wrap=True)
     for pool, replicas in answer.get("pools", {}).items():
         for replica in replicas:
             table.add_row(*(cell({"pool": pool, **replica}.get(key)) for _, key in COLUMNS))
