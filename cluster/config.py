@@ -74,7 +74,7 @@ RouterSection = section_of(
         "submit_timeout_s": "How long a decode worker may take to accept requests.",
         "connect_timeout_s": "How long opening the stream of a decode worker may take.",
         "stream_silence_timeout_s": "How long a decode worker may say nothing before it counts as lost.",
-        "unresponsive_after_s": "How long a worker may leave questions for its status unanswered before it counts as lost.",
+        "unresponsive_after_s": "How long a worker may leave status calls unanswered before it counts as lost.",
         "local_prefill_tokens": "Prompts up to this length are computed on the decode worker itself; 0 sends all to "
         "prefill workers.",
         "max_prefill_attempts": "Prefill workers tried for one request at most.",

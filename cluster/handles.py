@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from cluster.refusal import Refusal
-from cluster.replica_caller import ReplicaCaller
+from cluster.replica_caller import Caller
 from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
 from router.workers import ReplicaStatus, WorkerRefusedError
 
@@ -16,7 +16,7 @@ SUBMIT_TIMEOUT_S = 30.0
 class RayWorkerPool:
     """What both pools can do: ``router.workers.WorkerPool``."""
 
-    def __init__(self, caller: ReplicaCaller) -> None:
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
     def replica_ids(self) -> Sequence[str]:

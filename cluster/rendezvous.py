@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.refusal import HandshakeRefusal
-from cluster.replica_caller import ReplicaCaller
+from cluster.replica_caller import Caller
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.params import Hello
 from router.workers import WorkerUnavailableError
@@ -23,7 +23,7 @@ class ServeRendezvous:
     event loop, on whose behalf a connector's thread waits.
     """
 
-    def __init__(self, callers: Sequence[ReplicaCaller], *, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, callers: Sequence[Caller], *, loop: asyncio.AbstractEventLoop) -> None:
         self._callers = tuple(callers)
         self._loop = loop
 
@@ -62,7 +62,7 @@ class ServeRendezvous:
             raise PeerUnreachableError(engine_id=engine_id, reason=f"answered with a {type(answer).__name__}")
         return answer
 
-    async def _caller_of(self, engine_id: str, *, deadline_s: float) -> ReplicaCaller:
+    async def _caller_of(self, engine_id: str, *, deadline_s: float) -> Caller:
         """Find the deployment that has this replica; a replica that just started may not be known here yet."""
         while True:
             for caller in self._callers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
@@ -19,6 +19,22 @@ T = TypeVar("T")
 
 SERIALIZATION = "pickle"
 """Everything that passes is an importable dataclass; cloudpickle, the default, is slower and gives nothing here."""
+
+
+class Caller(Protocol):
+    """Calls to the replicas of one deployment; ``ReplicaCaller`` over Serve, a fake in tests."""
+
+    def connect(self) -> None:
+        """Begin to follow the set of replicas."""
+
+    def replica_ids(self) -> Sequence[str]:
+        """The replicas that can be called now."""
+
+    async def call(self, replica_id: str, method: str, *args: object, timeout_s: float) -> Any:
+        """Call a method; raises WorkerUnavailableError."""
+
+    def stream(self, replica_id: str, method: str, *args: object) -> AsyncIterator[Any]:
+        """Iterate over a generator method; the iterator raises WorkerUnavailableError."""
 
 
 class ReplicaCaller:
@@ -36,13 +52,6 @@ class ReplicaCaller:
     def replica_ids(self) -> Sequence[str]:
         """The running replicas as of Serve's last broadcast, without those found dead since. No network call."""
         return [replica_id.unique_id for replica_id in self._replicas()]
-
-    def node_ip(self, replica_id: str) -> str:
-        """Address of the replica's node, empty when the replica is not known (any more)."""
-        for known, replica in list(self._replicas().items()):
-            if known.unique_id == replica_id:
-                return str(replica._replica_info.node_ip or "")
-        return ""
 
     async def call(self, replica_id: str, method: str, *args: object, timeout_s: float) -> Any:
         """Call ``method`` on one replica.
