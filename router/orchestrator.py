@@ -208,16 +208,19 @@ class Orchestrator:
         timeout_s = max(0.001, min(self._settings.prefill_timeout_s, remaining_s))
         reservation = self._prefill_pool.reserve(replica, num_tokens=len(request.prompt_token_ids))
         call = asyncio.ensure_future(self._prefill_workers.prefill(replica_id, request, timeout_s=timeout_s))
+        is_answered = False
         try:
             with self._prefill_pool.watch(replica) as lost:
                 await asyncio.wait((call, lost), return_when=asyncio.FIRST_COMPLETED)
                 if not call.done():
                     lost.result()
+            is_answered = True
             delta, load = call.result()
         finally:
             reservation.release()
-            if not call.done():
-                # The abort can overtake the call on its way; so it is sent now, and again if the call still succeeds.
+            if not is_answered:
+                # The abort can overtake the call on its way; so it is sent now, and again if the call still succeeds
+                # (or has succeeded: a cancellation can arrive in the same turn of the loop as the answer).
                 self._prefill_aborts.abort(replica_id, request.request_id)
                 self._watch_late_call(call, replica_id, request.request_id)
         self._prefill_pool.note_load(replica_id, load)

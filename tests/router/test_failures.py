@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.messages import SamplingParams
+from router.service import TextRequest
 from router.settings import RouterSettings
 from tests.support.fake_workers import FakeReplica, counting
 from tests.support.router_rig import FAST, RouterRig, events, router_rig, until
@@ -249,6 +251,20 @@ async def test_prefill_result_that_comes_after_the_abort_is_aborted_again(model_
 
         await until(lambda: len(replica.aborted) == 2)
         await until(rig.is_at_rest)
+
+
+async def test_request_given_up_in_the_very_moment_of_its_hand_over_leaves_no_lease(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        replica = rig.prefill[0]
+        output = rig.service.generate(
+            TextRequest(request_id="a", prompt_token_ids=(5, 6), sampling=SamplingParams(max_tokens=9))
+        )
+        while not replica.leases:  # noqa: ASYNC110 (until the answer is there, and nobody has looked at it)
+            await asyncio.sleep(0)
+        output.cancel()
+
+        await until(rig.is_at_rest)
+        assert rig.decode[0].seen == []
 
 
 async def test_closing_the_router_ends_everything_it_has_running(model_dir: Path) -> None:

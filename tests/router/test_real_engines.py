@@ -1,0 +1,148 @@
+"""The router over real prefill and decode engines: the same tokens under load, deaths and departures; nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.messages import LoadReport
+from router.api.app import build_app
+from router.service import RouterService
+from router.settings import RouterSettings
+from tests.support.chain_runner import expected_tokens
+from tests.support.engine_pools import EngineDecodePool, EnginePrefillPool, engine_pools
+from tests.support.live_app import live_app
+from tests.support.router_rig import FAST, until
+
+NUM_TOKENS = 30
+
+
+@dataclass
+class Live:
+    """A router over real engines, behind a socket."""
+
+    prefill: EnginePrefillPool
+    decode: EngineDecodePool
+    service: RouterService
+    client: httpx.AsyncClient
+
+    async def complete(self, prompt: list[int], **body: Any) -> httpx.Response:
+        ask = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **body}
+        return await self.client.post("/v1/completions", json={"prompt": prompt, **ask})
+
+    def loads(self) -> list[LoadReport]:
+        prefill = [server.load() for server in self.prefill.servers.values()]
+        return prefill + [server.load() for server in self.decode.servers.values()]
+
+    def is_at_rest(self) -> bool:
+        return self.service.num_alive == 0 and not any(
+            load.num_running or load.num_waiting or load.num_loading or load.num_leased_blocks or load.num_held_blocks
+            for load in self.loads()
+        )
+
+
+@asynccontextmanager
+async def live_router(
+    model_dir: Path,
+    *,
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    num_blocks: int = 256,
+    settings: RouterSettings = FAST,
+) -> AsyncIterator[Live]:
+    async with engine_pools(num_prefill=num_prefill, num_decode=num_decode, num_blocks=num_blocks) as (prefill, decode):
+        service = RouterService(model_dir, "tiny", prefill, decode, settings)
+        await service.start()
+        limits = httpx.Limits(max_connections=None)
+        try:
+            async with (
+                live_app(build_app(service)) as url,
+                httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client,
+            ):
+                yield Live(prefill, decode, service, client)
+        finally:
+            await service.close()
+
+
+def prompts(count: int) -> list[list[int]]:
+    source = random.Random(7)
+    shared = [source.randrange(1000) for _ in range(20)]
+    return [
+        shared[: source.randrange(20)] + [source.randrange(1000) for _ in range(source.randrange(1, 60))]
+        for _ in range(count)
+    ]
+
+
+def token_ids(response: httpx.Response) -> list[int]:
+    ids: list[int] = response.json()["choices"][0]["token_ids"]
+    return ids
+
+
+@pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 1), (2, 2)])
+async def test_many_at_once_get_the_tokens_of_one_alone(model_dir: Path, num_prefill: int, num_decode: int) -> None:
+    async with live_router(model_dir, num_prefill=num_prefill, num_decode=num_decode) as live:
+        asked = prompts(48)
+        answers = await asyncio.gather(*(live.complete(prompt) for prompt in asked))
+
+        assert [token_ids(answer) for answer in answers] == [expected_tokens(prompt, NUM_TOKENS) for prompt in asked]
+        await until(live.is_at_rest)
+        totals = (await live.client.get("/status")).json()["totals"]
+        assert totals["transfers"] > 0
+        assert (totals["requests"], totals["finished"], totals["tokens"]) == (48, 48, 48 * NUM_TOKENS)
+
+
+async def test_little_memory_makes_requests_wait_and_not_fail(model_dir: Path) -> None:
+    async with live_router(model_dir, num_blocks=40) as live:
+        asked = prompts(24)
+        answers = await asyncio.gather(*(live.complete(prompt) for prompt in asked))
+
+        assert [token_ids(answer) for answer in answers] == [expected_tokens(prompt, NUM_TOKENS) for prompt in asked]
+        await until(live.is_at_rest)
+
+
+async def test_decode_engine_that_ends_mid_stream_loses_no_token(model_dir: Path) -> None:
+    async with live_router(model_dir, num_decode=2) as live:
+        asked = prompts(24)
+        answers = [asyncio.create_task(live.complete(prompt, max_tokens=45)) for prompt in asked]
+        victim = live.decode.servers["decode-0"]
+        await until(lambda: victim.load().counters["num_generated_tokens"] > 40)
+        await victim.close()
+
+        for prompt, answer in zip(asked, answers, strict=True):
+            assert token_ids(await answer) == expected_tokens(prompt, 45)
+        assert live.service.counters.num_migrations > 0
+
+
+async def test_prefill_engine_that_ends_is_replaced(model_dir: Path) -> None:
+    async with live_router(model_dir, num_prefill=2) as live:
+        asked = prompts(24)
+        answers = [asyncio.create_task(live.complete(prompt)) for prompt in asked]
+        await until(lambda: live.service.counters.num_requests > 4)
+        await live.prefill.servers["prefill-0"].close()
+
+        for prompt, answer in zip(asked, answers, strict=True):
+            assert token_ids(await answer) == expected_tokens(prompt, NUM_TOKENS)
+
+
+async def test_clients_that_leave_at_random_moments_leave_nothing_on_any_engine(model_dir: Path) -> None:
+    source = random.Random(3)
+
+    async def visit(live: Live, prompt: list[int]) -> None:
+        with contextlib.suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(source.random() * 0.4):
+                await live.complete(prompt, max_tokens=45, stream=source.random() < 0.7)
+
+    async with live_router(model_dir, num_prefill=2, num_decode=2) as live:
+        for _ in range(3):
+            await asyncio.gather(*(visit(live, prompt) for prompt in prompts(30)))
+        await until(live.is_at_rest, timeout_s=20)
+        assert live.service.counters.num_cancelled > 0

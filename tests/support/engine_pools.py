@@ -1,0 +1,162 @@
+"""The router's pools over real engines in this process: everything but Ray, NIXL and the model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from decode.server import DecodeServer
+from engine.errors import EngineDeadError, RequestRefusedError
+from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from kv_transfer.connector import Connector, ConnectorBuilder, ConnectorOptions, WakeCallback
+from kv_transfer.inproc import InProcessFabric
+from kv_transfer.layout import KVLayout, KVRegion
+from prefill.server import PrefillServer
+from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
+from tests.support.chain_engine import chain_engine
+from tests.support.chain_runner import VOCAB_SIZE
+from tests.support.disaggregated import inproc_builder
+
+T = TypeVar("T")
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 128
+REPORT_PERIOD_S = 0.02
+
+
+class EnginePool:
+    """What both pools share."""
+
+    def __init__(self, servers: dict[str, PrefillServer] | dict[str, DecodeServer]) -> None:
+        self._all = servers
+
+    def replica_ids(self) -> Sequence[str]:
+        """All of them."""
+        return tuple(self._all)
+
+    async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
+        """Constants and load; a dead engine does not answer."""
+        server = self._all[replica_id]
+        try:
+            server.check_health()
+        except EngineDeadError as error:
+            raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
+        info = server.info()
+        return ReplicaStatus(
+            replica_id=replica_id, node_ip=info.node_ip, pid=info.pid, state="running", info=info, load=server.load()
+        )
+
+    async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """End requests."""
+        await _called(replica_id, self._all[replica_id].abort(request_ids))
+
+
+class EnginePrefillPool(EnginePool):
+    """Prefill servers."""
+
+    def __init__(self, servers: dict[str, PrefillServer]) -> None:
+        super().__init__(servers)
+        self.servers = servers
+
+    async def prefill(
+        self, replica_id: str, request: GenerateRequest, *, timeout_s: float
+    ) -> tuple[TokenDelta, LoadReport]:
+        """The first token."""
+        return await _called(replica_id, self.servers[replica_id].prefill(request))
+
+
+class EngineDecodePool(EnginePool):
+    """Decode servers."""
+
+    def __init__(self, servers: dict[str, DecodeServer]) -> None:
+        super().__init__(servers)
+        self.servers = servers
+
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        """Add requests."""
+        answers = await _called(replica_id, self.servers[replica_id].submit(requests))
+        return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
+
+    async def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+        """The stream of one router."""
+        messages = self.servers[replica_id].outputs(client_id)
+        try:
+            async for message in messages:
+                yield message
+        except EngineDeadError as error:
+            raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
+        finally:
+            await messages.aclose()  # type: ignore[attr-defined]  # the server's iterator is a generator
+
+
+async def _called(replica_id: str, call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except RequestRefusedError as error:
+        raise WorkerRefusedError(str(error), code=error.code) from error
+    except EngineDeadError as error:
+        raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
+
+
+def _info(role: str, name: str, num_blocks: int) -> WorkerInfo:
+    return WorkerInfo(
+        role=role,
+        engine_id=name,
+        incarnation="1",
+        node_ip="127.0.0.1",
+        pid=1,
+        model_name="tiny",
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        block_bytes=BLOCK_SIZE * 8,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        device="cpu",
+        dtype="float32",
+    )
+
+
+class _Keeping:
+    """Builds connectors and keeps them, for the servers."""
+
+    def __init__(self, build: ConnectorBuilder) -> None:
+        self._build = build
+        self.connector: Connector | None = None
+
+    def __call__(self, layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
+        self.connector = self._build(layout, region, wake)
+        return self.connector
+
+
+@asynccontextmanager
+async def engine_pools(
+    *, num_prefill: int = 1, num_decode: int = 1, num_blocks: int = 256
+) -> AsyncIterator[tuple[EnginePrefillPool, EngineDecodePool]]:
+    """Started engines around one in-process fabric; all are closed at the end."""
+    fabric = InProcessFabric()
+    options = ConnectorOptions(connector="inproc")
+    prefill: dict[str, PrefillServer] = {}
+    decode: dict[str, DecodeServer] = {}
+    for role, count in (("prefill", num_prefill), ("decode", num_decode)):
+        for index in range(count):
+            name = f"{role}-{index}"
+            keeping = _Keeping(inproc_builder(fabric, name, options))
+            core = chain_engine(
+                num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN, build_connector=keeping
+            )
+            assert keeping.connector is not None
+            info = _info(role, name, num_blocks)
+            if role == "prefill":
+                prefill[name] = PrefillServer(core, info=info, connector=keeping.connector.worker)
+            else:
+                decode[name] = DecodeServer(
+                    core, info=info, connector=keeping.connector.worker, report_period_s=REPORT_PERIOD_S
+                )
+    servers: list[PrefillServer | DecodeServer] = [*prefill.values(), *decode.values()]
+    for server in servers:
+        server.start()
+    try:
+        yield EnginePrefillPool(prefill), EngineDecodePool(decode)
+    finally:
+        for server in servers:
+            await server.close()
