@@ -43,7 +43,19 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The token-budget scheduler. ``max_model_len`` None takes the model's own."""
+    """The token-budget scheduler. ``max_model_len`` None takes the model's own.
+
+    long_prefill_token_threshold: at most so many tokens of one prompt a step, and what makes a prompt long; 0 is off.
+    recompute_damaged_only: after a load failed in part, compute the damaged blocks; else all from the first of them on.
+    watermark: share of the blocks that admission leaves free for the growth of what runs.
+    ask_again_s: how often a connector that does not know yet is asked again.
+    max_num_partial_prefills: prompts that may be computed in part at once, 0 is no limit; of them at most
+        max_long_partial_prefills long ones, 0 is all (O3).
+    scheduler_delay_factor: hold new prompts back for so many times the last prompt's latency; 0 is off (O4).
+    enable_priority_preemption: a waiting request may take the place of running ones of lower priority (O2).
+    artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times (O6).
+    enable_cache_events: record what the prefix cache stores and removes, the last cache_event_capacity of them (B4).
+    """
 
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 128
@@ -56,9 +68,17 @@ class SchedulerConfig:
     recompute_damaged_only: bool = True
     watermark: float = 0.01
     ask_again_s: float = 0.005
+    max_num_partial_prefills: int = 0
+    max_long_partial_prefills: int = 0
+    scheduler_delay_factor: float = 0.0
+    enable_priority_preemption: bool = False
+    artificial_preemption_probability: float = 0.0
+    max_num_artificial_preemptions: int = 0
+    enable_cache_events: bool = False
+    cache_event_capacity: int = 65_536
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting"):
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting", "cache_event_capacity"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -66,8 +86,33 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than max_num_seqs "
                 f"({self.max_num_seqs}): not every running request could get a token; raise one or lower the other"
             )
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError(f"long_prefill_token_threshold must be >= 0, got {self.long_prefill_token_threshold}")
+        for name in (
+            "long_prefill_token_threshold",
+            "max_num_partial_prefills",
+            "max_long_partial_prefills",
+            "scheduler_delay_factor",
+            "max_num_artificial_preemptions",
+        ):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be >= 0, got {getattr(self, name)}")
+        self._check_options()
+
+    def _check_options(self) -> None:
+        if not 0.0 <= self.artificial_preemption_probability <= 1.0:
+            raise ConfigError(
+                f"artificial_preemption_probability must be in [0, 1], got {self.artificial_preemption_probability}"
+            )
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise ConfigError(
+                f"max_long_partial_prefills ({self.max_long_partial_prefills}) is larger than max_num_partial_prefills "
+                f"({self.max_num_partial_prefills}), of which they are a part"
+            )
+        if self.max_long_partial_prefills and not self.long_prefill_token_threshold:
+            raise ConfigError("max_long_partial_prefills needs long_prefill_token_threshold, which says what is long")
+        if self.max_num_partial_prefills and not self.enable_chunked_prefill:
+            raise ConfigError("max_num_partial_prefills needs enable_chunked_prefill: otherwise no prefill is partial")
+        if self.enable_priority_preemption and self.policy != "priority":
+            raise ConfigError(f"enable_priority_preemption needs policy 'priority', got {self.policy!r}")
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark is a share of the blocks in [0, 1), got {self.watermark}")
         if self.ask_again_s <= 0.0:
@@ -102,3 +147,11 @@ class EngineConfig:
     model: ModelConfigSource
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        if self.cache.num_blocks is not None and self.scheduler.max_model_len is not None:
+            self.scheduler.check_fits(
+                block_size=self.cache.block_size,
+                num_blocks=self.cache.num_blocks,
+                max_model_len=self.scheduler.max_model_len,
+            )

@@ -12,6 +12,8 @@ class SchedulerStats:
     """Gauges of now and counters since the start (C13).
 
     Prefix counts are in tokens. Those of preempted requests that resumed are apart: they would flatter the rate.
+    ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
+    ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
     """
 
     num_running: int = 0
@@ -35,7 +37,12 @@ class SchedulerStats:
     resumed_hit_tokens: int = 0
     failed_blocks: int = 0
     recomputed_tokens: int = 0
+    num_adopted_blocks: int = 0
     num_unknown_ids: int = 0
+    num_allocated_blocks: int = 0
+    num_evicted_blocks: int = 0
+    num_sampled_lifetimes: int = 0
+    sampled_lifetime_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final
 
 from engine.config import SchedulerConfig
+from engine.core.admission_gate import AdmissionGate, Verdict
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.pending_prefixes import PendingPrefixes
 from engine.core.remote_kv import RemoteKV
 from engine.core.request import Request, RequestState
 from engine.core.request_book import RequestBook
+from engine.core.request_queue import RequestQueue
 from engine.core.row_table import RowTable
+from engine.core.shared_repair import adopt_published_blocks, first_missing_block
 from engine.core.step_draft import StepDraft
 
 MAX_PASSED_OVER: Final = 64
@@ -23,27 +26,13 @@ MAX_ASKED_AGAIN: Final = 16
 """How many undecided requests a step asks again."""
 
 
-class Verdict(Enum):
-    """What became of a request at the door."""
-
-    ADMITTED = auto()
-    PASSED_OVER = auto()
-    BARRIER = auto()
-
-
-class AdmissionGate(Protocol):
-    """One reason to keep a request waiting; room for more of them than the scheduler knows."""
-
-    def ask(self, request: Request, draft: StepDraft) -> Verdict:
-        """ADMITTED: as far as this gate is concerned; PASSED_OVER: not this one; BARRIER: none from here on."""
-
-
 class Admission:
     """Starts waiting and loaded requests while budget, rows and blocks last.
 
     A request is admitted only when the blocks of *all* its known tokens are free, and gets them at once: whoever was
     admitted can compute its prompt, and every load has its destination, whatever comes after (known-failures 7).
-    Beyond that, admission leaves a block for each admitted request that will grow, and a watermark.
+    Beyond that, admission leaves a block for each admitted request that will grow, and a watermark. A request whose
+    next block somebody computes right now is passed over: it will find it in the cache.
     """
 
     def __init__(
@@ -54,6 +43,7 @@ class Admission:
         kv_cache: KVCacheManager,
         book: RequestBook,
         remote: RemoteKV,
+        pending: PendingPrefixes,
         counters: Counters,
         gates: Sequence[AdmissionGate] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -63,6 +53,7 @@ class Admission:
         self._kv_cache = kv_cache
         self._book = book
         self._remote = remote
+        self._pending = pending
         self._counters = counters
         self._gates = gates
         self._clock = clock
@@ -75,42 +66,44 @@ class Admission:
         return self._ask_again_at_s if len(self._book.undecided) else None
 
     def run(self, draft: StepDraft) -> None:
-        """Add requests that start to the step."""
+        """Add requests that start to the step: loaded ones first, which hold their blocks and need none."""
         self._ask_again()
+        self._serve(self._book.ready, self._start, draft)
+        if not draft.is_blocked:
+            self._serve(self._book.waiting, self._admit, draft)
+
+    def _serve(self, queue: RequestQueue, admit: Callable[[Request, StepDraft], Verdict], draft: StepDraft) -> None:
+        """Let in whoever may start, from the head of a queue up to the first barrier."""
         passed_over: list[Request] = []
         while draft.token_budget > 0 and self._table.num_free_rows and len(passed_over) < MAX_PASSED_OVER:
-            request = self._next(draft)
+            request = queue.peek()
             if request is None:
                 break
-            if request.state is RequestState.READY:
-                if not self._start(request, draft):
-                    break
-                continue
-            verdict = self._admit(request, draft)
-            if verdict is Verdict.PASSED_OVER and request in self._book.waiting:
-                passed_over.append(self._book.waiting.pop())
-            draft.is_blocked |= verdict is Verdict.BARRIER
+            verdict = admit(request, draft)
+            if verdict is Verdict.BARRIER:
+                break
+            if verdict is Verdict.PASSED_OVER:
+                queue.remove(request)
+                passed_over.append(request)
         for request in reversed(passed_over):
-            self._book.waiting.push_front(request)
-
-    def _next(self, draft: StepDraft) -> Request | None:
-        """Loaded requests first: they hold blocks and need none."""
-        return self._book.ready.peek() or (None if draft.is_blocked else self._book.waiting.peek())
+            queue.push_front(request)
 
     def _admit(self, request: Request, draft: StepDraft) -> Verdict:
         for gate in self._gates:
             verdict = gate.ask(request, draft)
             if verdict is not Verdict.ADMITTED:
                 return verdict
-        local = self._local_prefix(request)
+        local = self.local_prefix(request)
+        if request.kv_transfer is None and self._is_computed_by_other(request, len(local)):
+            return Verdict.PASSED_OVER
         num_local_tokens = len(local) * self._kv_cache.block_size
         num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
-        if num_fresh + self._headroom(request) > self._kv_cache.num_free_without(local):
+        if self._num_missing_blocks(request, local) > 0:
             return Verdict.BARRIER
         match = self._remote.match(request, num_local_tokens)
         if match is None:
             self._book.set_undecided(request)
-            return Verdict.PASSED_OVER
+            return Verdict.ADMITTED
         num_known_tokens = min(num_local_tokens + match.num_tokens, request.num_tokens)
         if not match.num_tokens and not self._fits_budget(request.num_tokens - num_local_tokens, draft):
             return Verdict.BARRIER
@@ -131,28 +124,51 @@ class Admission:
             self._run(request, draft)
         return Verdict.ADMITTED
 
-    def _start(self, request: Request, draft: StepDraft) -> bool:
+    def _start(self, request: Request, draft: StepDraft) -> Verdict:
         """Give a loaded request its row."""
+        if self._kv_cache.enable_prefix_caching:
+            num_adopted = adopt_published_blocks(request, self._kv_cache)
+            self._counters.num_adopted_blocks += num_adopted
+            if self._is_computed_by_other(request, first_missing_block(request, self._kv_cache.block_size)):
+                return Verdict.PASSED_OVER
         if not self._fits_budget(request.num_tokens - request.num_computed_tokens, draft):
-            return False
+            return Verdict.BARRIER
         self._book.ready.remove(request)
         self._run(request, draft)
-        return True
+        return Verdict.ADMITTED
 
     def _run(self, request: Request, draft: StepDraft) -> None:
         block_ids, request.block_ids = request.block_ids, []
         request.state = RequestState.RUNNING
         row = self._table.place(request, block_ids, publishes=self._kv_cache.enable_prefix_caching)
+        if self._kv_cache.enable_prefix_caching:
+            self._pending.claim(request, self._kv_cache.block_size)
         end = min(int(self._table.num_expected[row]), int(self._table.ceiling[row]))
         num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
-        threshold = self._config.long_prefill_token_threshold
-        draft.start(self._table, request, block_ids, min(num_tokens, threshold) if threshold else num_tokens)
+        for cap in (self._config.long_prefill_token_threshold, draft.prefill_share):
+            num_tokens = min(num_tokens, cap or num_tokens)
+        draft.start(self._table, request, block_ids, num_tokens)
 
     def _fits_budget(self, num_tokens: int, draft: StepDraft) -> bool:
         """Without chunked prefill a prompt is computed whole or not at all (C3)."""
         return self._config.enable_chunked_prefill or num_tokens <= draft.token_budget
 
-    def _local_prefix(self, request: Request) -> list[int]:
+    def num_missing_blocks(self, request: Request) -> int:
+        """Blocks that would have to become free before a waiting request could start."""
+        return self._num_missing_blocks(request, self.local_prefix(request))
+
+    def _num_missing_blocks(self, request: Request, local: list[int]) -> int:
+        num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
+        return num_fresh + self._headroom(request) - self._kv_cache.num_free_without(local)
+
+    def _is_computed_by_other(self, request: Request, block_index: int) -> bool:
+        """True when the next block that this request needs is full, and somebody computes it now."""
+        last_shareable = (request.num_tokens - 1) // self._kv_cache.block_size
+        if not len(self._pending) or block_index >= last_shareable:
+            return False
+        return self._pending.is_claimed_by_other(request.block_hashes[block_index], request)
+
+    def local_prefix(self, request: Request) -> list[int]:
         """Blocks of the longest cached prefix; the last token is always computed (B1)."""
         if not self._kv_cache.enable_prefix_caching:
             return []

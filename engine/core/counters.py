@@ -22,4 +22,5 @@ class Counters:
     resumed_hit_tokens: int = 0
     failed_blocks: int = 0
     recomputed_tokens: int = 0
+    num_adopted_blocks: int = 0
     num_unknown_ids: int = 0

@@ -88,6 +88,11 @@ class KVCacheManager:
         """Blocks that can be allocated once these published ones are held."""
         return self._pool.num_free - self._pool.num_unheld(block_ids)
 
+    def num_held_once(self, block_ids: Sequence[int]) -> int:
+        """How many of these blocks become free when their one holder releases them."""
+        num_refs = self._pool.num_refs
+        return sum(1 for block_id in block_ids if num_refs(block_id) == 1)
+
     def hold(self, block_ids: Sequence[int]) -> None:
         """Hold published blocks once more."""
         self._pool.touch(block_ids)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.core.block_hash import BlockHash, hash_block
+from engine.core.block_hash import BlockHash, hash_block, hash_chain
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.pending_prefixes import PendingPrefixes
 from engine.core.request import Request
 from engine.core.request_book import RequestBook
 from engine.core.row_table import RowArray, RowTable
@@ -19,10 +20,19 @@ from engine.step import IntArray, SchedulerOutput
 class Outcome:
     """Applies the results of steps to rows, blocks and requests."""
 
-    def __init__(self, *, table: RowTable, kv_cache: KVCacheManager, book: RequestBook, counters: Counters) -> None:
+    def __init__(
+        self,
+        *,
+        table: RowTable,
+        kv_cache: KVCacheManager,
+        book: RequestBook,
+        pending: PendingPrefixes,
+        counters: Counters,
+    ) -> None:
         self._table = table
         self._kv_cache = kv_cache
         self._book = book
+        self._pending = pending
         self._counters = counters
 
     def apply(self, step: StepInFlight, output: SchedulerOutput, sampled_token_ids: IntArray) -> StepResult:
@@ -44,21 +54,21 @@ class Outcome:
         self._publish_full_blocks(all_rows, all_ends)
         return self._emit(rows, ends + 1, sampled_token_ids)
 
-    def publish_loaded(self, request: Request, frontier: int) -> None:
+    def publish_loaded(self, request: Request) -> None:
         """Offer the blocks of a loaded request that its load confirmed (K3, B3)."""
-        block_size = self._kv_cache.block_size
+        block_size, frontier = self._kv_cache.block_size, request.num_computed_tokens
         holes = request.holes
-        hashes = request.hashes(block_size)
+        request.hashes(block_size)
         first_hole = holes[0].start // block_size if holes else frontier // block_size
         for index in range(request.num_published_blocks, frontier // block_size):
             start = index * block_size
             if any(hole.start <= start < hole.end for hole in holes):
                 continue
-            tokens = request.token_ids[start : start + block_size]
-            self._publish(request, index, request.block_ids[index], hashes[index], tokens)
+            self._publish(request, index, request.block_ids[index])
             if index > first_hole:
                 request.confirmed_blocks.add(index)
         request.num_published_blocks = max(request.num_published_blocks, first_hole)
+        self._pending.claim(request, block_size)
 
     def _emit(self, rows: RowArray, lengths: IntArray, token_ids: IntArray) -> StepResult:
         table = self._table
@@ -112,28 +122,63 @@ class Outcome:
 
     def _publish_full_blocks(self, rows: RowArray, ends: IntArray) -> None:
         """Offer the blocks that this step completed: their KV is in the cache now."""
-        full = np.flatnonzero(ends >= self._table.publish_goal[rows])
-        if full.size:
-            for row, end in zip(rows[full].tolist(), ends[full].tolist(), strict=True):
-                self._publish_row(row, end)
+        goals = self._table.publish_goal[rows]
+        full = np.flatnonzero(ends >= goals)
+        if full.size == 0:
+            return
+        rows, ends, goals = rows[full], ends[full], goals[full]
+        is_one_block = ends - goals < self._table.block_size
+        for row, end in zip(rows[~is_one_block].tolist(), ends[~is_one_block].tolist(), strict=True):
+            self._publish_row(row, end)
+        self._publish_one_each(rows[is_one_block], goals[is_one_block])
+
+    def _publish_one_each(self, rows: RowArray, goals: IntArray) -> None:
+        """What decoding needs: each of these rows filled exactly the block that ends at its goal."""
+        table, block_size = self._table, self._table.block_size
+        indices, block_ids, token_bytes = table.blocks_ending_at(rows, goals)
+        table.publish_goal[rows] = goals + block_size
+        num_bytes = block_size * table.token_ids.itemsize
+        requests: list[Request] = table.owners[rows].tolist()
+        for number, (request, index, block_id) in enumerate(zip(requests, indices, block_ids, strict=True)):
+            hashes = request.block_hashes
+            if index == len(hashes):
+                parent = hashes[-1] if hashes else request.root
+                hashes.append(hash_block(parent, token_bytes[number * num_bytes : (number + 1) * num_bytes]))
+            self._publish(request, index, block_id)
+            request.num_published_blocks = index + 1
+            if request.confirmed_blocks:
+                self._skip_confirmed(request)
 
     def _publish_row(self, row: int, end: int) -> None:
         table, block_size = self._table, self._table.block_size
         request = table.owner(row)
         first, stop = int(table.publish_goal[row]) // block_size - 1, end // block_size
         hashes = request.block_hashes
-        block_ids = table.block_table[row, first:stop].tolist()
-        for index, block_id in enumerate(block_ids, start=first):
-            tokens = table.token_ids[row, index * block_size : (index + 1) * block_size]
-            if index == len(hashes):
-                hashes.append(hash_block(hashes[-1] if hashes else request.root, tokens.tobytes()))
-            self._publish(request, index, block_id, hashes[index], tokens)
-        while stop in request.confirmed_blocks:
-            stop += 1
+        if len(hashes) < stop:
+            tokens = table.token_ids[row, len(hashes) * block_size : stop * block_size]
+            hashes.extend(hash_chain(hashes[-1] if hashes else request.root, tokens, block_size))
+        for index, block_id in enumerate(table.block_table[row, first:stop].tolist(), start=first):
+            self._publish(request, index, block_id)
         request.num_published_blocks = stop
         table.publish_goal[row] = (stop + 1) * block_size
+        self._skip_confirmed(request)
 
-    def _publish(self, request: Request, index: int, block_id: int, block_hash: BlockHash, tokens: IntArray) -> None:
+    def _skip_confirmed(self, request: Request) -> None:
+        """Go on behind the blocks that a load has published already."""
+        while request.num_published_blocks in request.confirmed_blocks:
+            request.num_published_blocks += 1
+        self._table.publish_goal[request.row] = (request.num_published_blocks + 1) * self._table.block_size
+
+    def _publish(self, request: Request, index: int, block_id: int) -> None:
+        block_hash = request.block_hashes[index]
+        if self._pending:
+            self._pending.published(block_hash)
         if self._kv_cache.publish(block_id, block_hash) and self._kv_cache.records_events:
-            parent = request.block_hashes[index - 1] if index else request.root
-            self._kv_cache.record_stored(block_hash, parent, tuple(tokens.tolist()))
+            self._record(request, index, block_hash)
+
+    def _record(self, request: Request, index: int, block_hash: BlockHash) -> None:
+        block_size = self._kv_cache.block_size
+        tokens = request.token_ids if request.row is None else self._table.token_ids[request.row]
+        parent = request.block_hashes[index - 1] if index else request.root
+        token_ids = tuple(tokens[index * block_size : (index + 1) * block_size].tolist())
+        self._kv_cache.record_stored(block_hash, parent, token_ids)

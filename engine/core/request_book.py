@@ -6,6 +6,7 @@ from engine.config import QueuePolicy
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.lease_book import LeaseBook
+from engine.core.pending_prefixes import PendingPrefixes
 from engine.core.remote_kv import RemoteKV
 from engine.core.request import Request, RequestState
 from engine.core.request_queue import RequestQueue, make_queue
@@ -29,6 +30,7 @@ class RequestBook:
         kv_cache: KVCacheManager,
         remote: RemoteKV,
         leases: LeaseBook,
+        pending: PendingPrefixes,
         counters: Counters,
     ) -> None:
         self.live: dict[str, Request] = {}
@@ -40,6 +42,7 @@ class RequestBook:
         self._kv_cache = kv_cache
         self._remote = remote
         self._leases = leases
+        self._pending = pending
         self._counters = counters
         self._news: list[tuple[str, TokenDelta]] = []
         self._finished_ids: list[str] = []
@@ -70,6 +73,10 @@ class RequestBook:
         """Set a waiting request aside until it is asked again."""
         self.waiting.remove(request)
         self.undecided.push(request)
+
+    def block_ids(self, request: Request) -> list[int]:
+        """The blocks that a running or ready request holds."""
+        return request.block_ids if request.row is None else self._table.block_ids(request.row)
 
     def preempt(self, request: Request) -> None:
         """Take a running or ready request's blocks; it goes to the head of the queue (C7)."""
@@ -150,6 +157,7 @@ class RequestBook:
     def _take_blocks(self, request: Request) -> list[int]:
         """Take a request out of the place where it is; returns the blocks that are its own to free."""
         block_ids: list[int] = []
+        self._pending.withdraw(request)
         if request.state is RequestState.RUNNING:
             assert request.row is not None
             row = request.row

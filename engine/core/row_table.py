@@ -72,6 +72,7 @@ class RowTable:
         self.num_releases = 0
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._token_stride = self.token_ids.shape[1]
+        self._block_offsets = np.arange(block_size)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._running: dict[int, Request] = {}
         self._order: RowArray | None = None
@@ -100,6 +101,22 @@ class RowTable:
             self._order_int32 = self.order.astype(np.int32)
             self._order_int32.setflags(write=False)
         return self._order_int32
+
+    def num_prefill_tokens_left(self) -> int:
+        """Tokens that running requests must still compute before each can take one token a step."""
+        rows = self.order
+        left = self.num_expected[rows].sum() - self.num_computed[rows].sum() - rows.size
+        return max(int(left), 0)
+
+    def num_common_blocks(self) -> int:
+        """Leading blocks that the tables of all running requests share (B6)."""
+        rows = self.order
+        if rows.size == 0:
+            return 0
+        num_columns = int(self.num_blocks[rows].min())
+        tables = self.block_table[rows, :num_columns]
+        differs = np.flatnonzero((tables != tables[0]).any(axis=0))
+        return int(differs[0]) if differs.size else num_columns
 
     def running(self) -> list[Request]:
         """The requests in the order in which they started."""
@@ -142,6 +159,12 @@ class RowTable:
             self.num_computed[row], self.ceiling[row] = request.num_computed_tokens, request.limit - 1
             self.holed_rows.discard(row)
 
+    def leave_finished_holes(self) -> None:
+        """Send the rows whose hole is filled, as of the step just scheduled, to what comes next."""
+        for row in tuple(self.holed_rows):
+            if self.num_computed[row] >= self.ceiling[row]:
+                self.begin_next_span(row)
+
     def release(self, row: int) -> list[int]:
         """Take a request out of its row; its known tokens move back to it.
 
@@ -149,7 +172,7 @@ class RowTable:
             Its block table, the caller's to release.
         """
         request = self._running.pop(row)
-        block_ids: list[int] = self.block_table[row, : self.num_blocks[row]].tolist()
+        block_ids = self.block_ids(row)
         request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
         request.row = None
         self.owners[row] = None
@@ -160,6 +183,11 @@ class RowTable:
         self.holed_rows.discard(row)
         self._free_rows.append(row)
         self._order = self._order_int32 = None
+        return block_ids
+
+    def block_ids(self, row: int) -> list[int]:
+        """The block table of a row."""
+        block_ids: list[int] = self.block_table[row, : self.num_blocks[row]].tolist()
         return block_ids
 
     def append_blocks(self, rows: RowArray, counts: IntArray, block_ids: IntArray) -> tuple[IntArray, IntArray]:
@@ -175,6 +203,17 @@ class RowTable:
         self.num_blocks[rows] += counts
         self.capacity[rows] += counts * np.int32(self.block_size)
         return repeated.astype(np.int32), columns
+
+    def blocks_ending_at(self, rows: RowArray, ends: IntArray) -> tuple[list[int], list[int], bytes]:
+        """One block a row, the one that ends at position ``ends[i]``.
+
+        Returns:
+            Its index in the row's table, its id, and the token ids of all of them one after the other.
+        """
+        columns = ends // np.int32(self.block_size) - 1
+        starts = rows * self._token_stride + (ends - np.int32(self.block_size))
+        token_ids = self._flat_token_ids[starts[:, None] + self._block_offsets]
+        return columns.tolist(), self.block_table[rows, columns].tolist(), token_ids.tobytes()
 
     def store_tokens(self, rows: RowArray, positions: IntArray, token_ids: IntArray) -> None:
         """Write one token a row."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.config import SchedulerConfig
 from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.partial_prefills import PartialPrefills
 from engine.core.preemption import PreemptionPolicy
 from engine.core.request import Request
 from engine.core.request_book import RequestBook
@@ -25,12 +26,14 @@ class RunningPass:
         kv_cache: KVCacheManager,
         book: RequestBook,
         preemption: PreemptionPolicy,
+        partial_prefills: PartialPrefills | None = None,
     ) -> None:
         self._config = config
         self._table = table
         self._kv_cache = kv_cache
         self._book = book
         self._preemption = preemption
+        self._partial_prefills = partial_prefills
 
     def run(self, draft: StepDraft) -> None:
         """Add the running requests to the step."""
@@ -41,24 +44,28 @@ class RunningPass:
             need = np.minimum(self._table.num_expected[rows], self._table.ceiling[rows]) - computed
             if stalled:
                 need[[row in stalled for row in rows.tolist()]] = 0
-            grants = self._share(need, draft.token_budget)
+            grants = self._share(need, draft)
             ends = computed + grants
             lacking = np.flatnonzero(ends > self._table.capacity[rows])
             if lacking.size == 0 or self._extend(draft, rows[lacking], ends[lacking]):
                 self._advance(draft, rows, computed, grants, ends)
                 return
             draft.is_blocked = True
+            num_running = len(self._table)
             stalled |= self._make_room(rows[lacking], ends[lacking])
+            draft.has_preempted |= len(self._table) < num_running
 
-    def _share(self, need: IntArray, token_budget: int) -> IntArray:
+    def _share(self, need: IntArray, draft: StepDraft) -> IntArray:
         """Tokens for each, in order, within the budget and each request's own cap (C3)."""
         threshold = self._config.long_prefill_token_threshold
         if threshold:
             need = np.minimum(need, np.int32(threshold))
-        if int(need.sum()) <= token_budget:
+        if self._partial_prefills is not None:
+            return self._partial_prefills.share(need, draft)
+        if int(need.sum()) <= draft.token_budget:
             return need
         before = np.cumsum(need, dtype=np.int32) - need
-        grants: IntArray = np.clip(np.int32(token_budget) - before, 0, need)
+        grants: IntArray = np.clip(np.int32(draft.token_budget) - before, 0, need)
         if not self._config.enable_chunked_prefill:
             grants[grants < need] = 0
         return grants

@@ -44,10 +44,17 @@ Appended: TypeAlias = tuple[IntArray, IntArray, IntArray]
 
 @dataclass(slots=True, kw_only=True)
 class StepDraft:
-    """One step's work so far. ``is_blocked``: no waiting request is admitted in this step (C2)."""
+    """One step's work so far.
+
+    ``is_blocked``: no waiting request is admitted in this step (C2). ``has_preempted``: a request lost its place, so
+    that there is something to do even if this step computes nothing. ``prefill_share``: at most so many tokens go to
+    one prefill; 0 is no limit (O3).
+    """
 
     token_budget: int
     is_blocked: bool = False
+    has_preempted: bool = False
+    prefill_share: int = 0
     running: Batch | None = None
     started: list[tuple[int, int, int, bool]] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)

@@ -56,7 +56,9 @@ class ScriptedConnector:
         self.offers[lease_id] = prompt_token_ids
         if not is_known:
             self.undecided.add(lease_id)
-        return self._params(lease_id, tuple(range(-(-len(prompt_token_ids) // self._block_size))), len(prompt_token_ids))
+        return self._params(
+            lease_id, tuple(range(-(-len(prompt_token_ids) // self._block_size))), len(prompt_token_ids)
+        )
 
     def match(
         self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int

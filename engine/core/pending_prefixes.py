@@ -1,0 +1,45 @@
+"""Which full blocks of prompts are being computed right now, and by whom. Free of torch.
+
+A block is published only when its step has returned. Until then a second request with the same prompt would compute it
+again; instead it waits for whoever computes it, and finds it in the cache. A burst of prompts with a common prefix
+computes that prefix once, and damaged blocks that several requests share are recomputed once (K4).
+"""
+
+from __future__ import annotations
+
+from engine.core.block_hash import BlockHash
+from engine.core.request import Request
+
+
+class PendingPrefixes:
+    """Content that an admitted request is going to publish."""
+
+    def __init__(self) -> None:
+        self._owner: dict[BlockHash, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+    def claim(self, request: Request, block_size: int) -> None:
+        """A request that has its blocks is about to compute what is not published of its known tokens."""
+        owner, hashes, confirmed = self._owner, request.block_hashes, request.confirmed_blocks
+        for index in range(request.num_published_blocks, request.num_tokens // block_size):
+            if index not in confirmed:
+                owner.setdefault(hashes[index], request)
+
+    def is_claimed_by_other(self, block_hash: BlockHash, request: Request) -> bool:
+        """True when another request computes this content now."""
+        owner = self._owner.get(block_hash)
+        return owner is not None and owner is not request
+
+    def published(self, block_hash: BlockHash) -> None:
+        """The content can be found now, or its owner gave it up."""
+        self._owner.pop(block_hash, None)
+
+    def withdraw(self, request: Request) -> None:
+        """A request stops computing: whoever waits for it goes ahead."""
+        if not self._owner:
+            return
+        for block_hash in request.block_hashes[request.num_published_blocks :]:
+            if self._owner.get(block_hash) is request:
+                del self._owner[block_hash]

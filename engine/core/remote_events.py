@@ -1,0 +1,91 @@
+"""What the connector reports: loads that ended bring their requests back, leases that ended free their blocks."""
+
+from __future__ import annotations
+
+from engine.config import SchedulerConfig
+from engine.core.counters import Counters
+from engine.core.kv_cache_manager import KVCacheManager
+from engine.core.lease_book import LeaseBook
+from engine.core.outcome import Outcome
+from engine.core.remote_kv import Load, LoadOutcome, RemoteKV, set_computed
+from engine.core.request import Request, RequestState
+from engine.core.request_book import RequestBook
+from engine.messages import FinishReason, RequestError
+from kv_transfer.connector import ConnectorEvents, LeaseEnded, LoadEnded
+
+
+class RemoteEvents:
+    """Applies connector events, each once; unknown, late and duplicate ones are counted and ignored."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        kv_cache: KVCacheManager,
+        book: RequestBook,
+        remote: RemoteKV,
+        leases: LeaseBook,
+        outcome: Outcome,
+        counters: Counters,
+    ) -> None:
+        self._config = config
+        self._kv_cache = kv_cache
+        self._book = book
+        self._remote = remote
+        self._leases = leases
+        self._outcome = outcome
+        self._counters = counters
+
+    def apply(self, events: ConnectorEvents) -> None:
+        """Take in what ended."""
+        for load in events.loads:
+            self._end_load(load)
+        for lease in events.leases:
+            self._end_lease(lease)
+
+    def _end_lease(self, event: LeaseEnded) -> None:
+        block_ids = self._leases.end(event)
+        if block_ids is None:
+            self._counters.num_unknown_ids += 1
+        else:
+            self._kv_cache.release(block_ids)
+
+    def _end_load(self, event: LoadEnded) -> None:
+        ended = self._remote.end(event)
+        if ended.load is None:
+            self._counters.num_unknown_ids += 1
+            return
+        if ended.outcome is LoadOutcome.ABANDONED:
+            self._kv_cache.release(ended.load.block_ids)
+            return
+        request = ended.load.request
+        request.state = RequestState.READY
+        self._book.ready.push(request)
+        self._counters.failed_blocks += len(ended.damaged_blocks)
+        if ended.damaged_blocks and self._config.load_failure_policy == "fail":
+            self._fail(request, event, num_failed=len(ended.damaged_blocks))
+        else:
+            self._resume(request, ended.load, ended.damaged_blocks)
+
+    def _resume(self, request: Request, load: Load, damaged_blocks: tuple[int, ...]) -> None:
+        """Keep what is valid, publish it, and leave the rest to be computed (K3, K4)."""
+        num_recomputed = set_computed(
+            request,
+            load,
+            damaged_blocks,
+            block_size=self._kv_cache.block_size,
+            only_damaged=self._config.recompute_damaged_only,
+        )
+        num_local_tokens = load.first_block * self._kv_cache.block_size
+        num_loaded_tokens = min(load.num_tokens, request.num_tokens - 1) - num_local_tokens
+        request.num_remote_tokens = max(num_loaded_tokens - num_recomputed, 0)
+        request.num_cached_tokens = min(num_local_tokens + request.num_remote_tokens, request.num_prompt_tokens)
+        self._counters.remote_hit_tokens += request.num_remote_tokens
+        self._counters.recomputed_tokens += num_recomputed
+        if self._kv_cache.enable_prefix_caching:
+            self._outcome.publish_loaded(request)
+
+    def _fail(self, request: Request, event: LoadEnded, *, num_failed: int) -> None:
+        message = f"{num_failed} KV blocks of the prompt could not be loaded: {event.error or 'no reason given'}"
+        self._book.finish(request)
+        self._book.report(request, FinishReason.ERROR, error=RequestError(code="kv_load_failed", message=message))
