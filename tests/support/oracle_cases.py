@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.checkpoints import VOCAB_SIZE, load_oracle, make_checkpoint, oracle_greedy
+from tests.support.checkpoints import VOCAB_SIZE, load_oracle, oracle_greedy
+from tests.support.served_checkpoint import make_served_checkpoint
 
 NUM_TOKENS = 64
 BLOCK_SIZE = 16
@@ -34,8 +35,8 @@ def make_prompts(seed: int) -> tuple[tuple[int, ...], ...]:
 
 
 def make_case(path: Path, architecture: str, *, seed: int = 0) -> OracleCase:
-    """Write a random checkpoint and ask transformers."""
-    make_checkpoint(path, architecture, seed=seed)
+    """Write a random checkpoint that a cluster can serve too, and ask transformers."""
+    make_served_checkpoint(path, architecture, seed=seed)
     model = load_oracle(path)
     prompts = make_prompts(seed)
     expected = tuple(tuple(oracle_greedy(model, list(prompt), NUM_TOKENS)) for prompt in prompts)
