@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -80,6 +80,14 @@ class RouterMetrics:
             reason: self._finishes.labels(reason) for reason in ("stop", "length", "error", "abort")
         }
         registry.register(_WorkerCollector(pools))
+
+    def watch(self, *, in_progress: Callable[[], float], waiting: Callable[[], float]) -> None:
+        """Read these numbers whenever Prometheus asks."""
+        for name, text, read in (
+            ("baton:router_requests_in_progress", "Sequences accepted and not ended.", in_progress),
+            ("baton:router_requests_waiting", "Sequences that wait for room on a decode replica.", waiting),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(read)
 
     def first_token(self, seconds: float, num_prompt_tokens: int) -> None:
         """A sequence's first token came."""

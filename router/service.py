@@ -82,6 +82,9 @@ class RouterService:
             settings=self.settings,
             counters=self.counters,
         )
+        self.metrics.watch(
+            in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
+        )
         self._refreshing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -17,6 +17,7 @@ class RouterSettings:
     ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure.
     ``stream_silence_timeout_s`` is how long a decode replica may say nothing before it counts as lost;
     ``unresponsive_after_s`` is the same for a replica that does not answer when asked for its status.
+    ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
     Prompts of up to ``local_prefill_tokens`` are computed on the decode replica itself; 0 sends all to prefill.
     """
 
@@ -42,6 +43,7 @@ class RouterSettings:
     stale_after_s: float = 2.5
     status_timeout_s: float = 2.0
     abort_timeout_s: float = 10.0
+    write_timeout_s: float = 60.0
     backoff_min_s: float = 0.5
     backoff_max_s: float = 30.0
     retry_after_s: float = 1.0

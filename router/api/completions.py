@@ -51,7 +51,7 @@ async def answer_chat(service: RouterService, request: Request) -> GenerationRes
     outputs = _start(
         service, body, [prompt], head, request, (asked_for, service.settings.default_max_tokens), param="messages"
     )
-    return GenerationResponse(outputs, ChatFormat(head), stream=bool(body.stream))
+    return _response(service, outputs, ChatFormat(head), body)
 
 
 async def answer_completion(service: RouterService, request: Request) -> GenerationResponse:
@@ -66,8 +66,15 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
     head = _head(service, body, "cmpl")
     outputs = _start(service, body, prompts, head, request, (body.max_tokens, COMPLETION_MAX_TOKENS), param="prompt")
     echoes = [service.tokenizer.decode(prompt) for prompt in prompts] if body.echo else []
-    answer: AnswerFormat = CompletionFormat(head, echoes=echoes)
-    return GenerationResponse(outputs, answer, stream=bool(body.stream))
+    return _response(service, outputs, CompletionFormat(head, echoes=echoes), body)
+
+
+def _response(
+    service: RouterService, outputs: Sequence[TextOutput], answer: AnswerFormat, body: GenerateBody
+) -> GenerationResponse:
+    return GenerationResponse(
+        outputs, answer, stream=bool(body.stream), write_timeout_s=service.settings.write_timeout_s
+    )
 
 
 def _check(service: RouterService, body: GenerateBody) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 from starlette.responses import Response
@@ -12,6 +13,8 @@ from router.api.answer_format import AnswerFormat, Collected
 from router.api.errors import error_event, error_response
 from router.errors import RequestCancelledError, RouterError
 from router.text_output import TextOutput, TextPiece
+
+logger = logging.getLogger(f"baton.{__name__}")
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -23,8 +26,11 @@ class GenerationResponse(Response):
     client leaves, or the server gives this answer up, everything that still runs for it is cancelled.
     """
 
-    def __init__(self, outputs: Sequence[TextOutput], answer: AnswerFormat, *, stream: bool) -> None:
+    def __init__(
+        self, outputs: Sequence[TextOutput], answer: AnswerFormat, *, stream: bool, write_timeout_s: float
+    ) -> None:
         super().__init__()
+        self._write_timeout_s = write_timeout_s
         self._outputs = outputs
         self._answer = answer
         self._stream = stream
@@ -84,6 +90,8 @@ class GenerationResponse(Response):
             if not self._is_client_gone:
                 await send({"type": "http.response.body", "body": error_event(error) + _DONE})
             return
+        if self._is_client_gone:
+            return
         last = self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b""
         await send({"type": "http.response.body", "body": last + _DONE})
 
@@ -92,8 +100,16 @@ class GenerationResponse(Response):
         return [self._answer.event(index, piece, output) for piece in pieces]
 
     async def _write(self, send: Send, events: bytes) -> None:
-        if events and not self._is_client_gone:
-            await send({"type": "http.response.body", "body": events, "more_body": True})
+        if not events or self._is_client_gone:
+            return
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        except TimeoutError:
+            # The server closes the connection, because the answer stays incomplete.
+            logger.info("client does not read: request_id=%s", self._outputs[0].request_id)
+            self._is_client_gone = True
+            self._cancel()
 
     async def _send_error(self, error: RouterError, scope: Scope, receive: Receive, send: Send) -> None:
         if not (self._is_client_gone and isinstance(error, RequestCancelledError)):
