@@ -124,7 +124,7 @@ class PipeRendezvous:
     """Meets the engines of child processes over their pipes; who is where can be changed."""
 
     def __init__(self) -> None:
-        self.engines: dict[str, ChildEngine] = {}
+        self.engines: dict[str, ChildEngine | KVEngine] = {}
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
         """Carry a hello over."""

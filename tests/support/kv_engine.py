@@ -237,3 +237,11 @@ class KVEngine:
             left_s = deadline_s - time.monotonic()
             assert left_s > 0, f"nothing within {WAIT_TIMEOUT_S} s; loads={self.loads} leases={self.leases}"
             self._woken.wait(left_s)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Look again and again, for states that nothing reports."""
+    deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < deadline_s, f"not true within {WAIT_TIMEOUT_S} s"
+        time.sleep(0.001)

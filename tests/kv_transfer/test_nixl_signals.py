@@ -1,0 +1,197 @@
+"""Peers that are killed and stopped for real, before, during and after a read, on both sides of it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from kv_transfer.connector import LeaseEnd, LoadEnded
+from tests.support.kv_child import ChildProcess
+from tests.support.kv_engine import KVEngine, wait_until
+from tests.support.kv_world import KVWorld
+
+# 256 blocks of 256 KiB: a read of all of them is far from over when it was posted over TCP.
+LARGE = {"num_blocks": 256, "block_size": 16, "head_dim": 1024}
+SMALL = {**LARGE, "num_blocks": 8}
+ALL_BLOCKS = tuple(range(256))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[KVWorld]:
+    """TCP only: over shared memory a read needs no help from the peer, and is over when it was posted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_TLS", "tcp,self")
+        world = KVWorld("nixl")
+        yield world
+        world.close()
+
+
+@pytest.fixture(scope="module")
+def reader(world: KVWorld) -> KVEngine:
+    return world.make_reader(world.spec("reader", **LARGE))
+
+
+@pytest.fixture(scope="module")
+def source(world: KVWorld) -> Any:
+    """A source in the other process, which tests may stop but not kill."""
+    return world.make_source(world.spec("source", **LARGE))
+
+
+@pytest.fixture(scope="module")
+def healthy(world: KVWorld) -> KVEngine:
+    """A source in this process, to which nothing happens."""
+    engine = world.make_reader(world.spec("healthy", **SMALL))
+    world.rendezvous.engines[engine.spec.engine_id] = engine
+    return engine
+
+
+def _assert_next_load_works(world: KVWorld, reader: KVEngine, source: Any) -> None:
+    request_id = world.unique("request")
+    source.fill((1, 2), world.seed())
+    ended = reader.load(request_id, source.grant(request_id, (1, 2)), (3, 4))
+    assert ended.error is None
+    assert reader.content((3, 4)) == source.content((1, 2))
+
+
+@dataclass(frozen=True)
+class Killed:
+    """How loads ended whose source was killed when they stood at different points."""
+
+    before_it_was_met: LoadEnded
+    between_two_reads: LoadEnded
+    during_a_read: LoadEnded
+    during_a_cancelled_read: LoadEnded
+    num_ended_before_the_kill: int
+
+
+@pytest.fixture(scope="module")
+def killed(world: KVWorld, reader: KVEngine, healthy: KVEngine) -> Killed:
+    child = ChildProcess()
+    victim = child.create(world.spec("victim", **LARGE))
+    world.rendezvous.engines[victim.spec.engine_id] = victim
+    acquaintance = world.make_reader(world.spec("acquaintance", **SMALL))
+    stranger = world.make_reader(world.spec("stranger", **SMALL))
+    _assert_next_load_works(world, reader, victim)
+    _assert_next_load_works(world, acquaintance, victim)
+    granted = {name: victim.grant(name, (1, 2)) for name in ("before", "between")}
+    granted |= {name: victim.grant(name, ALL_BLOCKS) for name in ("during", "cancelled")}
+    num_ended = len(reader.loads)
+    child.signal(signal.SIGSTOP)
+    for name in ("during", "cancelled"):
+        reader.begin(name, granted[name], ALL_BLOCKS)
+    wait_until(reader.has_reads)
+    reader.cancel("cancelled")
+    _assert_next_load_works(world, reader, healthy)
+    num_ended = len(reader.loads) - num_ended - 1
+    child.signal(signal.SIGKILL)
+    results = Killed(
+        before_it_was_met=stranger.load("before", granted["before"], (3, 4)),
+        between_two_reads=acquaintance.load("between", granted["between"], (3, 4)),
+        during_a_read=reader.wait_load("during"),
+        during_a_cancelled_read=reader.wait_load("cancelled"),
+        num_ended_before_the_kill=num_ended,
+    )
+    child.close()
+    return results
+
+
+def test_source_killed_before_it_is_met_is_a_failed_load(killed: Killed) -> None:
+    assert killed.before_it_was_met.failed_block_ids == (3, 4)
+
+
+def test_source_killed_between_two_reads_is_a_failed_load(killed: Killed) -> None:
+    assert killed.between_two_reads.failed_block_ids == (3, 4)
+
+
+def test_source_killed_during_a_read_is_a_failed_load(killed: Killed) -> None:
+    assert killed.during_a_read.failed_block_ids == ALL_BLOCKS
+
+
+def test_cancelled_load_ends_when_its_stopped_source_dies_and_not_before(killed: Killed) -> None:
+    """known-failures 4 and 5."""
+    assert killed.num_ended_before_the_kill == 0
+    assert killed.during_a_cancelled_read.failed_block_ids == ALL_BLOCKS
+
+
+def test_after_a_kill_nothing_is_held_and_the_next_peer_works(
+    world: KVWorld, killed: Killed, reader: KVEngine, healthy: KVEngine
+) -> None:
+    assert not reader.has_reads()
+    _assert_next_load_works(world, reader, healthy)
+
+
+def test_destination_is_held_while_a_stopped_source_may_still_write_it(
+    world: KVWorld, reader: KVEngine, source: Any, healthy: KVEngine
+) -> None:
+    """known-failures 4 and 14: the request goes on after the deadline, its destination does not."""
+    _assert_next_load_works(world, reader, source)
+    request_id = world.unique("request")
+    params = source.grant(request_id, ALL_BLOCKS)
+    source.child.signal(signal.SIGSTOP)
+    reader.begin(request_id, params, ALL_BLOCKS)
+    wait_until(reader.has_reads)
+    reader.advance_clock(reader.spec.load_timeout_s + 1)
+
+    reader.wait_stalled(request_id)
+    _assert_next_load_works(world, reader, healthy)
+    assert reader.has_reads()
+    assert request_id not in [ended.request_id for ended in reader.loads]
+
+    source.child.signal(signal.SIGCONT)
+    assert reader.wait_load(request_id).failed_block_ids == ALL_BLOCKS
+    assert not reader.has_reads()
+    assert source.wait_lease(params.lease_id).reason is LeaseEnd.ABORTED
+    _assert_next_load_works(world, reader, source)
+
+
+def test_source_that_was_stopped_until_its_leases_ran_out_does_not_confirm(
+    world: KVWorld, reader: KVEngine, source: Any
+) -> None:
+    """known-failures 1: it had no chance to see the deadline pass, and must not miss it when it goes on."""
+    _assert_next_load_works(world, reader, source)
+    request_id = world.unique("request")
+    params = source.grant(request_id, ALL_BLOCKS)
+    source.child.signal(signal.SIGSTOP)
+    reader.begin(request_id, params, ALL_BLOCKS)
+    wait_until(reader.has_reads)
+    source.child.signal(signal.SIGCONT)
+    source.advance_clock(source.spec.lease_ttl_s + 1)
+
+    assert reader.wait_load(request_id).failed_block_ids == ALL_BLOCKS
+    assert source.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
+    _assert_next_load_works(world, reader, source)
+
+
+def test_reader_killed_during_a_read_costs_the_source_one_lease(world: KVWorld, healthy: KVEngine, source: Any) -> None:
+    """known-failures 2: the source regains its blocks when the lease runs out, and serves others."""
+    lender = world.make_reader(world.spec("lender", **LARGE))
+    child = ChildProcess()
+    doomed = child.create(world.spec("doomed", **LARGE))
+    for engine in (doomed, source):
+        lender.accept(engine.accept(lender.hello()))
+    params, kept = lender.grant("doomed-request", ALL_BLOCKS), lender.grant("other-request", (1, 2))
+    doomed.begin("doomed-request", params, ALL_BLOCKS)
+    child.signal(signal.SIGKILL)
+
+    assert source.load("other-request", kept, (3, 4)).error is None
+    lender.advance_clock(lender.spec.lease_ttl_s + 1)
+    assert lender.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
+    assert lender.wait_lease(kept.lease_id).reason is LeaseEnd.DONE
+    child.close()
+
+
+def test_peer_killed_and_restarted_in_another_process_under_the_same_name(world: KVWorld, reader: KVEngine) -> None:
+    """known-failures 12: no farewell, then back with a new incarnation."""
+    spec = world.spec("phoenix", **SMALL)
+    child = ChildProcess()
+    world.rendezvous.engines[spec.engine_id] = first = child.create(spec)
+    _assert_next_load_works(world, reader, first)
+    child.signal(signal.SIGKILL)
+    second = world.make_source(replace(spec, incarnation="2"))
+
+    _assert_next_load_works(world, reader, second)
+    child.close()
