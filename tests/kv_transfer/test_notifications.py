@@ -1,0 +1,71 @@
+"""Messages survive the wire, and anything else is refused without harm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_transfer.notifications import (
+    NOTIFICATION_VERSION,
+    Ack,
+    Done,
+    MalformedNotificationError,
+    Notification,
+    Release,
+    Renew,
+    decode_notification,
+    encode_notification,
+)
+
+IDS = st.text(max_size=40)
+NOTIFICATIONS = st.one_of(
+    st.builds(Done, lease_id=IDS, reader=IDS),
+    st.builds(Ack, lease_id=IDS, reader=IDS, is_alive=st.booleans()),
+    st.builds(Release, lease_id=IDS),
+    st.builds(Renew, lease_ids=st.lists(IDS, max_size=5).map(tuple)),
+)
+
+
+@given(NOTIFICATIONS)
+def test_notification_survives_the_wire(notification: Notification) -> None:
+    assert decode_notification(encode_notification(notification)) == notification
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_decoded_or_refused(message: bytes) -> None:
+    try:
+        decoded = decode_notification(message)
+    except MalformedNotificationError:
+        return
+    assert decode_notification(encode_notification(decoded)) == decoded
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        ([NOTIFICATION_VERSION + 1, "release", "lease"], "version"),
+        ([True, "release", "lease"], "version"),
+        ([NOTIFICATION_VERSION, "dance", "lease"], "unknown kind"),
+        ([NOTIFICATION_VERSION, "done", "lease"], "wrong fields"),
+        ([NOTIFICATION_VERSION, "ack", "lease", "reader", 1], "wrong fields"),
+        ([NOTIFICATION_VERSION, "renew", 3], "wrong fields"),
+        ({"version": NOTIFICATION_VERSION}, "unknown kind"),
+        ([], "unknown kind"),
+    ],
+)
+def test_wrong_message_is_refused_with_the_reason(fields: object, reason: str) -> None:
+    with pytest.raises(MalformedNotificationError, match=reason):
+        decode_notification(json.dumps(fields).encode())
+
+
+def test_message_that_is_too_long_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(MalformedNotificationError, match="bytes"):
+        decode_notification(b"[" * (2 << 20))
+
+
+def test_deeply_nested_message_is_refused() -> None:
+    with pytest.raises(MalformedNotificationError):
+        decode_notification(b"[" * 500_000)

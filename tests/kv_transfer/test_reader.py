@@ -1,0 +1,353 @@
+"""A load is good only when it was confirmed, and ends only when nothing writes its destination any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from kv_transfer.connector import LoadEnded, LoadOrder
+from kv_transfer.counters import TransferCounters
+from kv_transfer.errors import PeerUnreachableError
+from kv_transfer.handshake import build_hello
+from kv_transfer.layout import KVRegion, MemoryKind
+from kv_transfer.notifications import Ack, Done, Release, Renew
+from kv_transfer.params import PROTOCOL_VERSION, Hello, KVTransferParams, PeerIdentity
+from kv_transfer.peers import PeerTable
+from kv_transfer.reader import Reader, ReaderLimits
+from kv_transfer.transport import ReadState
+from tests.support.kv_engine import KVEngineSpec
+from tests.support.scripted_transport import ScriptedTransport
+
+LAYOUT = KVEngineSpec(engine_id="any").layout
+BLOCK_BYTES = LAYOUT.block_bytes
+SOURCE = PeerIdentity(engine_id="source", incarnation="1")
+PARAMS = KVTransferParams(
+    protocol_version=PROTOCOL_VERSION,
+    source=SOURCE,
+    lease_id="lease",
+    layout_hash=LAYOUT.layout_hash,
+    block_ids=tuple(range(8)),
+    num_tokens=32,
+)
+
+
+def _hello(identity: PeerIdentity) -> Hello:
+    region = KVRegion(base_address=0, num_blocks=64, block_bytes=BLOCK_BYTES, memory=MemoryKind.DRAM, device_index=0)
+    return build_hello(identity=identity, layout=LAYOUT, region=region, agent_metadata=b"")
+
+
+@dataclass
+class Bench:
+    """A reader with a scripted transport, a manual clock, and a source that can be met unless it is gone."""
+
+    limits: ReaderLimits = field(
+        default_factory=lambda: ReaderLimits(load_timeout_s=30.0, renewal_period_s=10.0, part_bytes=2 * BLOCK_BYTES)
+    )
+    is_source_gone: bool = False
+
+    def __post_init__(self) -> None:
+        self.now_s = 0.0
+        self.transport = ScriptedTransport()
+        self.counters = TransferCounters()
+        self.ended: list[LoadEnded] = []
+        self.stalled: list[str] = []
+        self.peers = PeerTable(
+            hello=_hello(PeerIdentity(engine_id="reader", incarnation="1")),
+            transport=self.transport,
+            rendezvous=self,
+            clock=lambda: self.now_s,
+            handshake_timeout_s=5.0,
+            post=self._post,
+            counters=self.counters,
+        )
+        self.reader = Reader(
+            name="reader/1",
+            region=KVRegion(
+                base_address=0, num_blocks=64, block_bytes=BLOCK_BYTES, memory=MemoryKind.DRAM, device_index=0
+            ),
+            transport=self.transport,
+            peers=self.peers,
+            limits=self.limits,
+            clock=lambda: self.now_s,
+            counters=self.counters,
+            on_ended=self.ended.append,
+            on_stalled=self.stalled.append,
+        )
+        self._posted: list[object] = []
+
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
+        if self.is_source_gone:
+            raise PeerUnreachableError(engine_id=engine_id, reason="it is gone")
+        return _hello(SOURCE)
+
+    def _post(self, command: object) -> bool:
+        self._posted.append(command)
+        return True
+
+    def begin(self, request_id: str = "request", num_blocks: int = 4) -> None:
+        block_ids = tuple(range(num_blocks))
+        order = LoadOrder(
+            request_id=request_id,
+            params=replace(PARAMS, lease_id=f"lease of {request_id}"),
+            source_block_ids=block_ids,
+            block_ids=block_ids,
+        )
+        self.reader.begin(order)
+        self.finish_handshakes()
+
+    def finish_handshakes(self) -> None:
+        self.peers.close()
+        while self._posted:
+            command = self._posted.pop(0)
+            assert callable(command)
+            command()
+
+    def advance(self, times: int = 5) -> None:
+        for _ in range(times):
+            self.reader.advance()
+
+    def end_reads(self, state: ReadState = ReadState.DONE) -> None:
+        for read in self.transport.reads:
+            if read.state is ReadState.ACTIVE:
+                read.state = state
+
+    def dones(self) -> list[Done]:
+        return [message for _, message in self.transport.sent if isinstance(message, Done)]
+
+    def acknowledge(self, *, is_alive: bool = True) -> bool:
+        done = self.dones()[-1]
+        ack = Ack(lease_id=done.lease_id, reader=done.reader, is_alive=is_alive)
+        return self.reader.on_ack(ack, sender="source/1")
+
+
+def test_load_is_not_good_before_the_source_confirmed_it() -> None:
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.end_reads()
+    bench.advance()
+    assert len(bench.dones()) == 1
+    assert bench.ended == []
+
+    assert bench.acknowledge()
+
+    assert [ended.failed_block_ids for ended in bench.ended] == [()]
+    assert all(read.is_closed for read in bench.transport.reads)
+
+
+def test_done_is_not_sent_while_a_part_is_in_flight() -> None:
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    assert [read.block_ids for read in bench.transport.reads] == [(0, 1), (2, 3)]
+
+    bench.transport.reads[0].state = ReadState.DONE
+    bench.advance()
+
+    assert bench.dones() == []
+
+
+def test_bytes_in_flight_are_bounded() -> None:
+    bench = Bench(
+        limits=ReaderLimits(
+            load_timeout_s=30.0,
+            renewal_period_s=10.0,
+            part_bytes=BLOCK_BYTES,
+            max_bytes_in_flight_per_peer=3 * BLOCK_BYTES,
+        )
+    )
+    bench.begin("a", num_blocks=4)
+    bench.begin("b", num_blocks=4)
+    bench.advance(20)
+    assert len(bench.transport.reads) == 3
+
+    for _ in range(8):
+        bench.end_reads()
+        bench.advance(20)
+
+    assert len(bench.transport.reads) == 8
+    assert {done.lease_id for done in bench.dones()} == {"lease of a", "lease of b"}
+
+
+def test_duplicate_and_foreign_acknowledgements_are_ignored() -> None:
+    """known-failures 6."""
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.end_reads()
+    bench.advance()
+    done = bench.dones()[-1]
+    ack = Ack(lease_id=done.lease_id, reader=done.reader, is_alive=True)
+
+    assert not bench.reader.on_ack(replace(ack, reader="someone else"), sender="source/1")
+    assert not bench.reader.on_ack(replace(ack, lease_id="another"), sender="source/1")
+    assert not bench.reader.on_ack(ack, sender="source/0")
+    assert bench.ended == []
+    assert bench.reader.on_ack(ack, sender="source/1")
+    assert not bench.reader.on_ack(ack, sender="source/1")
+    assert len(bench.ended) == 1
+
+
+def test_lost_answer_is_asked_for_again_and_then_over_a_new_handshake() -> None:
+    """known-failures 21: the blocks are not read twice, only the question is repeated."""
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.end_reads()
+    bench.advance()
+    for _ in range(5):
+        bench.now_s += 1.0
+        bench.advance()
+        bench.finish_handshakes()
+        bench.advance()
+
+    assert len(bench.transport.reads) == 2
+    assert len({done.reader for done in bench.dones()}) == 1
+    assert bench.counters.num_handshakes == 2
+    assert bench.acknowledge()
+    assert [ended.error for ended in bench.ended] == [None]
+
+
+def test_first_broken_read_is_retried_after_a_new_handshake() -> None:
+    """known-failures 21."""
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.end_reads(ReadState.FAILED)
+    bench.advance()
+    bench.now_s += 1.0
+    bench.advance()
+    bench.finish_handshakes()
+    bench.advance()
+    assert bench.ended == []
+
+    bench.end_reads()
+    bench.advance()
+
+    assert bench.acknowledge()
+    assert [ended.error for ended in bench.ended] == [None]
+    assert bench.ended[0].num_bytes == 4 * BLOCK_BYTES
+
+
+def test_broken_read_from_a_peer_that_is_gone_fails_all_its_blocks() -> None:
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.is_source_gone = True
+    bench.end_reads(ReadState.FAILED)
+    for _ in range(3):
+        bench.now_s += 1.0
+        bench.advance()
+        bench.finish_handshakes()
+
+    assert [ended.failed_block_ids for ended in bench.ended] == [(0, 1, 2, 3)]
+    assert bench.transport.peers == []
+
+
+def test_failed_load_waits_for_its_other_parts() -> None:
+    """known-failures 4: one part failed, which says nothing of the other."""
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.is_source_gone = True
+    bench.transport.reads[0].state = ReadState.FAILED
+    bench.now_s += 1.0
+    bench.advance()
+    bench.now_s += 1.0
+    bench.advance()
+    bench.finish_handshakes()
+    bench.advance()
+    assert bench.ended == []
+    assert bench.transport.peers == ["source/1"]
+
+    bench.transport.reads[1].state = ReadState.DONE
+    bench.advance()
+    bench.finish_handshakes()
+    bench.advance()
+
+    assert [ended.failed_block_ids for ended in bench.ended] == [(0, 1, 2, 3)]
+    assert bench.transport.peers == []
+
+
+def test_hanging_read_is_reported_as_stalled_and_ends_when_it_ends() -> None:
+    """known-failures 4 and 14."""
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.now_s += 31.0
+    bench.advance()
+    assert bench.stalled == ["request"]
+    assert bench.ended == []
+
+    bench.now_s += 1000.0
+    bench.advance()
+    assert bench.stalled == ["request"]
+    assert bench.ended == []
+
+    bench.end_reads()
+    bench.advance()
+    assert [ended.failed_block_ids for ended in bench.ended] == [(0, 1, 2, 3)]
+    assert ("source/1", Release(lease_id="lease of request")) in bench.transport.sent
+
+
+def test_cancelled_load_drains_and_posts_no_further_part() -> None:
+    bench = Bench(
+        limits=ReaderLimits(
+            load_timeout_s=30.0, renewal_period_s=10.0, part_bytes=BLOCK_BYTES, max_bytes_in_flight=BLOCK_BYTES
+        )
+    )
+    bench.begin()
+    bench.advance()
+    bench.reader.cancel("request")
+    bench.advance()
+    assert bench.ended == []
+
+    bench.end_reads()
+    bench.advance()
+
+    assert len(bench.transport.reads) == 1
+    assert [ended.failed_block_ids for ended in bench.ended] == [(0, 1, 2, 3)]
+    assert bench.counters.num_cancelled_loads == 1
+    assert bench.counters.num_failed_loads == 0
+
+
+def test_source_that_denies_the_lease_makes_every_block_invalid() -> None:
+    """known-failures 1."""
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.end_reads()
+    bench.advance()
+
+    bench.acknowledge(is_alive=False)
+
+    assert [ended.failed_block_ids for ended in bench.ended] == [(0, 1, 2, 3)]
+
+
+def test_leases_are_renewed_while_their_loads_are_in_flight_and_not_after() -> None:
+    bench = Bench()
+    bench.begin("a")
+    bench.begin("b")
+    bench.advance()
+    bench.now_s += 10.0
+    bench.advance()
+    assert bench.transport.sent == [("source/1", Renew(lease_ids=("lease of a", "lease of b")))]
+
+    bench.reader.cancel("a")
+    bench.now_s += 10.0
+    bench.advance()
+
+    assert bench.transport.sent[-1] == ("source/1", Renew(lease_ids=("lease of b",)))
+
+
+def test_after_giving_up_nothing_is_begun() -> None:
+    bench = Bench()
+    bench.begin("a")
+    bench.advance()
+    bench.reader.give_up()
+    bench.advance()
+    assert bench.reader.has_reads
+
+    bench.begin("b")
+    bench.reader.end_all()
+
+    assert [(ended.request_id, len(ended.failed_block_ids)) for ended in bench.ended] == [("b", 4), ("a", 4)]
