@@ -1,0 +1,201 @@
+"""Peers are met once a life; a new life replaces the old one only when it was met."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kv_transfer.counters import TransferCounters
+from kv_transfer.errors import KVTransferError, PeerUnreachableError
+from kv_transfer.handshake import build_hello
+from kv_transfer.layout import KVRegion, MemoryKind
+from kv_transfer.params import Hello, PeerIdentity
+from kv_transfer.peers import Handshake, PeerTable
+from kv_transfer.transport import TransportError
+from tests.support.kv_engine import KVEngineSpec
+from tests.support.scripted_transport import ScriptedTransport
+
+LAYOUT = KVEngineSpec(engine_id="any").layout
+FIRST, SECOND = (PeerIdentity(engine_id="source", incarnation=incarnation) for incarnation in "12")
+
+
+def _hello(identity: PeerIdentity) -> Hello:
+    region = KVRegion(
+        base_address=0, num_blocks=8, block_bytes=LAYOUT.block_bytes, memory=MemoryKind.DRAM, device_index=0
+    )
+    return build_hello(identity=identity, layout=LAYOUT, region=region, agent_metadata=b"")
+
+
+class PickyTransport(ScriptedTransport):
+    """A transport that cannot use some peers' metadata."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_picky = False
+
+    def add_peer(self, hello: Hello) -> str:
+        """Take a peer, or not."""
+        if self.is_picky:
+            raise TransportError(peer=hello.identity.engine_id, reason="metadata of another version")
+        return super().add_peer(hello)
+
+
+class Bench:
+    """A peer table whose rendezvous answers with ``answer``."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.answer: Hello | Exception = _hello(FIRST)
+        self.num_asked = 0
+        self.transport = PickyTransport()
+        self.counters = TransferCounters()
+        self._posted: list[object] = []
+        self.table = PeerTable(
+            hello=_hello(PeerIdentity(engine_id="reader", incarnation="1")),
+            transport=self.transport,
+            rendezvous=self,
+            clock=lambda: self.now_s,
+            handshake_timeout_s=5.0,
+            post=self._post,
+            counters=self.counters,
+        )
+
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
+        self.num_asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def _post(self, command: object) -> bool:
+        self._posted.append(command)
+        return True
+
+    def meet_and_wait(self, identity: PeerIdentity) -> Handshake:
+        handshake = self.table.meet(identity)
+        self.table.close()
+        while self._posted:
+            command = self._posted.pop()
+            assert callable(command)
+            command()
+        assert handshake.is_finished
+        return handshake
+
+
+def test_new_life_replaces_the_old_one() -> None:
+    """known-failures 12."""
+    bench = Bench()
+    bench.meet_and_wait(FIRST)
+    bench.answer = _hello(SECOND)
+
+    assert bench.meet_and_wait(SECOND).error is None
+
+    assert bench.table.find(FIRST) is None
+    assert bench.table.find(SECOND) is not None
+    assert bench.transport.peers == ["source/2"]
+
+
+def test_old_life_stays_when_the_new_one_cannot_be_used() -> None:
+    """known-failures 12: a bad handshake must not cost the peer that works."""
+    bench = Bench()
+    bench.meet_and_wait(FIRST)
+    bench.answer = _hello(SECOND)
+    bench.transport.is_picky = True
+
+    assert isinstance(bench.meet_and_wait(SECOND).error, TransportError)
+    with pytest.raises(TransportError):
+        bench.table.admit(_hello(SECOND), is_introduction=True)
+
+    assert bench.table.find(FIRST) is not None
+    assert bench.transport.peers == ["source/1"]
+
+
+def test_life_that_is_gone_is_told_from_the_one_that_answers() -> None:
+    bench = Bench()
+    bench.answer = _hello(SECOND)
+
+    error = bench.meet_and_wait(FIRST).error
+
+    assert "incarnation 1 is gone, 2 answered" in str(error)
+    assert bench.table.find(SECOND) is not None
+
+
+def test_failing_peer_is_asked_after_growing_delays() -> None:
+    bench = Bench()
+    bench.answer = PeerUnreachableError(engine_id="source", reason="it is down")
+    asked_at = []
+    for second in range(200):
+        bench.now_s = float(second)
+        num_asked = bench.num_asked
+        assert bench.meet_and_wait(FIRST).error is not None
+        if bench.num_asked > num_asked:
+            asked_at.append(second)
+
+    assert asked_at == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+
+
+def test_another_life_is_asked_at_once_after_a_failure() -> None:
+    bench = Bench()
+    bench.answer = PeerUnreachableError(engine_id="source", reason="it is down")
+    bench.meet_and_wait(FIRST)
+    bench.answer = _hello(SECOND)
+
+    assert bench.meet_and_wait(SECOND).error is None
+
+
+def test_whatever_a_rendezvous_raises_is_a_failed_handshake() -> None:
+    bench = Bench()
+    bench.answer = RuntimeError("the actor is in a bad mood")
+
+    error = bench.meet_and_wait(FIRST).error
+
+    assert isinstance(error, KVTransferError)
+    assert "bad mood" in str(error)
+
+
+def test_concurrent_meetings_share_one_handshake() -> None:
+    bench = Bench()
+
+    handshakes = [bench.table.meet(FIRST) for _ in range(3)]
+    bench.meet_and_wait(FIRST)
+
+    assert len({id(handshake) for handshake in handshakes}) == 1
+    assert bench.num_asked == 1
+
+
+def test_peer_that_introduces_itself_again_gets_a_new_connection() -> None:
+    bench = Bench()
+    bench.table.admit(_hello(FIRST), is_introduction=True)
+    first = bench.table.find(FIRST)
+
+    bench.table.admit(_hello(FIRST), is_introduction=True)
+
+    assert bench.table.find(FIRST) is not first
+    assert bench.transport.peers == ["source/1"]
+
+
+def test_connection_with_reads_in_flight_is_neither_remade_nor_removed() -> None:
+    """known-failures 4: whoever forgets a connection forgets when its reads end."""
+    bench = Bench()
+    bench.table.admit(_hello(FIRST), is_introduction=True)
+    peer = bench.table.find(FIRST)
+    assert peer is not None
+    peer.num_reads = 1
+    bench.table.admit(_hello(FIRST), is_introduction=True)
+    assert bench.table.find(FIRST) is peer
+
+    bench.table.drop(peer)
+    assert bench.transport.peers == ["source/1"]
+    with pytest.raises(PeerUnreachableError, match="have not ended"):
+        bench.table.admit(_hello(FIRST), is_introduction=True)
+
+    peer.num_reads = 0
+    bench.table.sweep()
+    assert bench.transport.peers == []
+
+
+def test_hello_with_other_block_bytes_is_refused() -> None:
+    bench = Bench()
+    bench.answer = replace(_hello(FIRST), block_bytes=1)
+
+    assert "bytes of a block" in str(bench.meet_and_wait(FIRST).error)

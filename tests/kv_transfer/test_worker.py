@@ -1,0 +1,125 @@
+"""The connector's thread: what stray messages and its own death cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from kv_transfer.connector import ConnectorOptions, ConnectorOrders, LoadOrder, Rendezvous
+from kv_transfer.errors import KVTransferError, UnknownConnectorError
+from kv_transfer.factory import build_connector
+from kv_transfer.inproc import InProcessFabric
+from kv_transfer.layout import KVRegion, MemoryKind
+from kv_transfer.lease import LeaseTable
+from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+from kv_transfer.worker import TransferWorker
+from tests.support.kv_child import NobodyToMeet
+from tests.support.kv_engine import KVEngineSpec, wait_until
+from tests.support.scripted_transport import ScriptedTransport
+
+LAYOUT = KVEngineSpec(engine_id="any").layout
+IDENTITY = PeerIdentity(engine_id="ours", incarnation="1")
+REGION = KVRegion(base_address=0, num_blocks=8, block_bytes=LAYOUT.block_bytes, memory=MemoryKind.DRAM, device_index=0)
+ORDER = LoadOrder(
+    request_id="r",
+    params=KVTransferParams(
+        protocol_version=PROTOCOL_VERSION,
+        source=PeerIdentity(engine_id="theirs", incarnation="1"),
+        lease_id="lease",
+        layout_hash=LAYOUT.layout_hash,
+        block_ids=(1,),
+        num_tokens=4,
+    ),
+    source_block_ids=(1,),
+    block_ids=(2,),
+)
+
+
+class DyingTransport(ScriptedTransport):
+    """A transport with a bug."""
+
+    def receive(self) -> Sequence[tuple[str, bytes]]:
+        """Fail in a way that nobody foresaw."""
+        raise ZeroDivisionError
+
+
+def _make_worker(transport: ScriptedTransport, wake: threading.Event) -> TransferWorker:
+    return TransferWorker(
+        options=ConnectorOptions(),
+        identity=IDENTITY,
+        layout=LAYOUT,
+        region=REGION,
+        transport=transport,
+        rendezvous=NobodyToMeet(),
+        leases=LeaseTable(ttl_s=30.0, clock=time.monotonic),
+        wake=wake.set,
+        clock=time.monotonic,
+    )
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"\xff\xfe", b'[1,"done"]', b'[9,"release","x"]', b'[1,"release","x"]', b'[1,"ack","x","y",true]']
+)
+def test_stray_message_is_counted_and_harms_nobody(message: bytes) -> None:
+    """known-failures 6."""
+    transport = ScriptedTransport()
+    worker = _make_worker(transport, threading.Event())
+    transport.arrived.append(("stranger", message))
+    assert transport.on_news is not None
+    transport.on_news()
+
+    wait_until(lambda: worker.stats().num_unknown_notifications == 1)
+
+    worker.close()
+    assert transport.is_closed
+
+
+def test_death_of_the_thread_fails_loads_instead_of_hanging_them(caplog: pytest.LogCaptureFixture) -> None:
+    wake = threading.Event()
+    worker = _make_worker(DyingTransport(), wake)
+    assert wake.wait(10)
+    wake.clear()
+
+    worker.execute(ConnectorOrders(loads=(ORDER,)))
+
+    assert wake.wait(10)
+    assert [ended.failed_block_ids for ended in worker.collect().loads] == [(2,)]
+    assert "the connector's thread died" in caplog.text
+    worker.close()
+
+
+def _build(connector: str, region: KVRegion = REGION, fabric: InProcessFabric | None = None) -> None:
+    rendezvous: Rendezvous = NobodyToMeet()
+    build_connector(
+        ConnectorOptions(connector=connector),
+        identity=IDENTITY,
+        layout=LAYOUT,
+        region=region,
+        rendezvous=rendezvous,
+        wake=lambda: None,
+        fabric=fabric,
+    ).worker.close()
+
+
+def test_unknown_connector_is_refused_naming_the_known_ones() -> None:
+    with pytest.raises(UnknownConnectorError, match=r"'carrier-pigeon'.*nixl, inproc"):
+        _build("carrier-pigeon")
+
+
+def test_in_process_connector_says_what_it_lacks() -> None:
+    with pytest.raises(KVTransferError, match="fabric"):
+        _build("inproc")
+    vram = KVRegion(
+        base_address=0, num_blocks=8, block_bytes=LAYOUT.block_bytes, memory=MemoryKind.VRAM, device_index=0
+    )
+    with pytest.raises(KVTransferError, match="DRAM only"):
+        _build("inproc", vram, InProcessFabric())
+
+
+def test_region_of_other_blocks_than_the_layout_is_refused() -> None:
+    region = KVRegion(base_address=0, num_blocks=8, block_bytes=1, memory=MemoryKind.DRAM, device_index=0)
+    with pytest.raises(KVTransferError, match="blocks of 1 bytes"):
+        _build("inproc", region, InProcessFabric())
