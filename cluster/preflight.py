@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from cluster.config import BatonConfig
 from cluster.preflight_error import PreflightError
 from cluster.served_model import ServedModel, served_model
 from engine.errors import CheckpointError
 from engine.models.model_config import load_model_config
+from engine.models.shards import check_shards
 from router.errors import ModelDirectoryError
 from router.text.chat_template import load_chat_template
 from router.text.generation_config import load_generation_defaults
@@ -42,16 +41,7 @@ def check_checkpoint(path: Path) -> None:
         raise CheckpointError(f"{path} is not a directory")
     load_model_config(path)
     check_text_files(path)
-    # Imports torch, which takes seconds: the cheap checks come first.
-    from engine.models.checkpoint import find_shards
-
-    for shard in find_shards(path):
-        try:
-            # Reading the header compares the length that it declares with the file's.
-            with safe_open(shard.file, framework="numpy"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{shard.file} is damaged or cut short: {error}") from error
+    check_shards(path)
 
 
 def check_text_files(path: Path) -> None:

@@ -1,10 +1,9 @@
-"""A checkpoint's weights: where each tensor lies, loading them into place, and who they are."""
+"""A checkpoint's weights: loading them into place, and who they are."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,61 +11,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
-from engine.models.model_config import ModelConfig, read_json_object
+from engine.models.model_config import ModelConfig
+from engine.models.shards import find_shards
 
 ProgressCallback = Callable[[int, int], None]
 """Called while weights load, with bytes done and bytes in all."""
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 NUM_HASH_SAMPLES = 64
 HASH_SAMPLE_BYTES = 4096
 MIN_BYTES_PER_WEIGHT = 2
 COMPUTED_TENSOR_SUFFIX = "rotary_emb.inv_freq"
 """Old checkpoints store the rotary frequencies; they follow from config.json."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One safetensors file. ``tensor_names`` None: all that it holds."""
-
-    file: Path
-    tensor_names: tuple[str, ...] | None
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file."""
-        return self.file.stat().st_size
-
-
-def find_shards(path: Path) -> tuple[Shard, ...]:
-    """The files that hold a checkpoint's weights, in the order of their names.
-
-    Raises:
-        CheckpointError: There are none, the index is broken, or one that it names is missing.
-    """
-    index_file = path / INDEX_FILE
-    if index_file.is_file():
-        return _indexed_shards(path, read_json_object(index_file))
-    single = path / SINGLE_FILE
-    if single.is_file():
-        return (Shard(file=single, tensor_names=None),)
-    raise CheckpointError(f"{path} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
-
-
-def _indexed_shards(path: Path, index: Mapping[str, Any]) -> tuple[Shard, ...]:
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path / INDEX_FILE} has no weight_map")
-    names_by_file: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        names_by_file.setdefault(str(file), []).append(name)
-    missing = sorted(file for file in names_by_file if not (path / file).is_file())
-    if missing:
-        raise CheckpointError(
-            f"{path} is incomplete: {len(missing)} missing of {len(names_by_file)} shards, first {missing[0]}"
-        )
-    return tuple(Shard(file=path / file, tensor_names=tuple(names)) for file, names in sorted(names_by_file.items()))
 
 
 def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: ProgressCallback | None = None) -> None:

@@ -64,7 +64,7 @@ def test_truncated_shard(checkpoint: Path) -> None:
     shard = checkpoint / "model.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1000])
 
-    assert_refused("serve", "--model", str(checkpoint), naming=(str(shard), "cut short"))
+    assert_refused("serve", "--model", str(checkpoint), naming=(str(shard), "truncated"))
 
 
 def test_missing_tokenizer(checkpoint: Path) -> None:

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
-from engine.models.checkpoint import INDEX_FILE, SINGLE_FILE, find_shards, load_weights, model_hash
+from engine.models.checkpoint import load_weights, model_hash
 from engine.models.decoder import Decoder
 from engine.models.model_config import load_model_config
+from engine.models.shards import INDEX_FILE, SINGLE_FILE, find_shards
 from tests.support.checkpoints import edit_config, make_checkpoint
 
 HEAD = "model.layers.1.mlp.down_proj.weight"
