@@ -1,0 +1,63 @@
+"""Clients that leave a real cluster: nothing of theirs goes on computing, waiting, loading or being leased."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.cluster import ClusterProcess
+from tests.support.http_completions import read_status
+
+LONG = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
+BUSY = ("num_running", "num_waiting", "num_loading", "num_leased_blocks")
+
+
+def is_at_rest(status: dict[str, Any]) -> bool:
+    return not any(replica[name] for pool in status["pools"].values() for replica in pool for name in BUSY)
+
+
+async def until_rest(url: str, *, limit_s: float) -> None:
+    started_s = time.monotonic()
+    while not is_at_rest(await asyncio.to_thread(read_status, url)):
+        assert time.monotonic() - started_s < limit_s, "requests of clients that left are still there"
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_that_leaves_is_gone(cluster: ClusterProcess, stream: bool) -> None:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60, trust_env=False) as client:
+        body = {"prompt": [5] * 40, "stream": stream, **LONG}
+        answer = asyncio.create_task(client.post("/v1/completions", json=body))
+        async with asyncio.timeout(30):
+            while is_at_rest(await asyncio.to_thread(read_status, cluster.url)):  # noqa: ASYNC110 (another process)
+                await asyncio.sleep(0.01)
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+
+        await until_rest(cluster.url, limit_s=5.0)
+
+
+async def test_many_that_leave_at_random_moments_leave_nothing(cluster: ClusterProcess) -> None:
+    source = random.Random(11)
+
+    async def visit(client: httpx.AsyncClient, number: int) -> None:
+        body = {"prompt": [5 + number] * source.randrange(1, 60), "stream": source.random() < 0.7, **LONG}
+        with contextlib.suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(source.random() * 2.0):
+                await client.post("/v1/completions", json=body)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60, trust_env=False, limits=limits) as client:
+        before = read_status(cluster.url)["totals"]
+        await asyncio.gather(*(visit(client, number) for number in range(40)))
+        await until_rest(cluster.url, limit_s=15.0)
+        after = read_status(cluster.url)["totals"]
+
+    assert after["cancelled"] > before["cancelled"]
+    assert after["requests"] == after["finished"] + after["cancelled"] + after["failed"]
