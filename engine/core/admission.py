@@ -102,6 +102,8 @@ class Admission:
             return Verdict.BARRIER
         match = self._remote.match(request, num_local_tokens)
         if match is None:
+            if not len(self._book.undecided):
+                self._ask_again_at_s = self._clock() + self._config.ask_again_s
             self._book.set_undecided(request)
             return Verdict.ADMITTED
         num_known_tokens = min(num_local_tokens + match.num_tokens, request.num_tokens)
