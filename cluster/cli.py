@@ -109,12 +109,12 @@ def run_serve(config: BatonConfig) -> int:
     folder = prepare_environment(config)
 
     from cluster.deployment import RefusedStartError, StartError
-    from cluster.ray_home import home_of
+    from cluster.ray_home import RayUnavailableError, home_of
     from cluster.serve_command import serve as serve_cluster
 
     try:
         return serve_cluster(config, model, home_of(config, folder), console)
-    except RefusedStartError as error:
+    except (RefusedStartError, RayUnavailableError) as error:
         return fail(str(error), EXIT_BAD_INPUT)
     except StartError as error:
         return fail(str(error), EXIT_FAILURE)

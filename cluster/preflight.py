@@ -16,6 +16,8 @@ from router.text.chat_template import load_chat_template
 from router.text.generation_config import load_generation_defaults
 from router.text.tokenizer import Tokenizer
 
+RAY_CONNECT_TIMEOUT_S = 5.0
+
 
 def preflight(config: BatonConfig) -> ServedModel:
     """Check what can be checked on this machine without starting anything.
@@ -28,6 +30,8 @@ def preflight(config: BatonConfig) -> ServedModel:
     if config.address is None:
         check_device(config.device)
         check_port(config.host, config.port)
+    else:
+        check_ray_address(config.address)
     return model
 
 
@@ -68,6 +72,19 @@ def check_device(device: str) -> None:
         raise PreflightError(
             "device 'cuda' was asked for, but this machine has no usable GPU; use --device cpu or auto"
         )
+
+
+def check_ray_address(address: str) -> None:
+    """Refuse an address where nothing answers; Ray itself would try for a minute."""
+    if address == "auto":
+        return
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal() or "/" in address:
+        raise PreflightError(f"the Ray address {address!r} is neither HOST:PORT nor 'auto'")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=RAY_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise PreflightError(f"no Ray answers at {address}: {error.strerror or error}") from error
 
 
 def check_port(host: str, port: int) -> None:

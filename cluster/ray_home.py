@@ -10,12 +10,17 @@ from typing import Any, Protocol
 import psutil
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 
 from cluster.config import BatonConfig
 from cluster.names import APP_NAME, NAMESPACE
 from cluster.placement import logical_cpus, usable_cores
 
 TERMINATE_TIMEOUT_S = 5.0
+
+
+class RayUnavailableError(Exception):
+    """The Ray that was named cannot be used."""
 
 
 class RayHome(Protocol):
@@ -90,34 +95,50 @@ class PrivateRay:
 
 
 class SharedRay:
-    """A Ray that was there before and stays: only our application comes and goes."""
+    """A Ray that was there before and stays: only what we started goes."""
 
-    def __init__(self, *, address: str) -> None:
+    def __init__(self, *, address: str, host: str, port: int) -> None:
         self._address = address
+        self._host = host
+        self._port = port
+        self._is_serve_ours = False
 
     @property
     def logs(self) -> str:
         """Ray keeps them on its nodes."""
-        return "the logs of the Ray cluster (`ray logs`)"
+        return "`ray logs` on the Ray cluster"
 
     def start(self) -> None:
         """Connect.
 
         Raises:
-            ConnectionError: There is no Ray at the address.
+            RayUnavailableError: There is no Ray at the address, or its Serve listens elsewhere.
         """
-        ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
+        try:
+            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise RayUnavailableError(f"cannot use the Ray at {self._address}: {error}") from error
+        client: Any = _get_global_client(raise_if_no_controller_running=False)
+        self._is_serve_ours = client is None
+        if client is not None and (client.http_config.host, client.http_config.port) != (self._host, self._port):
+            raise RayUnavailableError(
+                f"Serve already runs on the Ray at {self._address}, and listens on "
+                f"{client.http_config.host}:{client.http_config.port}: set host and port to these"
+            )
 
     def is_alive(self) -> bool:
         """True while the driver is connected and Serve knows the application."""
         return ray.is_initialized() and APP_NAME in serve.status().applications
 
     def stop(self) -> None:
-        """Take the application off, and disconnect."""
-        if ray.is_initialized():
-            if APP_NAME in serve.status().applications:
-                serve.delete(APP_NAME)
-            ray.shutdown()
+        """Take the application off, and Serve too if nobody used it before."""
+        if not ray.is_initialized():
+            return
+        if self._is_serve_ours:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        elif APP_NAME in serve.status().applications:
+            serve.delete(APP_NAME)
+        ray.shutdown()
 
     def remove_logs(self) -> None:
         """Leave Ray's logs where they are."""
@@ -126,7 +147,7 @@ class SharedRay:
 def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
     """The Ray that a configuration asks for; ``folder`` is for the files of a private one."""
     if config.address is not None:
-        return SharedRay(address=config.address)
+        return SharedRay(address=config.address, host=config.host, port=config.port)
     assert folder is not None
     return PrivateRay(
         folder=folder,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cluster.config import BatonConfig
 from cluster.deployment import Deployment, RefusedStartError, StartError
-from cluster.ray_home import RayHome
+from cluster.ray_home import RayHome, RayUnavailableError
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, ignoring_signals, stop_on_signals
 from cluster.start_display import StartDisplay
@@ -27,7 +27,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
     """Start a cluster, serve until a signal, stop everything. Returns the exit code.
 
     Raises:
-        RefusedStartError: A worker refused the settings; nothing is left running.
+        RefusedStartError, RayUnavailableError: Bad input; nothing is left running.
         StartError: It could not start, or ended by itself; nothing is left running but logs.
     """
     is_serving = False
@@ -43,7 +43,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
     except Stopped as stopped:
         keep_logs = False
         return 0 if is_serving else stopped.exit_code
-    except RefusedStartError:
+    except (RefusedStartError, RayUnavailableError):
         keep_logs = False
         raise
     except StartError as error:
