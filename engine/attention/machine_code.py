@@ -1,4 +1,4 @@
-"""What compiled kernels need and numba does not offer: half-precision numbers, addresses, and a shared counter.
+"""What compiled kernels need and numba does not offer: half precision, addresses, prefetching, a shared counter.
 
 bfloat16 travels as uint16 and float16 as int16, so that ``widen`` and ``narrow`` know by the type which one is meant.
 """
@@ -13,6 +13,8 @@ from numba.extending import intrinsic
 
 _F32 = ir.FloatType()
 _I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
 _BF16_SHIFT = 16
 
 
@@ -21,7 +23,7 @@ def pointer(typing_context: Any, address: Any) -> Any:
     """An integer as the pointer that it is the address of."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        return builder.inttoptr(arguments[0], _BYTES)
 
     return types.voidptr(types.int64), generate
 
@@ -31,8 +33,8 @@ def take_next(typing_context: Any, address: Any) -> Any:
     """Read the 64-bit counter at an address and add one to it, as one step for all threads."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        counter = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+        counter = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(_I64, 1), "monotonic")
 
     return types.int64(types.int64), generate
 
@@ -82,3 +84,17 @@ def float_from_bits(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(arguments[0], _F32)
 
     return types.float32(types.int32), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at an address; harmless wherever that points."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+        for_reading, keep_close, is_data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], _BYTES), for_reading, keep_close, is_data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate

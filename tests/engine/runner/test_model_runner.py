@@ -249,7 +249,7 @@ def test_a_shorter_max_model_len_needs_less_cache(checkpoint: Callable[[str], Pa
     config = EngineConfig(
         model=ModelConfigSource(path=checkpoint("llama"), device="cpu"),
         cache=CacheConfig(num_blocks=4),
-        scheduler=SchedulerConfig(max_model_len=64),
+        scheduler=SchedulerConfig(max_model_len=64, max_num_seqs=2),
     )
     runner = ModelRunner(config)
     driver = StepDriver(runner)
