@@ -28,7 +28,7 @@ POLL_PERIOD_S = 0.1
 class ClusterProcess:
     """One `baton serve`. Its output, its sockets and its logs lie in a folder that it must leave empty."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, environment: Mapping[str, str] | None = None) -> None:
         self.port = free_port()
         # Not pytest's temporary folder: Ray's socket paths must stay short.
         self.folder = Path(tempfile.mkdtemp(prefix="bt-", dir="/tmp"))
@@ -42,7 +42,7 @@ class ClusterProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env={**os.environ, "TMPDIR": str(self.session_folder)},
+            env={**os.environ, **(environment or {}), "TMPDIR": str(self.session_folder)},
             start_new_session=True,
         )
 
