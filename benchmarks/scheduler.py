@@ -2,11 +2,13 @@
 
     python -m benchmarks.scheduler --json benchmarks/results/scheduler.json
 
-``decode_step/N`` is schedule + update + statistics of a step in which N running requests take one token each;
-``decode_step/N/messages`` adds the message for every request. ``decode_step/64/waiting=M`` and ``.../loading=M``: the
-same with M more requests that wait, or whose KV is on its way. ``admit/*`` is what one more 1,024-token prompt adds
-from ``add_request`` to the end of ``schedule``. ``alloc_free/64`` takes 64 blocks, evicting cached ones, and gives them
-back. The reference, in ``reference_us``, is vLLM 0.33's scheduler measured the same way on this class of machine.
+``decode_step/N`` is schedule + update + statistics of a step in which N running requests take one token each, averaged
+over a period of 16 steps (in which every request fills, hashes and is given one block), median over periods;
+``steady_us`` is the median of single steps. ``decode_step/N/messages`` adds the message for every request.
+``decode_step/64/waiting=M`` and ``.../loading=M``: the same with M more requests that wait, or whose KV is on its way.
+``admit/*`` is what one more 1,024-token prompt adds from ``add_request`` to the end of ``schedule``.
+``alloc_free/64`` takes 64 blocks, evicting cached ones, publishes them and gives them back. The reference, in
+``reference_us``, is vLLM 0.33's scheduler measured the same way on this class of machine.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.messages import GenerateRequest, SamplingParams
 from engine.step import ModelRunnerOutput, SchedulerOutput
-from kv_transfer.connector import ConnectorOrders, NO_ORDERS, RemoteMatch
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders, RemoteMatch
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 
 BLOCK_SIZE = 16
@@ -45,8 +48,16 @@ REFERENCE_US = {
 class NeverEndingLoads:
     """A connector's scheduler half that offers every prompt and whose loads never end."""
 
+    def expect(self, params: KVTransferParams) -> None:
+        """Nothing to keep alive."""
+
     def match(
-        self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
+        self,
+        *,
+        request_id: str,  # noqa: ARG002  (the Protocol's signature)
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
     ) -> RemoteMatch | None:
         """Offer the whole prompt."""
         return RemoteMatch(num_tokens=num_prompt_tokens - num_local_tokens if params is not None else 0, is_async=True)
@@ -64,6 +75,7 @@ class NeverEndingLoads:
 
     def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
         """Grant a lease that nobody reads."""
+        assert block_ids
         return hand_over_params(request_id, num_tokens)
 
     def abort_lease(self, request_id: str) -> None:
@@ -124,25 +136,32 @@ def run_step(scheduler: Scheduler, sampled: ModelRunnerOutput | None = None) -> 
     return output
 
 
-def decode_step_us(num_running: int, *, num_steps: int, messages: bool = False, num_others: int = 0, others: str = "") -> Row:
-    """Median of a decode step with ``num_others`` more requests that wait or load."""
+def fill_scheduler(num_running: int, *, num_steps: int, num_waiting: int, num_loading: int) -> Scheduler:
+    """A scheduler with so many requests past their prompt, and so many more that wait or load."""
     rng = np.random.default_rng(0)
-    is_loading = others == "loading"
-    blocks_each = (PROMPT_TOKENS + num_steps) // BLOCK_SIZE + 2
+    blocks_each = (PROMPT_TOKENS + num_steps) // BLOCK_SIZE + 3
     scheduler = make_scheduler(
         num_running=num_running,
-        num_blocks=num_running * blocks_each + num_running + (num_others * (PROMPT_TOKENS // BLOCK_SIZE + 2) if is_loading else 0) + 1024,
-        max_num_seqs=num_running + is_loading,
+        num_blocks=num_running * blocks_each + num_loading * (PROMPT_TOKENS // BLOCK_SIZE + 2) + 1024,
+        max_num_seqs=num_running + (1 if num_loading else 0),
     )
     for index in range(num_running):
         scheduler.add_request(request(f"r{index}", random_prompt(rng, PROMPT_TOKENS)))
     run_step(scheduler)
-    for index in range(num_others):
-        scheduler.add_request(request(f"o{index}", random_prompt(rng, PROMPT_TOKENS), is_remote=is_loading))
+    for index in range(num_waiting + num_loading):
+        message = request(f"o{index}", random_prompt(rng, PROMPT_TOKENS), is_remote=num_loading > 0)
+        scheduler.add_request(message)
     run_step(scheduler)
     stats = scheduler.stats()
-    assert stats.num_running == num_running, stats
-    assert (stats.num_loading if is_loading else stats.num_waiting) == num_others, stats
+    assert (stats.num_running, stats.num_waiting, stats.num_loading) == (num_running, num_waiting, num_loading)
+    return scheduler
+
+
+def decode_step(
+    num_running: int, *, num_steps: int, with_messages: bool = False, num_waiting: int = 0, num_loading: int = 0
+) -> Row:
+    """The cost of a decode step."""
+    scheduler = fill_scheduler(num_running, num_steps=num_steps, num_waiting=num_waiting, num_loading=num_loading)
     result = ModelRunnerOutput(sampled_token_ids=np.full(num_running, 7, np.int32))
     durations = []
     for _ in range(num_steps):
@@ -150,14 +169,17 @@ def decode_step_us(num_running: int, *, num_steps: int, messages: bool = False, 
         output = scheduler.schedule()
         step_result = scheduler.update(output, result)
         scheduler.stats()
-        if messages:
+        if with_messages:
             step_result.deltas_by_client()
         durations.append(time.perf_counter() - started)
         assert output.rows.size == num_running
-    name = f"decode_step/{num_running}" + ("/messages" if messages else "") + (f"/{others}={num_others}" if others else "")
-    # The mean over whole block periods: every request crosses a block boundary once in 16 steps.
-    mean = statistics.fmean(durations[: num_steps // BLOCK_SIZE * BLOCK_SIZE])
-    return us_row(name, statistics.median(durations), per_request_us=mean * 1e6 / num_running, mean_us=mean * 1e6)
+    periods = [statistics.fmean(durations[at : at + BLOCK_SIZE]) for at in range(0, num_steps, BLOCK_SIZE)]
+    name = f"decode_step/{num_running}"
+    name += "/messages" if with_messages else ""
+    name += f"/waiting={num_waiting}" if num_waiting else ""
+    name += f"/loading={num_loading}" if num_loading else ""
+    value = statistics.median(periods)
+    return us_row(name, value, steady_us=statistics.median(durations) * 1e6, per_request_us=value * 1e6 / num_running)
 
 
 def admit(name: str, *, is_hit: bool, num_repeats: int) -> Row:
@@ -215,18 +237,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200, help="admissions and allocations a row")
     add_json_option(parser)
     options = parser.parse_args()
+    step = partial(decode_step, num_steps=options.steps // BLOCK_SIZE * BLOCK_SIZE)
+    repeats = options.repeats
     measures: list[Callable[[], Row]] = [
-        *(lambda n=n: decode_step_us(n, num_steps=options.steps) for n in (64, 256, 1024)),  # type: ignore[misc]
-        lambda: decode_step_us(1024, num_steps=options.steps, messages=True),
-        *(
-            lambda m=m, o=o: decode_step_us(64, num_steps=options.steps, num_others=m, others=o)  # type: ignore[misc]
-            for o in ("waiting", "loading")
-            for m in (1000, 10_000)
-        ),
-        lambda: admit("admit/hit", is_hit=True, num_repeats=options.repeats),
-        lambda: admit("admit/cold", is_hit=False, num_repeats=options.repeats),
-        lambda: alloc_free("alloc_free/64", enable_prefix_caching=True, num_repeats=10 * options.repeats),
-        lambda: alloc_free("alloc_free/64/no_prefix_cache", enable_prefix_caching=False, num_repeats=10 * options.repeats),
+        partial(step, 64),
+        partial(step, 256),
+        partial(step, 1024),
+        partial(step, 64, with_messages=True),
+        partial(step, 1024, with_messages=True),
+        partial(step, 64, num_waiting=1_000),
+        partial(step, 64, num_waiting=10_000),
+        partial(step, 64, num_loading=1_000),
+        partial(step, 64, num_loading=10_000),
+        partial(admit, "admit/hit", is_hit=True, num_repeats=repeats),
+        partial(admit, "admit/cold", is_hit=False, num_repeats=repeats),
+        partial(alloc_free, "alloc_free/64", enable_prefix_caching=True, num_repeats=10 * repeats),
+        partial(alloc_free, "alloc_free/64/no_prefix_cache", enable_prefix_caching=False, num_repeats=10 * repeats),
     ]
     publish(
         [measure() for measure in measures], packages=("numpy", "xxhash"), json_file=options.json, title="Scheduler"

@@ -17,7 +17,7 @@ class BlockPool:
     of one chain the tail before the head, because ``free`` queues a table from its end.
     """
 
-    def __init__(self, num_blocks: int, index: PrefixIndex, on_evict: Callable[[int], None]) -> None:
+    def __init__(self, num_blocks: int, index: PrefixIndex, on_evict: Callable[[Sequence[int]], object]) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
         self.num_allocated = 0
@@ -128,9 +128,7 @@ class BlockPool:
         if num_blocks > len(cached):
             raise OutOfBlocksError(requested=requested, free=self.num_free)
         evicted = [cached.popitem(last=False)[0] for _ in range(num_blocks)]
-        on_evict = self._on_evict
-        for block_id in evicted:
-            on_evict(block_id)
+        self._on_evict(evicted)
         # Oldest last: allocate() takes from the end.
         self._free[:0] = evicted
         self.num_evicted += num_blocks

@@ -58,6 +58,8 @@ class Door:
         request = Request(message, sequence=self._next_sequence, full_limit=full_limit, queued_at_s=self._clock())
         self._next_sequence += 1
         self._book.add(request)
+        if message.kv_transfer is not None:
+            self._remote.expect(message.kv_transfer)
         self._end_if_complete(request)
 
     def _check(self, message: GenerateRequest) -> None:

@@ -160,12 +160,17 @@ class KVCacheManager:
                 expected[block_id] += 1
         self._pool.check_integrity(expected)
 
-    def _withdraw_evicted(self, block_id: int) -> None:
-        block_hash = self._index.withdraw(block_id)
-        if block_id % LIFETIME_SAMPLE == 0:
+    def _withdraw_evicted(self, block_ids: Sequence[int]) -> None:
+        hashes = self._index.withdraw(block_ids)
+        if self._published_at:
+            self._sample_lifetimes(block_ids)
+        if self._events is not None:
+            for block_hash in hashes:
+                self._events.append(BlockRemoved(block_hash=block_hash))
+
+    def _sample_lifetimes(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
             published_at = self._published_at.pop(block_id, None)
             if published_at is not None:
                 self.lifetimes.num_sampled += 1
                 self.lifetimes.total_s += self._clock() - published_at
-        if self._events is not None:
-            self._events.append(BlockRemoved(block_hash=block_hash))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.core.block_hash import BlockHash
 
@@ -47,13 +47,17 @@ class PrefixIndex:
         self._hash_of[block_id] = block_hash
         return True
 
-    def withdraw(self, block_id: int) -> BlockHash:
-        """Stop offering a published block; returns the content it had."""
-        block_hash = self._hash_of[block_id]
-        assert block_hash is not None, f"block {block_id} is not published"
-        self._hash_of[block_id] = None
-        del self._block_of[block_hash]
-        return block_hash
+    def withdraw(self, block_ids: Iterable[int]) -> list[BlockHash]:
+        """Stop offering published blocks; returns the contents they had."""
+        hash_of, block_of = self._hash_of, self._block_of
+        withdrawn: list[BlockHash] = []
+        for block_id in block_ids:
+            block_hash = hash_of[block_id]
+            assert block_hash is not None, f"block {block_id} is not published"
+            hash_of[block_id] = None
+            del block_of[block_hash]
+            withdrawn.append(block_hash)
+        return withdrawn
 
     def clear(self) -> None:
         """Stop offering every block."""

@@ -40,6 +40,8 @@ class RemoteEvents:
         """Take in what ended."""
         for load in events.loads:
             self._end_load(load)
+        for request_id in events.stalled:
+            self._give_up_load(request_id)
         for lease in events.leases:
             self._end_lease(lease)
 
@@ -63,9 +65,23 @@ class RemoteEvents:
         self._book.ready.push(request)
         self._counters.failed_blocks += len(ended.damaged_blocks)
         if ended.damaged_blocks and self._config.load_failure_policy == "fail":
-            self._fail(request, event, num_failed=len(ended.damaged_blocks))
+            self._fail(request, event.error or "no reason given", num_failed=len(ended.damaged_blocks))
         else:
             self._resume(request, ended.load, ended.damaged_blocks)
+
+    def _give_up_load(self, request_id: str) -> None:
+        """A load ran out of time: its request is computed here, its destination stays held until the load ended."""
+        load = self._remote.wanted_load(request_id)
+        if load is None:
+            self._counters.num_unknown_ids += 1
+            return
+        num_blocks = load.end_block - load.first_block
+        self._counters.failed_blocks += num_blocks
+        if self._config.load_failure_policy == "fail":
+            self._fail(load.request, "the load ran out of time", num_failed=num_blocks)
+            return
+        self._counters.recomputed_tokens += load.num_tokens - load.first_block * self._kv_cache.block_size
+        self._book.put_back(load.request)
 
     def _resume(self, request: Request, load: Load, damaged_blocks: tuple[int, ...]) -> None:
         """Keep what is valid, publish it, and leave the rest to be computed (K3, K4)."""
@@ -85,7 +101,7 @@ class RemoteEvents:
         if self._kv_cache.enable_prefix_caching:
             self._outcome.publish_loaded(request)
 
-    def _fail(self, request: Request, event: LoadEnded, *, num_failed: int) -> None:
-        message = f"{num_failed} KV blocks of the prompt could not be loaded: {event.error or 'no reason given'}"
+    def _fail(self, request: Request, reason: str, *, num_failed: int) -> None:
+        message = f"{num_failed} KV blocks of the prompt could not be loaded: {reason}"
         self._book.finish(request)
         self._book.report(request, FinishReason.ERROR, error=RequestError(code="kv_load_failed", message=message))

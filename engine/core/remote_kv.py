@@ -67,6 +67,16 @@ class RemoteKV:
         """Block tables held only because an unwanted load may still write them."""
         return [load.block_ids for load in self._loads.values() if not load.is_wanted]
 
+    def expect(self, params: KVTransferParams) -> None:
+        """A request that brings this hand-over along waits here: let the peer keep it."""
+        if self._connector is not None:
+            self._connector.expect(params)
+
+    def wanted_load(self, request_id: str) -> Load | None:
+        """The load in flight that this request waits for."""
+        load = self._loads.get(request_id)
+        return load if load is not None and load.is_wanted else None
+
     def match(self, request: Request, num_local_tokens: int) -> RemoteMatch | None:
         """What the connector supplies beyond the local prefix; None when it does not know yet (K1).
 

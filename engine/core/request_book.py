@@ -79,7 +79,13 @@ class RequestBook:
         return request.block_ids if request.row is None else self._table.block_ids(request.row)
 
     def preempt(self, request: Request) -> None:
-        """Take a running or ready request's blocks; it goes to the head of the queue (C7)."""
+        """Take a request's blocks; it goes to the head of the queue, and that is counted (C7)."""
+        self.put_back(request)
+        request.num_preemptions += 1
+        self._counters.num_preemptions += 1
+
+    def put_back(self, request: Request) -> None:
+        """Take a request's blocks, or its load; it goes to the head of the queue and is computed here."""
         block_ids = self._take_blocks(request)
         self._kv_cache.release(block_ids)
         request.state = RequestState.WAITING
@@ -87,8 +93,6 @@ class RequestBook:
         request.num_published_blocks = 0
         request.holes = []
         request.confirmed_blocks = set()
-        request.num_preemptions += 1
-        self._counters.num_preemptions += 1
         self.waiting.push_front(request)
         self.queued_prefill_tokens += request.num_tokens
 

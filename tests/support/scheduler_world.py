@@ -247,6 +247,10 @@ class SchedulerWorld:
         )
         self.handle(ConnectorEvents(loads=(ended,)))
 
+    def stall_load(self, request_id: str) -> None:
+        """Report that a load ran out of time; it still has not ended."""
+        self.handle(ConnectorEvents(stalled=(request_id,)))
+
     def end_lease(self, lease_id: str, reason: LeaseEnd = LeaseEnd.DONE) -> None:
         """End a lease, after checking that its blocks still hold the prompt's KV."""
         lease = self.connector.open_leases.pop(lease_id)

@@ -38,6 +38,7 @@ class ScriptedConnector:
     def __init__(self, *, block_size: int) -> None:
         self.offers: dict[str, tuple[int, ...]] = {}
         self.undecided: set[str] = set()
+        self.expected: set[str] = set()
         self.open_loads: dict[str, OpenLoad] = {}
         self.open_leases: dict[str, OpenLease] = {}
         self.released: list[str] = []
@@ -60,6 +61,11 @@ class ScriptedConnector:
             lease_id, tuple(range(-(-len(prompt_token_ids) // self._block_size))), len(prompt_token_ids)
         )
 
+    def expect(self, params: KVTransferParams) -> None:
+        """Note that a hand-over's request waits here."""
+        assert params.lease_id in self.offers
+        self.expected.add(params.lease_id)
+
     def match(
         self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
     ) -> RemoteMatch | None:
@@ -76,6 +82,7 @@ class ScriptedConnector:
         """Open a load."""
         assert request_id not in self.open_loads, "one load a request"
         assert params.lease_id in self.offers, "a hand-over is used once"
+        assert params.lease_id in self.expected, "a hand-over is kept alive while its request waits"
         assert block_ids, "nothing to load"
         assert first_block + len(block_ids) <= len(params.block_ids)
         prompt = self.offers.pop(params.lease_id)

@@ -125,7 +125,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["allocate", "share", "publish", "f
 @settings(derandomize=True, deadline=None, max_examples=300)
 def test_b2_i2_whatever_happens_free_cached_and_held_add_up(actions: list[tuple[str, int]]) -> None:
     index = PrefixIndex(8)
-    pool = BlockPool(8, index, index.withdraw)
+    pool = BlockPool(8, index, on_evict=index.withdraw)
     tables: list[list[int]] = []
     for number, (action, value) in enumerate(actions):
         if action == "allocate" and value <= pool.num_free:

@@ -559,6 +559,39 @@ def test_known_failure_7_what_was_loaded_gives_way_when_it_blocks_the_only_one_t
     world.check_output("b")
 
 
+def test_known_failure_5_a_stalled_load_is_computed_here_and_its_destination_stays_held() -> None:
+    world = decode_world(num_blocks=16)
+    add_handed_over(world, "a", fresh_prompt(20), max_tokens=4)
+    world.run()
+
+    world.stall_load("a")
+    assert world.scheduler.has_work()
+    world.run()
+
+    world.check_output("a")
+    assert world.endings["a"].num_remote_tokens == 0
+    assert world.scheduler.stats().num_free_blocks == 10, "the load may still write six blocks"
+    world.stall_load("a")
+    world.end_load("a")
+    assert world.scheduler.stats().num_free_blocks == 16
+    assert world.scheduler.stats().num_unknown_ids == 1
+
+
+def test_k6_policy_fail_holds_for_stalled_loads_too() -> None:
+    world = decode_world(load_failure_policy="fail")
+    add_handed_over(world, "a", fresh_prompt(12))
+    world.step()
+
+    world.stall_load("a")
+
+    last = world.endings["a"].last
+    assert last is not None
+    assert last.error is not None
+    assert "ran out of time" in last.error.message
+    world.end_load("a")
+    assert world.scheduler.stats().num_free_blocks == 32
+
+
 def test_a_request_without_a_connector_is_refused() -> None:
     world = SchedulerWorld(make_config(), num_blocks=8, has_connector=False)
     for options in ({"hand_over": True}, {"kv_transfer": world.connector.offer((1, 2))}):

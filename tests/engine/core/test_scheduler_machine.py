@@ -164,6 +164,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         pattern = data.draw(st.sampled_from([0, 0, 1, 2, 3, 5, 9, 10, 63]), label="failed blocks, as bits")
         self.world.end_load(request_id, [offset for offset in range(num_blocks) if pattern >> offset & 1])
 
+    @precondition(lambda self: self.world.connector.open_loads)
+    @rule(data=st.data())
+    def stall_load(self, data: st.DataObject) -> None:
+        self.world.stall_load(data.draw(st.sampled_from(sorted(self.world.connector.open_loads))))
+
     @precondition(lambda self: self.world.connector.open_leases)
     @rule(data=st.data(), reason=st.sampled_from(list(LeaseEnd)))
     def end_lease(self, data: st.DataObject, reason: LeaseEnd) -> None:
@@ -243,8 +248,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=200,
-    stateful_step_count=25,
+    max_examples=2000,
+    stateful_step_count=20,
     derandomize=True,
     deadline=None,
     database=None,
