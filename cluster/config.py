@@ -43,6 +43,14 @@ SchedulerSection = section_of(
         "recompute_damaged_only": "Compute again only the blocks that were not fetched, not all from the first on.",
         "watermark": "Share of the KV blocks that stays free when requests are admitted.",
         "ask_again_s": "Pause before a connector that does not know yet is asked again.",
+        "max_num_partial_prefills": "Prompts that may be computed in part at the same time; 0 means no such limit.",
+        "max_long_partial_prefills": "Long prompts among them; 0 means no such limit.",
+        "scheduler_delay_factor": "Hold new prompts back for so many times the last prompt's latency; 0 means not at all.",
+        "enable_priority_preemption": "Let waiting requests take the place of running ones of lower priority.",
+        "artificial_preemption_probability": "Preempt without need, for tests.",
+        "max_num_artificial_preemptions": "How often at most.",
+        "enable_cache_events": "Record what the prefix cache stores and removes.",
+        "cache_event_capacity": "Records kept at most.",
     },
 )
 
@@ -78,6 +86,7 @@ RouterSection = section_of(
         "local_prefill_tokens": "Prompts up to this length are computed on the decode worker itself; 0 sends all to "
         "prefill workers.",
         "max_prefill_attempts": "Prefill workers tried for one request at most.",
+        "write_timeout_s": "How long a client may leave an event unread before its request is given up.",
         "migration_limit": "How often a request may move to another decode worker.",
         "recovery_wait_s": "How long an accepted request waits for a worker to come back.",
         "growth_headroom_tokens": "Room beyond its prompt that a request must find on a decode worker.",
