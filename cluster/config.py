@@ -45,7 +45,7 @@ SchedulerSection = section_of(
         "ask_again_s": "Pause before a connector that does not know yet is asked again.",
         "max_num_partial_prefills": "Prompts that may be computed in part at the same time; 0 means no such limit.",
         "max_long_partial_prefills": "Long prompts among them; 0 means no such limit.",
-        "scheduler_delay_factor": "Hold new prompts back for so many times the last prompt's latency; 0 means not at all.",
+        "scheduler_delay_factor": "Hold new prompts back for so many times the latency of the last; 0 means never.",
         "enable_priority_preemption": "Let waiting requests take the place of running ones of lower priority.",
         "artificial_preemption_probability": "Preempt without need, for tests.",
         "max_num_artificial_preemptions": "How often at most.",
