@@ -18,7 +18,17 @@ TILE = 32
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 """Sums may be reordered, so that they run in vector registers; NaN and infinity keep their meaning."""
 
-OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": True}
+
+def _can_cache():
+    """True where compiled code can be kept: beside this file or in the user's cache folder."""
+    try:
+        njit(cache=True)(_can_cache)
+    except RuntimeError:  # neither can be written; a start that compiles is slow, a start that fails is worse
+        return False
+    return True
+
+
+OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": _can_cache()}
 """``numpy``: dividing by zero is a number here; an exception would leave the other rows of the batch uncomputed."""
 
 LINE_BYTES = 64
@@ -207,5 +217,5 @@ def compiled_attention(dtype: str) -> int:
 
     The first call on a machine compiles for seconds, later ones load what that left beside this file.
     """
-    address: int = cfunc(types.void(types.voidptr), cache=True)(_BY_DTYPE[dtype]).address
+    address: int = cfunc(types.void(types.voidptr), cache=OPTIONS["cache"])(_BY_DTYPE[dtype]).address
     return address
