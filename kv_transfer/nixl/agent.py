@@ -1,0 +1,156 @@
+"""One NIXL agent with the UCX backend, typed; the only file that imports NIXL.
+
+The agent is made from NIXL's bindings instead of its Python class, because that class fixes the delay of UCX's
+progress thread at 0, with which the thread of an idle agent takes 40 to 100 % of a core. With 1 ms it sleeps until
+there is traffic (2 %). Importing NIXL also replaces logging settings of the whole process; they are put back here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, NewType
+
+import numpy as np
+import numpy.typing as npt
+
+_RAISE_EXCEPTIONS = logging.raiseExceptions
+
+from nixl import _bindings as bindings  # noqa: E402
+
+from kv_transfer.errors import KVTransferError  # noqa: E402
+from kv_transfer.layout import MemoryKind  # noqa: E402
+from kv_transfer.transport import ReadState  # noqa: E402
+
+logging.raiseExceptions = _RAISE_EXCEPTIONS
+if "NIXL_LOG_LEVEL" not in os.environ:
+    # NIXL's logger writes INFO to standard output, where the answer of `baton generate` belongs.
+    logging.getLogger("nixl").setLevel(logging.WARNING)
+
+_PROGRESS_DELAY_US = 1000
+
+NIXL_ERRORS: tuple[type[Exception], ...] = (
+    bindings.nixlBackendError,
+    bindings.nixlCancelledError,
+    bindings.nixlInvalidParamError,
+    bindings.nixlMismatchError,
+    bindings.nixlNotAllowedError,
+    bindings.nixlNotFoundError,
+    bindings.nixlNotPostedError,
+    bindings.nixlNotSupportedError,
+    bindings.nixlRemoteDisconnectError,
+    bindings.nixlRepostActiveError,
+    bindings.nixlUnknownError,
+)
+
+Prepared = NewType("Prepared", int)
+"""A list of block descriptors that the agent holds ready."""
+
+Transfer = NewType("Transfer", int)
+"""A transfer that the agent holds, posted or ended."""
+
+_MEMORY = {MemoryKind.DRAM: bindings.DRAM_SEG, MemoryKind.VRAM: bindings.VRAM_SEG}
+_STATES = {bindings.NIXL_SUCCESS: ReadState.DONE, bindings.NIXL_IN_PROG: ReadState.ACTIVE}
+
+
+class NixlAgent:
+    """An agent and the memory it registered. To be called from one thread at a time: it has no locks.
+
+    Methods raise one of ``NIXL_ERRORS`` when NIXL refuses, and when a connection is broken.
+    """
+
+    def __init__(self, name: str) -> None:
+        config = bindings.nixlAgentConfig()
+        config.useProgThread = True
+        config.useListenThread = False
+        config.syncMode = bindings.NIXL_THREAD_SYNC_NONE
+        config.pthrDelay = _PROGRESS_DELAY_US
+        self._agent: Any = bindings.nixlAgent(name, config)
+        plugins = self._agent.getAvailPlugins()
+        if "UCX" not in plugins:
+            raise KVTransferError(f"NIXL has no UCX plugin here; it has {', '.join(plugins)}")
+        self._agent.createBackend("UCX", {})
+        self._registered: list[Any] = []
+
+    def register(self, *, address: int, num_bytes: int, device_index: int, memory: MemoryKind) -> None:
+        """Let memory be read by peers and written by our reads, until ``close``."""
+        descriptors = bindings.nixlRegDList(_MEMORY[memory], [(address, num_bytes, device_index, "")])
+        self._agent.registerMem(descriptors, [])
+        self._registered.append(descriptors)
+
+    @property
+    def metadata(self) -> bytes:
+        """What a peer needs to reach this agent and the memory that is registered now."""
+        metadata: bytes = self._agent.getLocalMD()
+        return metadata
+
+    def add_remote(self, metadata: bytes) -> str:
+        """Load a peer's metadata; returns the peer's name."""
+        name: bytes | str = self._agent.loadRemoteMD(metadata)
+        return name.decode() if isinstance(name, bytes) else name
+
+    def remove_remote(self, name: str) -> None:
+        """Forget a peer and disconnect. This ends no transfer."""
+        self._agent.invalidateRemoteMD(name)
+
+    def prepare(
+        self,
+        name: str | None,
+        *,
+        address: int,
+        block_bytes: int,
+        num_blocks: int,
+        device_index: int,
+        memory: MemoryKind,
+    ) -> Prepared:
+        """One descriptor a block of a region back to back, of a peer or (None) of ours, as one strided entry."""
+        blocks = np.array([[address, block_bytes, device_index, block_bytes, num_blocks]], dtype=np.uint64)
+        owner = bindings.NIXL_INIT_AGENT if name is None else name
+        return Prepared(int(self._agent.prepXferDlist(owner, _MEMORY[memory], blocks, [])))
+
+    def release_prepared(self, prepared: Prepared) -> None:
+        """Free a list of descriptors."""
+        self._agent.releasedDlistH(prepared)
+
+    def make_read(
+        self,
+        *,
+        local: Prepared,
+        local_indices: npt.NDArray[np.int32],
+        remote: Prepared,
+        remote_indices: npt.NDArray[np.int32],
+    ) -> Transfer:
+        """Make a READ of blocks by index. NIXL merges neighbours itself."""
+        handle = self._agent.makeXferReq(
+            bindings.NIXL_READ, local, local_indices, remote, remote_indices, b"", [], False
+        )
+        return Transfer(int(handle))
+
+    def post(self, transfer: Transfer) -> ReadState:
+        """Start a transfer. On host memory within one host it is over when this returns."""
+        return _STATES.get(self._agent.postXferReq(transfer, b""), ReadState.FAILED)
+
+    def state(self, transfer: Transfer) -> ReadState:
+        """How far a posted transfer is."""
+        return _STATES.get(self._agent.getXferStatus(transfer), ReadState.FAILED)
+
+    def release(self, transfer: Transfer) -> None:
+        """Free a transfer. An active one goes on writing."""
+        self._agent.releaseXferReq(transfer)
+
+    def send(self, name: str, message: bytes) -> None:
+        """Send a notification."""
+        self._agent.genNotif(name, message)
+
+    def receive(self) -> list[tuple[str, bytes]]:
+        """The notifications that arrived, with the names of their senders."""
+        arrived: dict[str, list[bytes]] = self._agent.getNotifs({}, [])
+        return [(sender, message) for sender, messages in arrived.items() for message in messages]
+
+    def close(self) -> None:
+        """Deregister the memory and destroy the agent: transfers that are still active end here."""
+        try:
+            while self._registered:
+                self._agent.deregisterMem(self._registered.pop(), [])
+        finally:
+            self._agent = None
