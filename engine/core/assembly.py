@@ -37,23 +37,32 @@ class Preparation(Protocol):
         """Change what the step starts from."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The mutable state, each part with one owner; every collaborator is given the parts that it needs."""
+
+    counters: Counters
+    cache_events: CacheEventLog | None
+    kv_cache: KVCacheManager
+    table: RowTable
+    remote: RemoteKV
+    leases: LeaseBook
+    pending: PendingPrefixes
+    book: RequestBook
+    preemption: PreemptionPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What a scheduler is made of."""
 
-    counters: Counters
-    kv_cache: KVCacheManager
-    cache_events: CacheEventLog | None
-    table: RowTable
-    book: RequestBook
-    remote: RemoteKV
-    leases: LeaseBook
+    state: State
     door: Door
+    preparations: Sequence[Preparation]
     running: RunningPass
     admission: Admission
     outcome: Outcome
     remote_events: RemoteEvents
-    preparations: Sequence[Preparation]
     prompt_delay: PromptDelay | None
 
 
@@ -68,10 +77,55 @@ def assemble(
     gates: Sequence[AdmissionGate],
 ) -> Parts:
     """Build everything; ``config`` was checked against the cache."""
+    state = _state(config, cache, num_blocks=num_blocks, max_model_len=max_model_len, connector=connector, clock=clock)
+    delay = _prompt_delay(config, state, clock)
+    partial_prefills = _partial_prefills(config, cache, state)
+    all_gates = [gate for gate in (delay, partial_prefills, *gates) if gate is not None]
+    admission = _admission(config, state, all_gates, clock)
+    outcome = Outcome(
+        table=state.table,
+        kv_cache=state.kv_cache,
+        book=state.book,
+        pending=state.pending,
+        counters=state.counters,
+    )
+    return Parts(
+        state=state,
+        door=Door(
+            config,
+            book=state.book,
+            remote=state.remote,
+            max_model_len=max_model_len,
+            max_kv_tokens=num_blocks * cache.block_size,
+            has_connector=connector is not None,
+            clock=clock,
+        ),
+        preparations=_preparations(config, state, admission, partial_prefills),
+        running=RunningPass(
+            config,
+            table=state.table,
+            kv_cache=state.kv_cache,
+            book=state.book,
+            preemption=state.preemption,
+            partial_prefills=partial_prefills,
+        ),
+        admission=admission,
+        outcome=outcome,
+        remote_events=_remote_events(config, state, outcome),
+        prompt_delay=delay,
+    )
+
+
+def _state(
+    config: SchedulerConfig,
+    cache: CacheConfig,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    connector: SchedulerConnector | None,
+    clock: Callable[[], float],
+) -> State:
     cache_events = CacheEventLog(config.cache_event_capacity) if config.enable_cache_events else None
-    counters, pending = Counters(), PendingPrefixes()
-    remote, leases = RemoteKV(connector), LeaseBook(connector)
-    preemption = PreemptionPolicy(config.policy)
     kv_cache = KVCacheManager(
         num_blocks=num_blocks,
         block_size=cache.block_size,
@@ -80,6 +134,7 @@ def assemble(
         clock=clock,
     )
     table = RowTable(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=cache.block_size)
+    remote, leases, pending, counters = RemoteKV(connector), LeaseBook(connector), PendingPrefixes(), Counters()
     book = RequestBook(
         policy=config.policy,
         table=table,
@@ -89,75 +144,77 @@ def assemble(
         pending=pending,
         counters=counters,
     )
-    partial_prefills = _partial_prefills(config, cache, table, book)
-    delay = (
-        PromptDelay(config.scheduler_delay_factor, table=table, clock=clock) if config.scheduler_delay_factor else None
-    )
-    admission = Admission(
-        config,
-        table=table,
-        kv_cache=kv_cache,
-        book=book,
-        remote=remote,
-        pending=pending,
+    return State(
         counters=counters,
-        gates=[gate for gate in (delay, partial_prefills, *gates) if gate is not None],
+        cache_events=cache_events,
+        kv_cache=kv_cache,
+        table=table,
+        remote=remote,
+        leases=leases,
+        pending=pending,
+        book=book,
+        preemption=PreemptionPolicy(config.policy),
+    )
+
+
+def _admission(
+    config: SchedulerConfig, state: State, gates: Sequence[AdmissionGate], clock: Callable[[], float]
+) -> Admission:
+    return Admission(
+        config,
+        table=state.table,
+        kv_cache=state.kv_cache,
+        book=state.book,
+        remote=state.remote,
+        pending=state.pending,
+        counters=state.counters,
+        gates=gates,
         clock=clock,
     )
-    outcome = Outcome(table=table, kv_cache=kv_cache, book=book, pending=pending, counters=counters)
+
+
+def _remote_events(config: SchedulerConfig, state: State, outcome: Outcome) -> RemoteEvents:
+    return RemoteEvents(
+        config,
+        kv_cache=state.kv_cache,
+        book=state.book,
+        remote=state.remote,
+        leases=state.leases,
+        outcome=outcome,
+        counters=state.counters,
+    )
+
+
+def _prompt_delay(config: SchedulerConfig, state: State, clock: Callable[[], float]) -> PromptDelay | None:
+    if not config.scheduler_delay_factor:
+        return None
+    return PromptDelay(config.scheduler_delay_factor, table=state.table, clock=clock)
+
+
+def _partial_prefills(config: SchedulerConfig, cache: CacheConfig, state: State) -> PartialPrefills | None:
+    if not config.max_num_partial_prefills:
+        return None
+    return PartialPrefills(config, table=state.table, book=state.book, share_in_blocks=cache.enable_prefix_caching)
+
+
+def _preparations(
+    config: SchedulerConfig, state: State, admission: Admission, partial_prefills: PartialPrefills | None
+) -> list[Preparation]:
     preparations: list[Preparation] = []
     if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
-        preparations.append(ArtificialPreemption(config, table=table, book=book, preemption=preemption))
+        preparations.append(
+            ArtificialPreemption(config, table=state.table, book=state.book, preemption=state.preemption)
+        )
     if config.enable_priority_preemption:
         preparations.append(
-            PriorityPreemption(table=table, kv_cache=kv_cache, book=book, admission=admission, preemption=preemption)
+            PriorityPreemption(
+                table=state.table,
+                kv_cache=state.kv_cache,
+                book=state.book,
+                admission=admission,
+                preemption=state.preemption,
+            )
         )
     if partial_prefills is not None:
         preparations.append(partial_prefills)
-    return Parts(
-        counters=counters,
-        kv_cache=kv_cache,
-        cache_events=cache_events,
-        table=table,
-        book=book,
-        remote=remote,
-        leases=leases,
-        door=Door(
-            config,
-            book=book,
-            remote=remote,
-            max_model_len=max_model_len,
-            max_kv_tokens=num_blocks * cache.block_size,
-            has_connector=connector is not None,
-            clock=clock,
-        ),
-        running=RunningPass(
-            config,
-            table=table,
-            kv_cache=kv_cache,
-            book=book,
-            preemption=preemption,
-            partial_prefills=partial_prefills,
-        ),
-        admission=admission,
-        outcome=outcome,
-        remote_events=RemoteEvents(
-            config,
-            kv_cache=kv_cache,
-            book=book,
-            remote=remote,
-            leases=leases,
-            outcome=outcome,
-            counters=counters,
-        ),
-        preparations=preparations,
-        prompt_delay=delay,
-    )
-
-
-def _partial_prefills(
-    config: SchedulerConfig, cache: CacheConfig, table: RowTable, book: RequestBook
-) -> PartialPrefills | None:
-    if not config.max_num_partial_prefills:
-        return None
-    return PartialPrefills(config, table=table, book=book, share_in_blocks=cache.enable_prefix_caching)
+    return preparations

@@ -52,13 +52,13 @@ class Scheduler:
             clock=clock,
             gates=gates,
         )
-        self._counters = parts.counters
-        self._kv_cache = parts.kv_cache
-        self._cache_events = parts.cache_events
-        self._table = parts.table
-        self._book = parts.book
-        self._remote = parts.remote
-        self._leases = parts.leases
+        self._counters = parts.state.counters
+        self._kv_cache = parts.state.kv_cache
+        self._cache_events = parts.state.cache_events
+        self._table = parts.state.table
+        self._book = parts.state.book
+        self._remote = parts.state.remote
+        self._leases = parts.state.leases
         self._door = parts.door
         self._running = parts.running
         self._admission = parts.admission

@@ -1,0 +1,185 @@
+"""Loads that fail in part, one after the other, shared, or never end: K4, K6, known-failure 11."""
+
+from __future__ import annotations
+
+from engine.core.request import Request
+from engine.messages import FinishReason
+from tests.support.decode_world import add_handed_over, decode_world
+from tests.support.scheduler_requests import fresh_prompt, make_request
+from tests.support.scheduler_world import SchedulerWorld
+
+# ---- K4
+
+
+def test_k4_exactly_the_damaged_blocks_are_recomputed() -> None:
+    world = decode_world()
+    add_handed_over(world, "a", fresh_prompt(24), max_tokens=3)
+    world.step()
+    world.end_load("a", [1, 2, 4])
+
+    steps = [world.step() for _ in range(3)]
+
+    ranges = [(int(step.first_positions[0]), int(step.num_scheduled_tokens[0])) for step in steps]
+    assert ranges == [(4, 8), (16, 4), (24, 1)]
+    assert [bool(step.is_sampling[0]) for step in steps] == [False, False, True]
+    world.run()
+    world.check_output("a")
+    stats = world.scheduler.stats()
+    assert (stats.failed_blocks, stats.recomputed_tokens, stats.remote_hit_tokens) == (3, 12, 12)
+    assert world.endings["a"].num_remote_tokens == 12
+
+
+def test_k4_the_fallback_recomputes_from_the_first_damaged_block_on() -> None:
+    world = decode_world(recompute_damaged_only=False)
+    add_handed_over(world, "a", fresh_prompt(24), max_tokens=3)
+    world.step()
+    world.end_load("a", [1, 4])
+
+    output = world.step()
+
+    assert (output.first_positions.tolist(), output.num_scheduled_tokens.tolist()) == ([4], [21])
+    world.run()
+    world.check_output("a")
+
+
+def test_k4_damage_at_the_end_joins_what_is_computed_anyway() -> None:
+    world = decode_world()
+    add_handed_over(world, "a", fresh_prompt(22), max_tokens=3)
+    world.step()
+    world.end_load("a", [4, 5])
+
+    output = world.step()
+
+    assert (output.first_positions.tolist(), output.num_scheduled_tokens.tolist()) == ([16], [7])
+    world.run()
+    world.check_output("a")
+
+
+def test_k4_valid_blocks_behind_a_hole_are_published_at_once_and_the_hole_when_it_is_filled() -> None:
+    world = decode_world()
+    prompt = fresh_prompt(16)
+    add_handed_over(world, "a", prompt)
+    world.step()
+    world.end_load("a", [1])
+
+    assert published(world, prompt) == [True, False, True, True]
+    world.step()
+    assert published(world, prompt) == [True, True, True, True]
+
+
+def published(world: SchedulerWorld, prompt: tuple[int, ...]) -> list[bool]:
+    """Which blocks of a prompt can be found."""
+    probe = Request(make_request("probe", prompt), sequence=0, full_limit=0, queued_at_s=0.0)
+    return [world.scheduler._kv_cache.is_published(block_hash) for block_hash in probe.hashes(world.block_size)]
+
+
+def test_k4_holes_larger_than_the_budget_are_filled_in_chunks() -> None:
+    world = decode_world(budget=6)
+    add_handed_over(world, "a", fresh_prompt(24), max_tokens=3)
+    world.step()
+    world.end_load("a", [0, 1, 2, 4])
+    world.run()
+
+    world.check_output("a")
+    assert world.runner.num_computed_positions == 16 + 2
+
+
+def test_k4_failures_one_after_the_other() -> None:
+    world = decode_world()
+    for index in range(3):
+        add_handed_over(world, f"r{index}", fresh_prompt(16), max_tokens=4)
+    world.step()
+    for index in range(3):
+        world.end_load(f"r{index}", [index])
+        world.step()
+    world.run()
+
+    for index in range(3):
+        world.check_output(f"r{index}")
+    assert world.scheduler.stats().recomputed_tokens == 12
+
+
+def test_k4_damaged_blocks_that_several_requests_share_are_recomputed_once() -> None:
+    world = decode_world(seqs=4)
+    prompt = fresh_prompt(24)
+    for index in range(3):
+        add_handed_over(world, f"r{index}", prompt, max_tokens=2)
+    world.step()
+    for index in range(3):
+        world.end_load(f"r{index}", [1, 3])
+    world.run()
+
+    for index in range(3):
+        world.check_output(f"r{index}")
+    assert world.runner.num_computed_positions == 8 + 3, "each hole once, then one step each"
+    assert world.scheduler.stats().num_adopted_blocks == 4
+
+
+def test_k4_a_block_that_one_request_loaded_well_repairs_the_others() -> None:
+    world = decode_world(seqs=4)
+    prompt = fresh_prompt(16)
+    for name in ("damaged", "well"):
+        add_handed_over(world, name, prompt, max_tokens=2)
+    world.step()
+    world.end_load("damaged", [0, 1, 2, 3])
+    world.end_load("well")
+    world.run()
+
+    world.check_output("damaged")
+    assert world.runner.num_computed_positions == 2
+
+
+def test_k4_known_failure_11_damaged_blocks_are_never_published() -> None:
+    world = decode_world()
+    prompt = fresh_prompt(16)
+    add_handed_over(world, "a", prompt)
+    world.step()
+    world.end_load("a", [0, 1, 2, 3])
+    world.abort("a")
+
+    world.add(make_request("same prompt", prompt, max_tokens=2))
+
+    assert world.step().first_positions.tolist() == [0]
+
+
+def test_k4_a_damaged_request_survives_preemption() -> None:
+    world = decode_world(num_blocks=16, seqs=3)
+    world.add(make_request("a", 6, max_tokens=40))
+    add_handed_over(world, "b", fresh_prompt(24), max_tokens=20)
+    world.step()
+    world.end_load("b", [0, 2, 4])
+    world.run()
+
+    assert world.scheduler.stats().num_preemptions > 0
+    world.check_output("a")
+    world.check_output("b")
+
+
+# ---- K6
+
+
+def test_k6_policy_fail_ends_the_request_with_an_error_that_says_why() -> None:
+    world = decode_world(load_failure_policy="fail")
+    add_handed_over(world, "a", fresh_prompt(12))
+    world.step()
+
+    world.end_load("a", [1])
+
+    last = world.endings["a"].last
+    assert last is not None
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error is not None
+    assert last.error.code == "kv_load_failed"
+    assert "1 KV blocks" in last.error.message
+    assert "the read failed" in last.error.message
+    assert world.scheduler.stats().num_free_blocks == 32
+
+
+def test_k6_policy_fail_does_not_mind_loads_that_succeed() -> None:
+    world = decode_world(load_failure_policy="fail")
+    add_handed_over(world, "a", fresh_prompt(12), max_tokens=3)
+    world.step()
+    world.end_load("a")
+    world.run()
+
+    world.check_output("a")

@@ -1,0 +1,95 @@
+"""KV for a peer: K7, known-failure 10."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.messages import FinishReason
+from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded
+from tests.support.decode_world import decode_world
+from tests.support.scheduler_requests import make_config, make_request
+from tests.support.scheduler_world import SchedulerWorld
+
+# ---- K7
+
+
+def prefilled(world: SchedulerWorld, num_tokens: int = 10, *, name: str = "a", max_tokens: int = 9) -> str:
+    """Hand a prompt over; returns the lease's id."""
+    world.add(make_request(name, num_tokens, max_tokens=max_tokens, hand_over=True))
+    world.run()
+    last = world.endings[name].last
+    assert last is not None
+    assert last.kv_transfer is not None
+    return last.kv_transfer.lease_id
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 9, 16])
+def test_k7_known_failure_10_the_lease_covers_the_prompt_and_nothing_else(num_tokens: int) -> None:
+    world = decode_world()
+    prefilled(world, num_tokens)
+
+    last = world.endings["a"].last
+    assert last is not None
+    assert last.finish_reason is FinishReason.HANDED_OVER
+    assert last.kv_transfer is not None
+    assert last.kv_transfer.num_tokens == num_tokens
+    assert len(last.kv_transfer.block_ids) == world.scheduler.stats().num_leased_blocks == -(-num_tokens // 4)
+    assert len(last.token_ids) == 1
+
+
+@pytest.mark.parametrize("reason", list(LeaseEnd))
+def test_k7_leased_blocks_are_freed_once_whatever_ends_the_lease(reason: LeaseEnd) -> None:
+    world = decode_world()
+    lease_id = prefilled(world)
+    assert world.scheduler.stats().num_free_blocks == 29
+
+    world.end_lease(lease_id, reason)
+    assert world.scheduler.stats().num_free_blocks == 32
+    world.handle(ConnectorEvents(leases=(LeaseEnded(request_id="a", lease_id=lease_id, reason=reason),)))
+
+    assert world.scheduler.stats().num_free_blocks == 32
+    assert world.scheduler.stats().num_unknown_ids == 1
+    world.scheduler.check_integrity()
+
+
+def test_k7_leased_blocks_outlive_pressure_and_admission_waits_for_them() -> None:
+    world = decode_world(num_blocks=8)
+    lease_id = prefilled(world, 20)
+    world.add(make_request("b", 16, max_tokens=2))
+    world.run()
+    assert world.scheduler.stats().num_waiting == 1
+    assert not world.scheduler.has_work()
+
+    world.end_lease(lease_id)
+    world.run()
+
+    world.check_output("b")
+
+
+def test_k7_a_hand_over_of_a_preempted_prefill_covers_the_prompt() -> None:
+    config = make_config(budget=8, artificial_preemption_probability=0.6, max_num_artificial_preemptions=4)
+    world = SchedulerWorld(config, num_blocks=16)
+    for index in range(3):
+        world.add(make_request(f"r{index}", 17, hand_over=True))
+    world.run()
+
+    assert world.scheduler.stats().num_preemptions == 4
+    for lease_id in list(world.connector.open_leases):
+        world.end_lease(lease_id)
+    assert world.scheduler.stats().num_free_blocks == 16
+
+
+def test_k7_the_same_id_may_come_again_while_its_old_lease_lasts() -> None:
+    world = decode_world()
+    old = prefilled(world)
+    world.scheduler.add_request(make_request("a", world.requests["a"].prompt_token_ids, hand_over=True))
+    output = world.scheduler.schedule()
+    result = world.scheduler.update(output, world.runner.execute(output))
+    new = result.deltas_by_client()[""][0].kv_transfer
+    assert new is not None
+    assert new.lease_id != old
+
+    world.end_lease(old)
+    world.end_lease(new.lease_id)
+
+    assert world.scheduler.stats().num_free_blocks == 32
