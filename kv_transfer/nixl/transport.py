@@ -91,6 +91,7 @@ class NixlTransport:
         self._agent: NixlAgent | None = agent
         self._remote: dict[str, Prepared] = {}
         self._reads: set[NixlRead] = set()
+        self._has_receive_failed = False
         self._metadata = agent.metadata
         logger.info(
             "NIXL agent ready: name=%s backend=UCX UCX_TLS=%s memory=%s region_bytes=%d",
@@ -169,8 +170,16 @@ class NixlTransport:
             raise TransportError(peer=peer, reason=repr(error)) from error
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        """The NIXL notifications that arrived."""
-        return self._agent.receive() if self._agent is not None else ()
+        """The NIXL notifications that arrived. A broken connection to one peer must not cost those of the others."""
+        if self._agent is None:
+            return ()
+        try:
+            return self._agent.receive()
+        except NIXL_ERRORS as error:
+            if not self._has_receive_failed:
+                self._has_receive_failed = True
+                logger.warning("notifications not received (said once): %r", error)
+            return ()
 
     def close(self) -> None:
         """Deregister the region and destroy the agent, which is what ends reads that are still active."""
