@@ -171,7 +171,7 @@ class Outcome:
 
     def _publish(self, request: Request, index: int, block_id: int) -> None:
         block_hash = request.block_hashes[index]
-        if self._pending:
+        if len(self._pending):
             self._pending.published(block_hash)
         if self._kv_cache.publish(block_id, block_hash) and self._kv_cache.records_events:
             self._record(request, index, block_hash)

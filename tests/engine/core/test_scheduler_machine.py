@@ -17,6 +17,8 @@ from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnd
 from kv_transfer.params import KVTransferParams
 from tests.support.scheduler_world import NUM_VALUES, SchedulerWorld, undisturbed_output
 
+pytestmark = pytest.mark.timeout(900)
+
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 40
 MAX_IN_FLIGHT = 2
