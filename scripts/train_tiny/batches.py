@@ -31,20 +31,22 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """The share of tokens in chats of each of LENGTHS from ``start``, a share of the training, on."""
+class Stage:
+    """What chats are like from ``start``, a share of the training, on: of which lengths, and how many only copy."""
 
     start: float
-    shares: tuple[float, ...]
+    length_shares: tuple[float, ...]
+    copy_share: float
 
 
+# Copying is learned first, on short chats; recall grows out of it, and then over longer distances.
 _CURRICULUM = (
-    _Stage(start=0.0, shares=(0.7, 0.3, 0.0, 0.0)),
-    _Stage(start=0.1, shares=(0.4, 0.4, 0.2, 0.0)),
-    _Stage(start=0.25, shares=(0.3, 0.3, 0.3, 0.1)),
-    _Stage(start=0.45, shares=(0.2, 0.25, 0.35, 0.2)),
+    Stage(start=0.0, length_shares=(0.7, 0.3, 0.0, 0.0), copy_share=0.3),
+    Stage(start=0.25, length_shares=(0.6, 0.4, 0.0, 0.0), copy_share=0.08),
+    Stage(start=0.5, length_shares=(0.35, 0.35, 0.3, 0.0), copy_share=0.05),
+    Stage(start=0.65, length_shares=(0.25, 0.25, 0.35, 0.15), copy_share=0.02),
 )
-_RECALL_SHARE = {128: 0.5, 256: 0.7, 512: 0.8, 1024: 0.85}
+_RECALL_SHARE = {128: 0.6, 256: 0.75, 512: 0.85, 1024: 0.9}
 
 
 class ChatEncoder:
@@ -57,14 +59,16 @@ class ChatEncoder:
         self._digit_ids = {token for text, token in tokenizer.get_vocab().items() if text[-1:].isdigit()}
         self._role_ids = {role: token_id(tokenizer, token) for role, token in ROLE_TOKENS.items()}
 
-    def chat(self, rng: Random, split: Split, length: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def chat(
+        self, rng: Random, split: Split, length: int, stage: Stage
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """``length`` + 1 tokens of one chat with their weights, the rest padded with weight 0."""
         token_ids, weights = [self._begin_id], [0.0]
         if rng.random() < PLAIN_SHARE:
             token_ids += self._tokenizer.encode(plain_text(rng)).ids
             weights += [1.0] * (len(token_ids) - 1)
             return self._fit(token_ids, weights, length)
-        kind = Kind.RECALL if rng.random() < _RECALL_SHARE[length] else Kind.MIXED
+        kind = _kind(rng, length, stage)
         for message in conversation(rng, split, kind, length):
             ids = self._tokenizer.encode(message.text).ids
             token_ids += [self._role_ids[message.role], *ids, self._end_id]
@@ -86,9 +90,9 @@ class ChatEncoder:
         ids = [*token_ids[: length + 1], *[self.pad_id] * padding]
         return np.array(ids), np.array([*weights[: length + 1], *[0.0] * padding], dtype=np.float32)
 
-    def batch(self, rng: Random, split: Split, *, length: int, num_tokens: int) -> Batch:
+    def batch(self, rng: Random, split: Split, *, length: int, num_tokens: int, stage: Stage) -> Batch:
         """``num_tokens`` in chats of ``length`` each."""
-        chats = [self.chat(rng, split, length) for _ in range(num_tokens // length)]
+        chats = [self.chat(rng, split, length, stage) for _ in range(num_tokens // length)]
         ids = torch.from_numpy(np.stack([ids for ids, _ in chats]))
         weights = torch.from_numpy(np.stack([weights for _, weights in chats]))
         return Batch(
@@ -100,5 +104,11 @@ def training_batch(encoder: ChatEncoder, *, seed: int, step: int, progress: floa
     """The batch of a step: the same for the same seed, step and progress (the share of training done)."""
     rng = Random(f"train/{seed}/{step}")
     stage = max((stage for stage in _CURRICULUM if stage.start <= progress), key=lambda stage: stage.start)
-    (length,) = rng.choices(LENGTHS, weights=stage.shares)
-    return encoder.batch(rng, Split.TRAIN, length=length, num_tokens=num_tokens)
+    (length,) = rng.choices(LENGTHS, weights=stage.length_shares)
+    return encoder.batch(rng, Split.TRAIN, length=length, num_tokens=num_tokens, stage=stage)
+
+
+def _kind(rng: Random, length: int, stage: Stage) -> Kind:
+    if rng.random() < stage.copy_share:
+        return Kind.COPY
+    return Kind.RECALL if rng.random() < _RECALL_SHARE[length] else Kind.MIXED

@@ -85,7 +85,7 @@ def write_card(model_directory: Path, rows_file: Path, stories_file: Path, *, tr
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
         context=config.max_position_embeddings,
-        tokens_per_step="8,192",
+        tokens_per_step="4,096",
         training=training,
         command="python -m benchmarks.tiny_model",
         machine=f"{run['machine']}, torch {run['torch']}, transformers {run['transformers']}",

@@ -9,7 +9,7 @@ from .facts import FactBook
 from .messages import Exchange, Message, Role
 from .split import Split
 from .stories import filler_sentences, random_story_word, story, story_exchange
-from .tasks import add_exchange, count_exchange, list_exchange, refusal_exchange, small_talk_exchange
+from .tasks import add_exchange, copy_exchange, count_exchange, list_exchange, refusal_exchange, small_talk_exchange
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -36,6 +36,7 @@ class Kind(Enum):
 
     RECALL = "recall"
     MIXED = "mixed"
+    COPY = "copy"
 
 
 def other_exchange(rng: Random, split: Split) -> Exchange:
@@ -71,7 +72,7 @@ def fact_text(rng: Random, book: FactBook, num_tokens: int) -> str:
 def recall_exchanges(rng: Random, split: Split, num_tokens: int) -> Iterator[Exchange]:
     """Facts that fill a good part of ``num_tokens``, then questions about them without end."""
     book = FactBook(rng, split)
-    text = fact_text(rng, book, int(num_tokens * rng.uniform(0.1, 0.7)))
+    text = fact_text(rng, book, int(num_tokens * rng.uniform(0.1, 0.6)))
     if rng.random() < 0.4:
         text = f"{rng.choice(_INTRODUCTIONS)} {text}"
     if rng.random() < 0.7:
@@ -81,8 +82,10 @@ def recall_exchanges(rng: Random, split: Split, num_tokens: int) -> Iterator[Exc
         yield Exchange(user=text, assistant=_THANKS_FOR_FACTS)
     while True:
         kind = rng.random()
-        if kind < 0.82:
+        if kind < 0.5:
             yield book.ask()
+        elif kind < 0.84:
+            yield book.ask_several()
         elif kind < 0.92:
             yield Exchange(user=fact_text(rng, book, rng.randint(10, 60)), assistant=_THANKS_FOR_FACTS)
         else:
@@ -96,12 +99,22 @@ def mixed_exchanges(rng: Random, split: Split) -> Iterator[Exchange]:
         yield add_exchange(rng, split) if only_sums else other_exchange(rng, split)
 
 
+def copy_exchanges(rng: Random) -> Iterator[Exchange]:
+    """Lists to repeat, without end."""
+    while True:
+        yield copy_exchange(rng)
+
+
 def conversation(rng: Random, split: Split, kind: Kind, num_tokens: int) -> Iterator[Message]:
     """The messages of one chat, without end: take about ``num_tokens`` of them."""
-    exchanges = recall_exchanges(rng, split, num_tokens) if kind is Kind.RECALL else mixed_exchanges(rng, split)
+    makers = {
+        Kind.RECALL: lambda: recall_exchanges(rng, split, num_tokens),
+        Kind.MIXED: lambda: mixed_exchanges(rng, split),
+        Kind.COPY: lambda: copy_exchanges(rng),
+    }
     if rng.random() < SYSTEM_SHARE:
         yield Message(role=Role.SYSTEM, text=rng.choice(SYSTEM_PROMPTS))
-    for exchange in exchanges:
+    for exchange in makers[kind]():
         yield Message(role=Role.USER, text=exchange.user)
         yield Message(role=Role.ASSISTANT, text=exchange.assistant)
 

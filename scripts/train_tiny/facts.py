@@ -21,6 +21,7 @@ _CODE_QUESTIONS = (
     "Which code does {subject} have?",
     "Do you remember the code of {subject}?",
 )
+_SEVERAL_QUESTIONS = ("What are the codes of {subjects}?", "Tell me the codes of {subjects}.")
 CODE_ANSWER = "The code of {subject} is {value}."
 _CODE_UNKNOWN = "The code of {subject} is not known to me."
 _PLACE_FACT = "{subject} is in the {value}."
@@ -94,6 +95,16 @@ class FactBook:
         return Exchange(
             user=code_question(self.rng, subject), assistant=CODE_ANSWER.format(subject=subject, value=code)
         )
+
+    def ask_several(self) -> Exchange:
+        """Ask for two to four of the codes told at once; of one if there is only one."""
+        if len(self.codes) < 2:
+            return self.ask(unknown_share=0.0)
+        chosen = self.rng.sample(list(self.codes.items()), min(self.rng.randint(2, 4), len(self.codes)))
+        *first, last = (subject for subject, _ in chosen)
+        question = self.rng.choice(_SEVERAL_QUESTIONS).format(subjects=f"{', '.join(first)} and {last}")
+        answers = (CODE_ANSWER.format(subject=subject, value=code) for subject, code in chosen)
+        return Exchange(user=question, assistant=" ".join(answers))
 
     def _new_subject(self, known: dict[str, str]) -> str:
         while True:

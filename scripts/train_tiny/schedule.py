@@ -14,7 +14,7 @@ class Schedule:
     num_steps: int
     max_minutes: float | None = None
     num_warmup_steps: int = 100
-    decay_start: float = 0.5
+    decay_start: float = 0.7
     final_scale: float = 0.02
 
     def progress(self, step: int, elapsed_s: float) -> float:

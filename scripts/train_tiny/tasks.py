@@ -125,6 +125,17 @@ def list_exchange(rng: Random, split: Split, *, num_words: int | None = None) ->
     return Exchange(user=rng.choice(_REPEAT_REQUESTS).format(items=text), assistant=text)
 
 
+def copy_exchange(rng: Random) -> Exchange:
+    """Repeat a longer list of words and numbers: the densest text there is to learn copying from."""
+    number_share = rng.choice((0.0, 0.3, 0.7))
+    items = [
+        "".join(rng.choices("0123456789", k=4)) if rng.random() < number_share else rng.choice(LIST_WORDS)
+        for _ in range(rng.randint(6, 20))
+    ]
+    text = rng.choice((", ", " ")).join(items)
+    return Exchange(user=rng.choice(_REPEAT_REQUESTS).format(items=text), assistant=text)
+
+
 def count_exchange(rng: Random, split: Split) -> Exchange:
     """Count upwards between two numbers; in training, some counts are up to a hundred numbers long."""
     is_long = split is Split.TRAIN and rng.random() < LONG_SHARE

@@ -28,8 +28,8 @@ class TrainConfig:
 
     schedule: Schedule
     seed: int = 1
-    tokens_per_step: int = 8192
-    matrix_lr: float = 0.015
+    tokens_per_step: int = 4096
+    matrix_lr: float = 0.01
     other_lr: float = 0.004
     max_grad_norm: float = 1.0
     num_threads: int = 2
