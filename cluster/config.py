@@ -11,6 +11,8 @@ from cluster.config_section import Section, section_of, settings_from
 from engine.config import CacheConfig, DeviceName, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.errors import ConfigError
 from kv_transfer.connector import ConnectorOptions
+from kv_transfer.errors import KVTransferError
+from kv_transfer.fault_options import FaultOptions
 from router.settings import RouterSettings
 
 HttpProxy = Literal["serve", "haproxy"]
@@ -54,14 +56,37 @@ SchedulerSection = section_of(
     },
 )
 
+FaultsSection = section_of(
+    "FaultsSection",
+    FaultOptions,
+    descriptions={
+        "seed": "Same seed, same faults.",
+        "read_fails": "Probability that a read fails.",
+        "read_hangs": "Probability that a read never ends.",
+        "read_late": "Probability that a read begins and ends `late_s` later.",
+        "bit_flips": "Probability that one bit of what a read brought is wrong.",
+        "handshake_refused": "Probability that a handshake is refused.",
+        "notification_lost": "Probability that a message does not arrive.",
+        "notification_late": "Probability that a message is sent `late_s` later.",
+        "notification_twice": "Probability that a message arrives twice.",
+        "lease_expired": "Probability that a lease has expired when its reader is done.",
+        "peer_replaced": "Probability that a read finds another life of its peer.",
+        "late_s": "How late is late.",
+        "schedule": "Occasions to take by number: a list of `{fault, nth}`.",
+    },
+)
+
 TransferSection = section_of(
     "TransferSection",
     ConnectorOptions,
+    optional_sections={"faults": FaultsSection},
     descriptions={
         "connector": "What moves KV blocks between workers.",
         "lease_ttl_s": "How long a prefill worker keeps blocks for a decode worker that does not report.",
         "handshake_timeout_s": "How long two workers may take to meet.",
         "load_timeout_s": "How long fetching a prompt's KV may take.",
+        "faults": "Faults to suffer on purpose, for tests.",
+        "allow_faults": "Confirms that `faults` are meant.",
         "extra": "Options of the chosen connector.",
     },
 )
@@ -173,7 +198,7 @@ class BatonConfig(Section):
             decode = self.engine_config("decode", model=Path(), num_threads=1)
             connector = self.transfer_options().connector
             self.router_settings()
-        except ConfigError as error:
+        except (ConfigError, KVTransferError) as error:
             raise ValueError(str(error)) from error
         if prefill.cache.block_size != decode.cache.block_size:
             raise ValueError(
@@ -201,7 +226,10 @@ class BatonConfig(Section):
 
     def transfer_options(self) -> ConnectorOptions:
         """The settings of every worker's connector."""
-        return settings_from(ConnectorOptions, self.kv_transfer)
+        faults: Section | None = self.kv_transfer.faults  # type: ignore[attr-defined]  # the section is made at run time
+        if faults is None:
+            return settings_from(ConnectorOptions, self.kv_transfer)
+        return settings_from(ConnectorOptions, self.kv_transfer, faults=settings_from(FaultOptions, faults))
 
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""

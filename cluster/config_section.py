@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -22,11 +23,17 @@ class Section(BaseModel):
 
 
 def section_of(
-    name: str, settings: type[Any], *, descriptions: Mapping[str, str], omit: Collection[str] = ()
+    name: str,
+    settings: type[Any],
+    *,
+    descriptions: Mapping[str, str],
+    omit: Collection[str] = (),
+    optional_sections: Mapping[str, type[Section]] = MappingProxyType({}),
 ) -> type[Section]:
     """Make a section with the fields, types and defaults of a settings dataclass.
 
-    So the dataclass stays the only place that knows its defaults, and needs no pydantic.
+    So the dataclass stays the only place that knows its defaults, and needs no pydantic. ``optional_sections`` are
+    the fields that are settings themselves, or None.
     """
     hints = get_type_hints(settings)
     fields: dict[str, Any] = {}
@@ -38,7 +45,8 @@ def section_of(
             keywords["default"] = item.default
         elif item.default_factory is not dataclasses.MISSING:
             keywords["default_factory"] = item.default_factory
-        fields[item.name] = (hints[item.name], Field(**keywords))
+        nested = optional_sections.get(item.name)
+        fields[item.name] = (nested | None if nested is not None else hints[item.name], Field(**keywords))
     return create_model(name, __base__=Section, __doc__=settings.__doc__, **fields)
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from kv_transfer.errors import InvalidOptionError
+from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.params import Hello, KVTransferParams
 
@@ -110,6 +112,7 @@ class TransferStats:
     num_handshakes: int = 0
     num_handshakes_failed: int = 0
     num_unknown_notifications: int = 0
+    num_injected_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +221,21 @@ ConnectorBuilder = Callable[[KVLayout, KVRegion, WakeCallback], Connector]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorOptions:
-    """Settings that every connector understands."""
+    """Settings that every connector understands.
+
+    Raises:
+        InvalidOptionError: ``faults`` are configured and not allowed.
+    """
 
     connector: str = "nixl"
     lease_ttl_s: float = 30.0
     handshake_timeout_s: float = 10.0
     load_timeout_s: float = 30.0
+    faults: FaultOptions | None = None
+    allow_faults: bool = False
     extra: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse faults that nobody allowed."""
+        if self.faults is not None and not self.allow_faults:
+            raise InvalidOptionError("faults are configured, but allow_faults is not true")

@@ -24,6 +24,7 @@ class TransferCounters:
     num_handshakes: int = 0
     num_handshakes_failed: int = 0
     num_unknown_notifications: int = 0
+    num_injected_faults: int = 0
 
     def add_load(self, ended: LoadEnded, *, num_blocks: int, is_cancelled: bool) -> None:
         """Count a load of ``num_blocks`` that ended."""
@@ -56,4 +57,5 @@ class TransferCounters:
             num_handshakes=self.num_handshakes,
             num_handshakes_failed=self.num_handshakes_failed,
             num_unknown_notifications=self.num_unknown_notifications + leases.num_unknown,
+            num_injected_faults=self.num_injected_faults,
         )

@@ -32,3 +32,7 @@ class UnknownConnectorError(KVTransferError):
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
         super().__init__(f"unknown KV connector {name!r}; known connectors: {', '.join(known)}")
         self.name = name
+
+
+class InvalidOptionError(KVTransferError, ValueError):
+    """An option of the configuration has a value that cannot be, or contradicts another one."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kv_transfer.block_memory import HostBlockMemory
 from kv_transfer.books import ConnectorBooks
 from kv_transfer.connector import Connector, ConnectorOptions, Rendezvous, WakeCallback
+from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
+from kv_transfer.faults import FaultPlan, FaultyRendezvous, FaultyTransport
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.lease import LeaseTable
@@ -53,6 +56,12 @@ def build_connector(
     else:
         raise UnknownConnectorError(name=options.connector, known=KNOWN_CONNECTORS)
     leases = LeaseTable(ttl_s=options.lease_ttl_s, clock=clock)
+    counters = TransferCounters()
+    inner = transport
+    if options.faults is not None:
+        plan = FaultPlan(options.faults, counters)
+        transport = FaultyTransport(inner, plan=plan, memory=HostBlockMemory(region), leases=leases, clock=clock)
+        rendezvous = FaultyRendezvous(rendezvous, plan=plan, transport=transport)
     worker = TransferWorker(
         options=options,
         identity=identity,
@@ -63,7 +72,8 @@ def build_connector(
         leases=leases,
         wake=wake,
         clock=clock,
+        counters=counters,
     )
-    if isinstance(transport, InProcessTransport) and fabric is not None:
-        fabric.introduce(identity.engine_id, transport, worker.accept)
+    if isinstance(inner, InProcessTransport) and fabric is not None:
+        fabric.introduce(identity.engine_id, inner, worker.accept)
     return Connector(scheduler=ConnectorBooks(identity=identity, layout=layout, leases=leases), worker=worker)

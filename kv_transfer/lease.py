@@ -137,6 +137,15 @@ class LeaseTable:
         self._changed()
         return lease is not None
 
+    def expire_lease(self, lease_id: str) -> bool:
+        """End one lease as if its deadline had come; False when it is not live."""
+        with self._lock:
+            lease = self._live.get(lease_id)
+            if lease is not None:
+                self._end(lease, LeaseEnd.EXPIRED)
+        self._changed()
+        return lease is not None
+
     def abort_request(self, request_id: str) -> int:
         """End all leases of a request; returns how many there were."""
         with self._lock:

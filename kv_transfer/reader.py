@@ -6,7 +6,8 @@ nothing can write its destination any more: reads in flight are waited for even 
 or ran out of time, because with NIXL over TCP neither releasing a transfer, nor removing its peer, nor deregistering
 the memory stopped the bytes on their way (measured: all of them arrived later; destroying the agent stops them, and can
 crash the peer). Such a read ends when the peer goes on, dies, or the transport's keep-alive finds its host gone. The
-load is reported as stalled meanwhile, so that only its destination waits; bytes in flight per peer bound how much.
+load is reported as stalled meanwhile, so that only its destination waits; and as long as the read hangs nothing more is
+read from that peer, which bounds how much is held and spares later requests the same wait.
 """
 
 from __future__ import annotations
@@ -261,6 +262,8 @@ class Reader:
         if not load.is_cancelled:
             self._counters.num_stalled_loads += 1
             self._on_stalled(load.order.request_id)
+        if load.peer is not None:
+            self._lose_peer(load.peer, "a read hangs")
 
     def _may_retry(self, load: Load) -> bool:
         """After a broken connection a load is tried once more over a new one: the old may only have been idle."""

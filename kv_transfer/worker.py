@@ -73,6 +73,7 @@ class TransferWorker:
         leases: LeaseTable,
         wake: WakeCallback,
         clock: Callable[[], float],
+        counters: TransferCounters,
     ) -> None:
         self._hello = build_hello(identity=identity, layout=layout, region=region, agent_metadata=transport.metadata)
         self._accept_timeout_s = options.handshake_timeout_s
@@ -80,7 +81,7 @@ class TransferWorker:
         self._leases = leases
         self._wake = wake
         self._clock = clock
-        self._counters = TransferCounters()
+        self._counters = counters
         self._ended: deque[LoadEnded] = deque()
         self._stalled: deque[str] = deque()
         self._num_reported = 0

@@ -48,7 +48,17 @@ def configuration_page() -> str:
         title = " and ".join(f"`{pool}`" for pool in POOL_SECTIONS) if is_pool else f"`{name}`"
         about = "What differs between the pools." if is_pool else field.description
         lines += ["", f"## {title}", "", about or "", "", *table(section)]
+        if not is_pool:
+            lines += nested_tables(section, name)
     return "\n".join(lines) + "\n"
+
+
+def nested_tables(model: type[BaseModel], path: str) -> Iterator[str]:
+    """The sections within a section."""
+    for name, field in model.model_fields.items():
+        section = section_type(field.annotation)
+        if section is not None:
+            yield from ("", f"### `{path}.{name}`", "", field.description or "", "", *table(section))
 
 
 def table(model: type[BaseModel]) -> Iterator[str]:
@@ -71,7 +81,7 @@ def type_name(annotation: Any) -> str:
     names = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path"}
     if annotation is type(None):
         return "`null`"
-    return names.get(annotation, "mapping of texts" if origin is dict else str(annotation))
+    return names.get(annotation, {dict: "mapping of texts", tuple: "list"}.get(origin, str(annotation)))
 
 
 def default_text(field: FieldInfo) -> str:
@@ -81,7 +91,7 @@ def default_text(field: FieldInfo) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value)
+    return "[]" if value == () else str(value)
 
 
 if __name__ == "__main__":

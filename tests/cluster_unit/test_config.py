@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from cluster import cli
 from cluster.config import (
@@ -18,6 +19,7 @@ from cluster.config import (
 )
 from engine.config import CacheConfig, SchedulerConfig
 from kv_transfer.connector import ConnectorOptions
+from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from router.settings import RouterSettings
 from scripts.config_page import configuration_page
 
@@ -92,3 +94,30 @@ def test_configuration_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
 
     assert page.read_text() == configuration_page(), "run: python -m scripts.config_page > docs/configuration.md"
+
+
+def test_faults_reach_the_connector_with_their_schedule() -> None:
+    faults = {"seed": 3, "read_fails": 0.5, "schedule": [{"fault": "bit_flips", "nth": 2}]}
+
+    config = BatonConfig.model_validate({"kv_transfer": {"allow_faults": True, "faults": faults}})
+
+    options = config.transfer_options()
+    assert options.faults == FaultOptions(
+        seed=3, read_fails=0.5, schedule=(ScheduledFault(fault=Fault.BIT_FLIPS, nth=2),)
+    )
+
+
+@pytest.mark.parametrize(
+    "transfer, message",
+    [
+        ({"faults": {"read_fails": 0.5}}, "allow_faults"),
+        ({"allow_faults": True, "faults": {"read_fails": 2.0}}, "faults.read_fails"),
+        ({"allow_faults": True, "faults": {"reads_fail": 0.5}}, "reads_fail"),
+        ({"allow_faults": True, "faults": {"schedule": [{"fault": "bit_flips", "nth": 0}]}}, "nth"),
+        ({"allow_faults": True, "faults": {"schedule": [{"fault": "flood", "nth": 1}]}}, "flood"),
+        ({"allow_faults": True, "faults": {"schedule": [{"fault": "bit_flips", "nth": 1, "x": 1}]}}, "x"),
+    ],
+)
+def test_faults_that_are_not_allowed_or_not_known_are_refused(transfer: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        BatonConfig.model_validate({"kv_transfer": transfer})

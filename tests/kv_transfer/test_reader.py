@@ -286,6 +286,8 @@ def test_hanging_read_is_reported_as_stalled_and_ends_when_it_ends() -> None:
     bench.end_reads()
     bench.advance()
     assert [ended.failed_block_ids for ended in bench.ended] == [(0, 1, 2, 3)]
+    bench.finish_handshakes()
+    bench.advance()
     assert ("source/1", Release(lease_id="lease of request")) in bench.transport.sent
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from kv_transfer.connector import ConnectorOptions, ConnectorOrders, LoadOrder, Rendezvous
+from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
 from kv_transfer.factory import build_connector
 from kv_transfer.inproc import InProcessFabric
@@ -57,6 +58,7 @@ def _make_worker(transport: ScriptedTransport, wake: threading.Event) -> Transfe
         leases=LeaseTable(ttl_s=30.0, clock=time.monotonic),
         wake=wake.set,
         clock=time.monotonic,
+        counters=TransferCounters(),
     )
 
 

@@ -18,6 +18,7 @@ from kv_transfer.connector import (
     TransferStats,
 )
 from kv_transfer.factory import build_connector
+from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
@@ -40,6 +41,7 @@ class KVEngineSpec:
     lease_ttl_s: float = 60.0
     load_timeout_s: float = 60.0
     handshake_timeout_s: float = 10.0
+    faults: FaultOptions | None = None
 
     @property
     def layout(self) -> KVLayout:
@@ -88,6 +90,8 @@ class KVEngine:
                 lease_ttl_s=spec.lease_ttl_s,
                 load_timeout_s=spec.load_timeout_s,
                 handshake_timeout_s=spec.handshake_timeout_s,
+                faults=spec.faults,
+                allow_faults=True,
             ),
             identity=PeerIdentity(engine_id=spec.engine_id, incarnation=spec.incarnation),
             layout=spec.layout,

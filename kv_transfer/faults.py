@@ -1,0 +1,264 @@
+"""Faults on purpose: a decorator around any transport and rendezvous, deterministic by seed or by schedule.
+
+Each kind of fault has its own stream of random numbers, so that the n-th occasion for a fault is decided the same
+whatever the other faults do. What is decided happens below the protocol, which cannot tell it from a real fault.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kv_transfer.block_memory import BlockMemory
+from kv_transfer.connector import Rendezvous
+from kv_transfer.counters import TransferCounters
+from kv_transfer.errors import HandshakeRefusedError
+from kv_transfer.fault_options import Fault, FaultOptions
+from kv_transfer.lease import LeaseTable
+from kv_transfer.notifications import Done, MalformedNotificationError, decode_notification
+from kv_transfer.params import Hello
+from kv_transfer.transport import Read, ReadState, Transport, TransportError
+
+_IMPOSTOR = "replaced-"
+_IMPOSTOR_NAME = "impostor:"
+
+
+class FaultPlan:
+    """Decides which occasions are taken, and counts them. Called from several threads: each fault from one only."""
+
+    def __init__(self, options: FaultOptions, counters: TransferCounters) -> None:
+        self.late_s = options.late_s
+        self._counters = counters
+        self._probabilities = {fault: options.probability(fault) for fault in Fault}
+        self._random = {fault: random.Random(f"{options.seed}/{fault}") for fault in Fault}
+        self._scheduled = {fault: {entry.nth for entry in options.schedule if entry.fault == fault} for fault in Fault}
+        self._num_occasions = dict.fromkeys(Fault, 0)
+
+    def hits(self, fault: Fault) -> bool:
+        """True when this occasion for ``fault`` is taken."""
+        self._num_occasions[fault] += 1
+        is_drawn = self._random[fault].random() < self._probabilities[fault]
+        is_hit = is_drawn or self._num_occasions[fault] in self._scheduled[fault]
+        self._counters.num_injected_faults += is_hit
+        return is_hit
+
+    def choose(self, fault: Fault, num_choices: int) -> int:
+        """Draw which of several things a fault hits."""
+        return self._random[fault].randrange(num_choices)
+
+
+class FailedRead:
+    """A read that failed without having written anything."""
+
+    def poll(self) -> ReadState:
+        """Failed."""
+        return ReadState.FAILED
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class HangingRead:
+    """A read that never ends: nothing but closing the transport ends it."""
+
+    def poll(self) -> ReadState:
+        """Active, for ever."""
+        return ReadState.ACTIVE
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class LateRead:
+    """A read that writes nothing before ``due_s``, and ends after it."""
+
+    def __init__(self, start: Callable[[], Read], *, clock: Callable[[], float], due_s: float) -> None:
+        self._start = start
+        self._clock = clock
+        self._due_s = due_s
+        self._read: Read | None = None
+
+    def poll(self) -> ReadState:
+        """Active until the time came, then whatever the read is that begins only now."""
+        if self._read is None:
+            if self._clock() < self._due_s:
+                return ReadState.ACTIVE
+            try:
+                self._read = self._start()
+            except TransportError:
+                self._read = FailedRead()
+        return self._read.poll()
+
+    def close(self) -> None:
+        """Free the read."""
+        if self._read is not None:
+            self._read.close()
+
+
+class FlippingRead:
+    """A read after whose end one bit of one block is wrong."""
+
+    def __init__(self, read: Read, *, flip: Callable[[], None]) -> None:
+        self._read = read
+        self._flip = flip
+        self._is_flipped = False
+
+    def poll(self) -> ReadState:
+        """The read's state; the bit is flipped before anyone learns that the read is done."""
+        state = self._read.poll()
+        if state is ReadState.DONE and not self._is_flipped:
+            self._is_flipped = True
+            self._flip()
+        return state
+
+    def close(self) -> None:
+        """Free the read."""
+        self._read.close()
+
+
+class FaultyTransport:
+    """Implements ``Transport`` around another one. Must be polled, since late messages have nobody who reports them."""
+
+    needs_polling = True
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        plan: FaultPlan,
+        memory: BlockMemory,
+        leases: LeaseTable,
+        clock: Callable[[], float],
+    ) -> None:
+        self._transport = transport
+        self._plan = plan
+        self._memory = memory
+        self._leases = leases
+        self._clock = clock
+        self._late: list[tuple[float, int, str, bytes]] = []
+        self._serial = itertools.count()
+        self.has_replaced_peer = False
+
+    @property
+    def on_news(self) -> Callable[[], None] | None:
+        """The wrapped transport's callback."""
+        return self._transport.on_news
+
+    @on_news.setter
+    def on_news(self, callback: Callable[[], None] | None) -> None:
+        self._transport.on_news = callback
+
+    @property
+    def metadata(self) -> bytes:
+        """The wrapped transport's."""
+        return self._transport.metadata
+
+    def add_peer(self, hello: Hello) -> str:
+        """Get ready to talk to a peer; to one that the faults made up there is no connection."""
+        incarnation = hello.identity.incarnation
+        if incarnation.startswith(_IMPOSTOR):
+            return f"{_IMPOSTOR_NAME}{hello.identity.engine_id}/{incarnation}"
+        return self._transport.add_peer(hello)
+
+    def remove_peer(self, peer: str) -> None:
+        """Forget a peer."""
+        if not peer.startswith(_IMPOSTOR_NAME):
+            self._transport.remove_peer(peer)
+
+    def start_read(self, peer: str, source_block_ids: Sequence[int], block_ids: Sequence[int]) -> Read:
+        """Begin to copy, unless the plan has something else in mind."""
+        self._refuse_impostor(peer)
+        plan = self._plan
+        if plan.hits(Fault.PEER_REPLACED):
+            self.has_replaced_peer = True
+            raise TransportError(peer=peer, reason="injected: the peer was replaced")
+        if plan.hits(Fault.READ_FAILS):
+            return FailedRead()
+        if plan.hits(Fault.READ_HANGS):
+            return HangingRead()
+        read: Read
+        if plan.hits(Fault.READ_LATE):
+            read = LateRead(
+                lambda: self._transport.start_read(peer, source_block_ids, block_ids),
+                clock=self._clock,
+                due_s=self._clock() + plan.late_s,
+            )
+        else:
+            read = self._transport.start_read(peer, source_block_ids, block_ids)
+        if plan.hits(Fault.BIT_FLIPS):
+            block_id = block_ids[plan.choose(Fault.BIT_FLIPS, len(block_ids))]
+            bit = plan.choose(Fault.BIT_FLIPS, 8 * self._memory.block_bytes)
+            return FlippingRead(read, flip=lambda: self._memory.flip_bit(block_id, bit))
+        return read
+
+    def send(self, peer: str, message: bytes) -> None:
+        """Send a message: once, twice, later, or not at all."""
+        self._refuse_impostor(peer)
+        plan = self._plan
+        if plan.hits(Fault.NOTIFICATION_LOST):
+            return
+        if plan.hits(Fault.NOTIFICATION_LATE):
+            heapq.heappush(self._late, (self._clock() + plan.late_s, next(self._serial), peer, message))
+            return
+        self._transport.send(peer, message)
+        if plan.hits(Fault.NOTIFICATION_TWICE):
+            self._transport.send(peer, message)
+
+    def receive(self) -> Sequence[tuple[str, bytes]]:
+        """The messages that arrived; the lease under a "done" may have expired just before."""
+        self._send_late()
+        messages = self._transport.receive()
+        for _, message in messages:
+            try:
+                notification = decode_notification(message)
+            except MalformedNotificationError:
+                continue
+            if isinstance(notification, Done) and self._plan.hits(Fault.LEASE_EXPIRED):
+                self._leases.expire_lease(notification.lease_id)
+        return messages
+
+    def close(self) -> None:
+        """Close the wrapped transport, which ends hanging reads too."""
+        self._late.clear()
+        self._transport.close()
+
+    def _send_late(self) -> None:
+        while self._late and self._late[0][0] <= self._clock():
+            _, _, peer, message = heapq.heappop(self._late)
+            try:
+                self._transport.send(peer, message)
+            except TransportError:  # who would have seen it has gone on long ago: the message is lost
+                self._plan.hits(Fault.NOTIFICATION_LOST)
+
+    @staticmethod
+    def _refuse_impostor(peer: str) -> None:
+        if peer.startswith(_IMPOSTOR_NAME):
+            raise TransportError(peer=peer, reason="injected: nobody is there")
+
+
+class FaultyRendezvous:
+    """Implements ``Rendezvous`` around another one. Called from the threads of handshakes."""
+
+    def __init__(self, rendezvous: Rendezvous, *, plan: FaultPlan, transport: FaultyTransport) -> None:
+        self._rendezvous = rendezvous
+        self._plan = plan
+        self._transport = transport
+        self._serial = itertools.count()
+
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
+        """Meet a peer, be refused, or meet the one that took its place.
+
+        Raises:
+            HandshakeRefusedError: The peer refused us, or the plan did.
+        """
+        if self._plan.hits(Fault.HANDSHAKE_REFUSED):
+            raise HandshakeRefusedError(what="injected fault", ours="none", theirs="handshake_refused")
+        answer = self._rendezvous.meet(engine_id, hello, timeout_s=timeout_s)
+        if not self._transport.has_replaced_peer:
+            return answer
+        self._transport.has_replaced_peer = False
+        impostor = replace(answer.identity, incarnation=f"{_IMPOSTOR}{next(self._serial)}")
+        return replace(answer, identity=impostor)
