@@ -11,6 +11,8 @@ import pytest
 from tests.support.cluster import ClusterProcess
 
 NUM_TOKENS = 8
+NUM_REPLICAS = 3
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
 @pytest.fixture
@@ -68,12 +70,12 @@ def test_workers_hold_nothing_at_rest(client: httpx.Client) -> None:
 
 
 def test_nothing_listens_beyond_the_loopback_address_but_serves_own_transport(cluster: ClusterProcess) -> None:
-    listening = {
-        (connection.laddr.ip, process.name())
+    exposed = [
+        (process.name(), connection.laddr)
         for process in cluster.processes()
         for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.ip not in LOOPBACK
+    ]
 
-    exposed = {name for ip, name in listening if ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")}
-    assert all(name.startswith("ray::ServeRepl") for name in exposed), listening
+    assert all(name.startswith("ray::ServeRepl") for name, _ in exposed), exposed
+    assert len(exposed) <= NUM_REPLICAS, f"more than one port a replica: {exposed}"
