@@ -33,8 +33,8 @@ def private_ray_environment() -> dict[str, str]:
     """What keeps a private Ray to this machine and to this user.
 
     Ray's servers listen on the loopback address only (the variable's name tells where Ray does that by default), and
-    ask for a token that only this Ray's processes know. UCX, which moves the KV, is held to the loopback device. Serve's
-    servers between replicas listen on all interfaces whatever is asked for; the token protects them.
+    ask for a token that only this Ray's processes know. UCX, which moves the KV, is held to the loopback device.
+    Serve's servers between replicas listen on all interfaces whatever is asked for; the token protects them.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
