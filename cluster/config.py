@@ -85,6 +85,8 @@ TransferSection = section_of(
         "lease_ttl_s": "How long a prefill worker keeps blocks for a decode worker that does not report.",
         "handshake_timeout_s": "How long two workers may take to meet.",
         "load_timeout_s": "How long fetching a prompt's KV may take.",
+        "checksums": "Compare every block that was fetched with what its prefill worker had; null: where the KV cache "
+        "lies in host memory.",
         "faults": "Faults to suffer on purpose, for tests.",
         "allow_faults": "Confirms that `faults` are meant.",
         "extra": "Options of the chosen connector.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 
+from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, RemoteMatch
 from kv_transfer.layout import KVLayout
 from kv_transfer.lease import LeaseTable
@@ -20,13 +21,17 @@ class ConnectorBooks:
     """Implements ``SchedulerConnector``. Owned by the engine's thread; free of torch and of any transport.
 
     One lease is good for one load: once its load began, or it was released, it supplies nothing any more (a request
-    that was preempted after its load computes its prompt, or finds it in the prefix cache).
+    that was preempted after its load computes its prompt, or finds it in the prefix cache). With ``memory`` what is
+    handed over carries checksums.
     """
 
-    def __init__(self, *, identity: PeerIdentity, layout: KVLayout, leases: LeaseTable) -> None:
+    def __init__(
+        self, *, identity: PeerIdentity, layout: KVLayout, leases: LeaseTable, memory: BlockMemory | None = None
+    ) -> None:
         self._identity = identity
         self._layout = layout
         self._leases = leases
+        self._memory = memory
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
         self._releases: list[KVTransferParams] = []
@@ -55,11 +60,18 @@ class ConnectorBooks:
         self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
     ) -> None:
         """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on."""
-        source_block_ids = params.block_ids[first_block : first_block + len(block_ids)]
+        end_block = first_block + len(block_ids)
+        source_block_ids = params.block_ids[first_block:end_block]
         assert len(source_block_ids) == len(block_ids), "the scheduler asked for blocks beyond the hand-over"
         self._spend(params.lease_id)
         self._loads.append(
-            LoadOrder(request_id=request_id, params=params, source_block_ids=source_block_ids, block_ids=block_ids)
+            LoadOrder(
+                request_id=request_id,
+                params=params,
+                source_block_ids=source_block_ids,
+                block_ids=block_ids,
+                checksums=params.checksums[first_block:end_block] if params.checksums is not None else None,
+            )
         )
 
     def cancel_load(self, request_id: str) -> None:
@@ -82,6 +94,7 @@ class ConnectorBooks:
             layout_hash=self._layout.layout_hash,
             block_ids=block_ids,
             num_tokens=num_tokens,
+            checksums=self._memory.checksums(block_ids) if self._memory is not None else None,
         )
 
     def abort_lease(self, request_id: str) -> None:
@@ -114,6 +127,8 @@ class ConnectorBooks:
         num_blocks = -(-params.num_tokens // self._layout.block_size)
         if num_blocks != len(params.block_ids):
             return f"{len(params.block_ids)} blocks for {params.num_tokens} tokens, {num_blocks} are needed"
+        if params.checksums is not None and len(params.checksums) != num_blocks:
+            return f"{len(params.checksums)} checksums for {num_blocks} blocks"
         return None
 
     def _spend(self, lease_id: str) -> None:

@@ -28,12 +28,16 @@ class RemoteMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOrder:
-    """Read ``source_block_ids`` of the peer into ``block_ids`` of our own cache, pairwise."""
+    """Read ``source_block_ids`` of the peer into ``block_ids`` of our own cache, pairwise.
+
+    ``checksums`` are those of the source's blocks, where it made them.
+    """
 
     request_id: str
     params: KVTransferParams
     source_block_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
+    checksums: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,8 @@ class LeaseEnded:
 class TransferStats:
     """Counters since the start of the connector (K8).
 
-    ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good.
+    ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good. A failed load may
+    have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong.
     """
 
     num_transfers: int = 0
@@ -102,6 +107,7 @@ class TransferStats:
     transfer_s: float = 0.0
     num_failed_loads: int = 0
     num_failed_blocks: int = 0
+    num_corrupt_blocks: int = 0
     num_cancelled_loads: int = 0
     num_retried_loads: int = 0
     num_stalled_loads: int = 0
@@ -223,6 +229,8 @@ ConnectorBuilder = Callable[[KVLayout, KVRegion, WakeCallback], Connector]
 class ConnectorOptions:
     """Settings that every connector understands.
 
+    ``checksums`` None means: where the KV cache lies in host memory.
+
     Raises:
         InvalidOptionError: ``faults`` are configured and not allowed.
     """
@@ -231,6 +239,7 @@ class ConnectorOptions:
     lease_ttl_s: float = 30.0
     handshake_timeout_s: float = 10.0
     load_timeout_s: float = 30.0
+    checksums: bool | None = None
     faults: FaultOptions | None = None
     allow_faults: bool = False
     extra: dict[str, str] = field(default_factory=dict)

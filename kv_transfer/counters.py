@@ -18,6 +18,7 @@ class TransferCounters:
     transfer_s: float = 0.0
     num_failed_loads: int = 0
     num_failed_blocks: int = 0
+    num_corrupt_blocks: int = 0
     num_cancelled_loads: int = 0
     num_retried_loads: int = 0
     num_stalled_loads: int = 0
@@ -35,6 +36,7 @@ class TransferCounters:
         elif ended.error is not None:
             self.num_failed_loads += 1
             self.num_failed_blocks += len(ended.failed_block_ids)
+            self.num_blocks += num_blocks - len(ended.failed_block_ids)
         else:
             self.num_blocks += num_blocks
 
@@ -47,6 +49,7 @@ class TransferCounters:
             transfer_s=self.transfer_s,
             num_failed_loads=self.num_failed_loads,
             num_failed_blocks=self.num_failed_blocks,
+            num_corrupt_blocks=self.num_corrupt_blocks,
             num_cancelled_loads=self.num_cancelled_loads,
             num_retried_loads=self.num_retried_loads,
             num_stalled_loads=self.num_stalled_loads,

@@ -12,7 +12,7 @@ from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
 from kv_transfer.faults import FaultPlan, FaultyRendezvous, FaultyTransport
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
-from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.lease import LeaseTable
 from kv_transfer.params import PeerIdentity
 from kv_transfer.transport import Transport
@@ -40,27 +40,20 @@ def build_connector(
     Raises:
         UnknownConnectorError: ``options.connector`` is neither.
         KVTransferError: The connector cannot use this region.
+        InvalidOptionError: Checksums or faults are asked for where the bytes of blocks cannot be looked at.
     """
     if region.block_bytes != layout.block_bytes:
         raise KVTransferError(f"the region has blocks of {region.block_bytes} bytes, the layout {layout.block_bytes}")
-    transport: Transport
-    if options.connector == "inproc":
-        if fabric is None:
-            raise KVTransferError("the connector 'inproc' needs the fabric that joins the engines of this process")
-        transport = InProcessTransport(fabric=fabric, identity=identity, region=region)
-        rendezvous = fabric
-    elif options.connector == "nixl":
-        from kv_transfer.nixl.transport import NixlTransport  # imported late: it loads UCX
-
-        transport = NixlTransport(identity=identity, region=region)
-    else:
-        raise UnknownConnectorError(name=options.connector, known=KNOWN_CONNECTORS)
+    has_checksums = region.memory is MemoryKind.DRAM if options.checksums is None else options.checksums
+    memory = HostBlockMemory(region) if has_checksums else None
+    fault_memory = HostBlockMemory(region) if options.faults is not None else None
+    inner = transport = _build_transport(options.connector, identity=identity, region=region, fabric=fabric)
+    rendezvous = fabric if fabric is not None and options.connector == "inproc" else rendezvous
     leases = LeaseTable(ttl_s=options.lease_ttl_s, clock=clock)
     counters = TransferCounters()
-    inner = transport
-    if options.faults is not None:
+    if options.faults is not None and fault_memory is not None:
         plan = FaultPlan(options.faults, counters)
-        transport = FaultyTransport(inner, plan=plan, memory=HostBlockMemory(region), leases=leases, clock=clock)
+        transport = FaultyTransport(inner, plan=plan, memory=fault_memory, leases=leases, clock=clock)
         rendezvous = FaultyRendezvous(rendezvous, plan=plan, transport=transport)
     worker = TransferWorker(
         options=options,
@@ -73,7 +66,23 @@ def build_connector(
         wake=wake,
         clock=clock,
         counters=counters,
+        memory=memory,
     )
     if isinstance(inner, InProcessTransport) and fabric is not None:
         fabric.introduce(identity.engine_id, inner, worker.accept)
-    return Connector(scheduler=ConnectorBooks(identity=identity, layout=layout, leases=leases), worker=worker)
+    books = ConnectorBooks(identity=identity, layout=layout, leases=leases, memory=memory)
+    return Connector(scheduler=books, worker=worker)
+
+
+def _build_transport(
+    connector: str, *, identity: PeerIdentity, region: KVRegion, fabric: InProcessFabric | None
+) -> Transport:
+    if connector == "inproc":
+        if fabric is None:
+            raise KVTransferError("the connector 'inproc' needs the fabric that joins the engines of this process")
+        return InProcessTransport(fabric=fabric, identity=identity, region=region)
+    if connector == "nixl":
+        from kv_transfer.nixl.transport import NixlTransport  # imported late: it loads UCX
+
+        return NixlTransport(identity=identity, region=region)
+    raise UnknownConnectorError(name=connector, known=KNOWN_CONNECTORS)

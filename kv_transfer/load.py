@@ -25,31 +25,41 @@ class LoadPhase(Enum):
 class Part:
     """Some of a load's blocks, read as one."""
 
+    number: int
     source_block_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     num_bytes: int
+    checksums: tuple[int, ...] | None = None
 
 
 def split_order(order: LoadOrder, *, block_bytes: int, part_bytes: int) -> Iterator[Part]:
     """Cut an order into parts of at most ``part_bytes``, and at least one block each."""
     blocks_per_part = max(1, part_bytes // block_bytes)
-    for start in range(0, len(order.block_ids), blocks_per_part):
-        block_ids = order.block_ids[start : start + blocks_per_part]
+    for number, start in enumerate(range(0, len(order.block_ids), blocks_per_part)):
+        end = start + blocks_per_part
+        block_ids = order.block_ids[start:end]
         yield Part(
-            source_block_ids=order.source_block_ids[start : start + blocks_per_part],
+            number=number,
+            source_block_ids=order.source_block_ids[start:end],
             block_ids=block_ids,
             num_bytes=len(block_ids) * block_bytes,
+            checksums=order.checksums[start:end] if order.checksums is not None else None,
         )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Load:
-    """A load and its state, owned by the reader. ``reader_id`` names it to the source."""
+    """A load and its state, owned by the reader. ``reader_id`` names it to the source.
+
+    ``unread`` are the parts, by number, whose bytes are not all here. ``damage`` says why the load may end well for
+    some blocks only: parts that stay unread, or ``corrupt_block_ids``. An ``error`` is for all of them.
+    """
 
     order: LoadOrder
     reader_id: str
     started_s: float
     deadline_s: float
+    unread: dict[int, Part]
     phase: LoadPhase = LoadPhase.MEETING
     handshake: Handshake | None = None
     peer: Peer | None = None
@@ -57,7 +67,9 @@ class Load:
     reads: list[tuple[Read, Part]] = field(default_factory=list)
     next_done_s: float = 0.0
     num_dones: int = 0
-    is_read: bool = False
+    corrupt_block_ids: set[int] = field(default_factory=set)
+    damage: str | None = None
+    is_salvage: bool = False
     quiet_at_s: float = 0.0
     num_bytes: int = 0
     num_retries: int = 0
@@ -66,11 +78,17 @@ class Load:
     error: str | None = None
 
     def ended(self, *, now_s: float) -> LoadEnded:
-        """The event that reports this load; without an error all its blocks are good."""
+        """The event that reports this load; without an error or damage all its blocks are good."""
+        failed_block_ids: tuple[int, ...] = ()
+        if self.error is not None:
+            failed_block_ids = self.order.block_ids
+        elif self.damage is not None:
+            failed = self.corrupt_block_ids.union(*(part.block_ids for part in self.unread.values()))
+            failed_block_ids = tuple(block_id for block_id in self.order.block_ids if block_id in failed)
         return LoadEnded(
             request_id=self.order.request_id,
-            failed_block_ids=self.order.block_ids if self.error is not None else (),
+            failed_block_ids=failed_block_ids,
             num_bytes=self.num_bytes,
             duration_s=now_s - self.started_s,
-            error=self.error,
+            error=self.error or self.damage,
         )

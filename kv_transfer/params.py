@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Version of every type in this file.
 
 1: plain hand-over: handshake, lease, READ, done with acknowledgement.
+2: ``checksums`` are the 64-bit XXH3 of each block's bytes, unless the source makes none.
 """
 
 
@@ -45,7 +46,7 @@ class KVTransferParams:
     """Where the KV of a prompt lies, and the lease under which it may be read.
 
     ``block_ids`` are the prefill engine's blocks in prompt order; together they cover ``num_tokens`` tokens, the
-    last of them perhaps in part.
+    last of them perhaps in part. ``checksums`` has one number a block.
     """
 
     protocol_version: int

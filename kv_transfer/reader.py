@@ -1,7 +1,8 @@
 """The reading side of the hand-over: takes loads from order to end, and lets go of what will not be read.
 
 A load meets its peer, reads its blocks in parts, tells the source "done", and is good only when the source answers
-that the lease was alive until then. Anything else makes all its blocks invalid. A load is reported as ended only when
+that the lease was alive until then. Anything else makes all its blocks invalid; but a part that could not be read, or
+a block whose checksum is wrong, costs no more than itself. A load is reported as ended only when
 nothing can write its destination any more: reads in flight are waited for even after the load failed, was cancelled
 or ran out of time, because with NIXL over TCP neither releasing a transfer, nor removing its peer, nor deregistering
 the memory stopped the bytes on their way (measured: all of them arrived later; destroying the agent stops them, and can
@@ -17,11 +18,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import LoadEnded, LoadOrder
 from kv_transfer.counters import TransferCounters
 from kv_transfer.heartbeat import Heartbeat
 from kv_transfer.layout import KVRegion
-from kv_transfer.load import Load, LoadPhase, split_order
+from kv_transfer.load import Load, LoadPhase, Part, split_order
 from kv_transfer.notifications import Ack, Done, Notification, encode_notification
 from kv_transfer.peers import Peer, PeerTable
 from kv_transfer.transport import ReadState, Transport, TransportError
@@ -49,7 +51,8 @@ class Reader:
     """Runs the loads of one engine. Owned by the connector's thread; nothing here blocks but the transport's copy.
 
     ``heartbeat`` holds the leases of loads and of those that may become loads. ``on_stalled`` gets the request id of
-    a load that ran out of time while a read of it may still write; its end follows when it is known.
+    a load that ran out of time while a read of it may still write; its end follows when it is known. With ``memory``
+    the blocks of hand-overs that carry checksums are compared with them.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Reader:
         counters: TransferCounters,
         on_ended: Callable[[LoadEnded], None],
         on_stalled: Callable[[str], None],
+        memory: BlockMemory | None = None,
     ) -> None:
         self.heartbeat = Heartbeat(peers=peers, clock=clock, period_s=limits.renewal_period_s, send=self._send)
         self._name = name
@@ -75,6 +79,7 @@ class Reader:
         self._counters = counters
         self._on_ended = on_ended
         self._on_stalled = on_stalled
+        self._memory = memory
         self._serial = itertools.count()
         self._loads: dict[str, Load] = {}
         self._num_reads = 0
@@ -94,11 +99,13 @@ class Reader:
     def begin(self, order: LoadOrder) -> None:
         """Start a load."""
         now_s = self._clock()
+        parts = split_order(order, block_bytes=self._region.block_bytes, part_bytes=self._limits.part_bytes)
         load = Load(
             order=order,
             reader_id=f"{self._name}/{next(self._serial)}",
             started_s=now_s,
             deadline_s=now_s + self._limits.load_timeout_s,
+            unread={part.number: part for part in parts},
         )
         self._loads[load.reader_id] = load
         if self._is_closing:
@@ -165,7 +172,7 @@ class Reader:
         peer = self._peers.find(load.order.params.source)
         if peer is None:
             load.handshake = self._peers.meet(load.order.params.source)
-        elif load.is_read:
+        elif load.is_salvage or not load.unread:
             load.peer = peer
             load.phase = LoadPhase.CONFIRMING
         else:
@@ -180,10 +187,7 @@ class Reader:
             self._fail(load, f"a destination block is not among our {self._region.num_blocks} blocks")
         else:
             load.phase = LoadPhase.READING
-            load.num_bytes = 0
-            load.waiting.extend(
-                split_order(order, block_bytes=self._region.block_bytes, part_bytes=self._limits.part_bytes)
-            )
+            load.waiting.extend(load.unread.values())
 
     def _advance_meeting(self, load: Load) -> bool:
         assert load.handshake is not None
@@ -209,7 +213,6 @@ class Reader:
                 return True
         if load.waiting or load.reads:
             return len(load.waiting) < num_before
-        load.is_read = True
         load.phase = LoadPhase.CONFIRMING
         self._advance_confirming(load)
         return True
@@ -246,6 +249,10 @@ class Reader:
             return False
         if self._may_retry(load):
             self._retry(load)
+        elif self._may_salvage(load):
+            load.damage = load.error
+            load.is_salvage = True
+            self._retry(load)
         else:
             self.heartbeat.release(load.order.params)
             self._end(load)
@@ -267,17 +274,19 @@ class Reader:
 
     def _may_retry(self, load: Load) -> bool:
         """After a broken connection a load is tried once more over a new one: the old may only have been idle."""
-        is_connection_lost = load.peer is not None and self._peers.find(load.order.params.source) is not load.peer
-        return (
-            is_connection_lost
-            and not load.is_cancelled
-            and load.num_retries < _MAX_RETRIES
-            and self._clock() < load.deadline_s
-        )
+        return load.num_retries < _MAX_RETRIES and self._has_lost_its_connection(load)
+
+    def _may_salvage(self, load: Load) -> bool:
+        """After the second one the parts that are here need only be confirmed."""
+        return load.num_bytes > 0 and not load.is_salvage and self._has_lost_its_connection(load)
+
+    def _has_lost_its_connection(self, load: Load) -> bool:
+        is_lost = load.peer is not None and self._peers.find(load.order.params.source) is not load.peer
+        return is_lost and not load.is_cancelled and self._clock() < load.deadline_s
 
     def _retry(self, load: Load) -> None:
-        """Begin again. What was read completely is only confirmed anew: "done" may have ended the lease already, and
-        the source answers the same reader the same."""
+        """Begin again with what is not read yet. What was read is only confirmed anew: "done" may have ended the lease
+        already, and the source answers the same reader the same."""
         logger.info("load retried: request_id=%s error=%s", load.order.request_id, load.error)
         load.num_retries += 1
         load.error = None
@@ -306,12 +315,28 @@ class Reader:
             if state is ReadState.DONE:
                 load.num_bytes += part.num_bytes
                 self._counters.num_bytes += part.num_bytes
+                self._verify(load, load.unread.pop(part.number))
             else:
                 has_failed = True
                 load.quiet_at_s = self._clock() + _QUIET_S
             if load.peer.num_reads == 0:
                 self._peers.sweep()
         return has_failed
+
+    def _verify(self, load: Load, part: Part) -> None:
+        """Compare what arrived with what the source had when it granted the lease."""
+        if part.checksums is None or self._memory is None:
+            return
+        found = self._memory.checksums(part.block_ids)
+        corrupt = [
+            block_id
+            for block_id, ours, theirs in zip(part.block_ids, found, part.checksums, strict=True)
+            if ours != theirs
+        ]
+        if corrupt:
+            load.corrupt_block_ids.update(corrupt)
+            load.damage = "the checksums of some blocks are wrong"
+            self._counters.num_corrupt_blocks += len(corrupt)
 
     def _may_post(self, peer: Peer, num_bytes: int) -> bool:
         limits = self._limits
@@ -339,8 +364,8 @@ class Reader:
         self.heartbeat.forget(load.order.params)
         ended = load.ended(now_s=self._clock())
         self._counters.add_load(ended, num_blocks=len(load.order.block_ids), is_cancelled=load.is_cancelled)
-        if load.error is not None:
-            logger.info("load failed: request_id=%s error=%s", load.order.request_id, load.error)
+        if ended.error is not None:
+            logger.info("load failed: request_id=%s error=%s", load.order.request_id, ended.error)
         self._on_ended(ended)
 
     def _send(self, peer: Peer, notification: Notification) -> None:

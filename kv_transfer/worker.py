@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
+from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import (
     NO_EVENTS,
     ConnectorEvents,
@@ -74,6 +75,7 @@ class TransferWorker:
         wake: WakeCallback,
         clock: Callable[[], float],
         counters: TransferCounters,
+        memory: BlockMemory | None = None,
     ) -> None:
         self._hello = build_hello(identity=identity, layout=layout, region=region, agent_metadata=transport.metadata)
         self._accept_timeout_s = options.handshake_timeout_s
@@ -110,6 +112,7 @@ class TransferWorker:
             counters=self._counters,
             on_ended=self._ended.append,
             on_stalled=self._stalled.append,
+            memory=memory,
         )
         leases.on_change = self._notify
         transport.on_news = self._notify

@@ -41,6 +41,7 @@ class KVEngineSpec:
     lease_ttl_s: float = 60.0
     load_timeout_s: float = 60.0
     handshake_timeout_s: float = 10.0
+    checksums: bool | None = None
     faults: FaultOptions | None = None
 
     @property
@@ -90,6 +91,7 @@ class KVEngine:
                 lease_ttl_s=spec.lease_ttl_s,
                 load_timeout_s=spec.load_timeout_s,
                 handshake_timeout_s=spec.handshake_timeout_s,
+                checksums=spec.checksums,
                 faults=spec.faults,
                 allow_faults=True,
             ),
