@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,22 +16,22 @@ from tests.support.kv_engine import KVEngine
 from tests.support.kv_world import KVWorld
 
 
-@pytest.fixture
-def world() -> Iterator[KVWorld]:
-    world = KVWorld("inproc")
+@pytest.fixture(scope="module", params=["inproc", "nixl"])
+def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
+    world = KVWorld(request.param)
     yield world
     world.close()
 
 
 @pytest.fixture
-def source(world: KVWorld) -> KVEngine:
-    engine = world.make_reader(world.spec("source"))
+def source(world: KVWorld) -> Any:
+    engine = world.make_source(world.spec("source"))
     engine.fill(tuple(range(8)), world.seed())
     return engine
 
 
-def _reader(world: KVWorld, faults: FaultOptions, load_timeout_s: float = 60.0) -> KVEngine:
-    return world.make_reader(world.spec("reader", faults=faults, load_timeout_s=load_timeout_s))
+def _reader(world: KVWorld, faults: FaultOptions, *, checksums: bool = True) -> KVEngine:
+    return world.make_reader(world.spec("reader", faults=faults, checksums=checksums))
 
 
 def _only(fault: Fault, nth: int = 1, late_s: float = 0.05) -> FaultOptions:
@@ -76,7 +77,7 @@ def test_faults_that_nobody_allowed_are_refused() -> None:
         ConnectorOptions(faults=FaultOptions())
 
 
-def test_one_failed_read_is_retried(world: KVWorld, source: KVEngine) -> None:
+def test_one_failed_read_is_retried(world: KVWorld, source: Any) -> None:
     """known-failures 21."""
     reader = _reader(world, _only(Fault.READ_FAILS))
 
@@ -88,7 +89,7 @@ def test_one_failed_read_is_retried(world: KVWorld, source: KVEngine) -> None:
     assert reader.stats().num_injected_faults == 1
 
 
-def test_late_read_writes_late_and_is_good(world: KVWorld, source: KVEngine) -> None:
+def test_late_read_writes_late_and_is_good(world: KVWorld, source: Any) -> None:
     reader = _reader(world, _only(Fault.READ_LATE, late_s=30.0))
     reader.begin("a", source.grant("a", (1,)), (5,))
     assert reader.load("b", source.grant("b", (2,)), (6,)).error is None
@@ -101,7 +102,7 @@ def test_late_read_writes_late_and_is_good(world: KVWorld, source: KVEngine) -> 
 
 
 def test_hanging_read_holds_its_destination_and_nothing_more_is_read_from_that_peer(
-    world: KVWorld, source: KVEngine
+    world: KVWorld, source: Any
 ) -> None:
     """known-failures 4 and 14: later requests do not wait for the same peer again."""
     reader = _reader(world, _only(Fault.READ_HANGS))
@@ -118,7 +119,7 @@ def test_hanging_read_holds_its_destination_and_nothing_more_is_read_from_that_p
     assert reader.wait_load("a").failed_block_ids == (5,)
 
 
-def test_flipped_bit_changes_one_bit(world: KVWorld, source: KVEngine) -> None:
+def test_flipped_bit_changes_one_bit(world: KVWorld, source: Any) -> None:
     reader = _reader(world, _only(Fault.BIT_FLIPS))
 
     reader.load("a", source.grant("a", (1, 2, 3)), (5, 6, 7))
@@ -127,7 +128,7 @@ def test_flipped_bit_changes_one_bit(world: KVWorld, source: KVEngine) -> None:
     assert (ours ^ theirs).bit_count() == 1
 
 
-def test_refused_handshake_fails_the_load_by_name(world: KVWorld, source: KVEngine) -> None:
+def test_refused_handshake_fails_the_load_by_name(world: KVWorld, source: Any) -> None:
     """known-failures 18."""
     reader = _reader(world, _only(Fault.HANDSHAKE_REFUSED))
 
@@ -139,7 +140,7 @@ def test_refused_handshake_fails_the_load_by_name(world: KVWorld, source: KVEngi
 
 
 @pytest.mark.parametrize("fault", [Fault.NOTIFICATION_LOST, Fault.NOTIFICATION_LATE, Fault.NOTIFICATION_TWICE])
-def test_message_that_is_lost_late_or_doubled_costs_nothing(world: KVWorld, source: KVEngine, fault: Fault) -> None:
+def test_message_that_is_lost_late_or_doubled_costs_nothing(world: KVWorld, source: Any, fault: Fault) -> None:
     """known-failures 6."""
     reader = _reader(world, _only(fault))
     params = source.grant("a", (1, 2))
@@ -154,7 +155,7 @@ def test_message_that_is_lost_late_or_doubled_costs_nothing(world: KVWorld, sour
 
 def test_lease_that_expires_under_the_reader_makes_the_load_bad(world: KVWorld) -> None:
     """known-failures 1."""
-    source = world.make_reader(world.spec("source", faults=_only(Fault.LEASE_EXPIRED)))
+    source = world.make_source(world.spec("source", faults=_only(Fault.LEASE_EXPIRED)))
     reader = world.make_reader(world.spec("reader"))
     params = source.grant("a", (1, 2))
 
@@ -165,7 +166,7 @@ def test_lease_that_expires_under_the_reader_makes_the_load_bad(world: KVWorld) 
     assert source.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
 
 
-def test_replaced_peer_is_found_out_and_met_again_later(world: KVWorld, source: KVEngine) -> None:
+def test_replaced_peer_is_found_out_and_met_again_later(world: KVWorld, source: Any) -> None:
     """known-failures 12."""
     reader = _reader(world, _only(Fault.PEER_REPLACED))
 
@@ -175,3 +176,21 @@ def test_replaced_peer_is_found_out_and_met_again_later(world: KVWorld, source: 
     reader.advance_clock(2.0)
     assert reader.load("b", source.grant("b", (2,)), (6,)).error is None
     assert reader.content((6,)) == source.content((2,))
+
+
+def test_blocks_that_are_reused_under_the_reader_are_never_good_even_without_checksums(
+    world: KVWorld, source: Any
+) -> None:
+    """known-failures 1: the bytes that arrive are those of the next request."""
+    reader = _reader(world, _only(Fault.READ_LATE, late_s=30.0), checksums=False)
+    params = source.grant("a", (1, 2))
+    reader.begin("a", params, (5, 6))
+    assert reader.load("b", source.grant("b", (3,)), (7,)).error is None
+    source.advance_clock(source.spec.lease_ttl_s + 1)
+    assert source.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
+    source.fill((1, 2), world.seed())
+
+    reader.advance_clock(31.0)
+
+    assert reader.wait_load("a").failed_block_ids == (5, 6)
+    assert reader.content((5, 6)) == source.content((1, 2))
