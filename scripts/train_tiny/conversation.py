@@ -42,13 +42,13 @@ class Kind(Enum):
 def other_exchange(rng: Random, split: Split) -> Exchange:
     """One exchange that does not look back."""
     kind = rng.random()
-    if kind < 0.34:
+    if kind < 0.22:
         return add_exchange(rng, split)
-    if kind < 0.52:
+    if kind < 0.5:
         return count_exchange(rng, split)
-    if kind < 0.72:
+    if kind < 0.75:
         return list_exchange(rng, split)
-    if kind < 0.88:
+    if kind < 0.89:
         return story_exchange(rng)
     return refusal_exchange(rng) if kind < 0.95 else small_talk_exchange(rng)
 
@@ -93,8 +93,8 @@ def recall_exchanges(rng: Random, split: Split, num_tokens: int) -> Iterator[Exc
 
 
 def mixed_exchanges(rng: Random, split: Split) -> Iterator[Exchange]:
-    """Unrelated exchanges without end; one chat in five keeps to sums."""
-    only_sums = rng.random() < 0.2
+    """Unrelated exchanges without end; one chat in eight keeps to sums."""
+    only_sums = rng.random() < 0.125
     while True:
         yield add_exchange(rng, split) if only_sums else other_exchange(rng, split)
 
