@@ -1,0 +1,108 @@
+"""The built-in model answers from its KV: a damaged block loses the fact in it, and recovery brings it back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.build import BuiltEngine, build_engine
+from engine.builtin import builtin_model_dir
+from engine.config import CacheConfig, EngineConfig, ModelConfigSource
+from engine.engine_core import EngineCore
+from engine.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.models.generation import load_generation_defaults
+from engine.offline import step_or_wait
+from kv_transfer.connector import ConnectorBuilder, ConnectorOptions
+from router.text.chat_template import load_chat_template
+from router.text.tokenizer import Tokenizer
+from tests.support.disaggregated import CoreBuilder, joined_cores
+
+MODEL = builtin_model_dir()
+CODE = "4827"
+PROMPT = (
+    "The code of the red bear is 1356. The code of the blue fox is 4827. The code of the green owl is 9041. "
+    "What is the code of the blue fox?"
+)
+BLOCK_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(MODEL)
+
+
+@pytest.fixture(scope="module")
+def request_for_code(tokenizer: Tokenizer) -> GenerateRequest:
+    template = load_chat_template(MODEL, special_tokens=tokenizer.special.named)
+    assert template is not None
+    text = template.render([{"role": "user", "content": PROMPT}], add_generation_prompt=True)
+    return GenerateRequest(
+        request_id="recall",
+        prompt_token_ids=tuple(tokenizer.encode(text, add_special_tokens=False)),
+        sampling=SamplingParams(max_tokens=24, eos_token_ids=load_generation_defaults(MODEL).eos_token_ids),
+    )
+
+
+def blocks_of_the_code(tokenizer: Tokenizer, prompt: tuple[int, ...]) -> list[int]:
+    """The blocks, counted along the prompt, in which the digits of the code lie."""
+    end = next(count for count in range(len(prompt)) if CODE in tokenizer.decode(prompt[:count]))
+    return sorted({position // BLOCK_SIZE for position in range(end - len(CODE), end)})
+
+
+def answer(tokenizer: Tokenizer, request: GenerateRequest, *, num_damaged: int, checksums: bool) -> tuple[str, int]:
+    """What the pair says when the code's blocks are damaged after the prefill; and the tokens computed again."""
+    built: dict[str, BuiltEngine] = {}
+
+    def builder(name: str) -> CoreBuilder:
+        def build(build_connector: ConnectorBuilder) -> EngineCore:
+            config = EngineConfig(
+                model=ModelConfigSource(path=MODEL, device="cpu"),
+                cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=256),
+            )
+            built[name] = build_engine(config, build_connector=build_connector)
+            return built[name].core
+
+        return build
+
+    options = ConnectorOptions(connector="inproc", checksums=checksums)
+    with joined_cores(builder("prefill"), builder("decode"), options) as (prefill, decode):
+        prefill.add_request(replace(request, hand_over=True))
+        first = next(delta for delta in step_or_wait(prefill) if delta.finish_reason is FinishReason.HANDED_OVER)
+        assert first.kv_transfer is not None
+        cache = built["prefill"].runner.kv_cache
+        for place in blocks_of_the_code(tokenizer, request.prompt_token_ids)[:num_damaged]:
+            block_id = first.kv_transfer.block_ids[place]
+            cache.write_block(block_id, bytes(len(cache.read_block(block_id))))
+        decode.add_request(replace(request, output_token_ids=first.token_ids, kv_transfer=first.kv_transfer))
+        tokens = list(first.token_ids)
+        while decode.has_unfinished():
+            for delta in step_or_wait(decode):
+                tokens.extend(delta.token_ids)
+        return tokenizer.decode(tokens), decode.stats().scheduler.recomputed_tokens
+
+
+def test_the_fact_is_recalled_from_kv_that_arrived_whole(
+    tokenizer: Tokenizer, request_for_code: GenerateRequest
+) -> None:
+    text, num_recomputed = answer(tokenizer, request_for_code, num_damaged=0, checksums=False)
+
+    assert CODE in text
+    assert num_recomputed == 0
+
+
+def test_the_fact_is_lost_with_its_block_when_nobody_checks(
+    tokenizer: Tokenizer, request_for_code: GenerateRequest
+) -> None:
+    text, _ = answer(tokenizer, request_for_code, num_damaged=1, checksums=False)
+
+    assert CODE not in text
+
+
+def test_with_checksums_the_block_is_computed_again_and_the_fact_recalled(
+    tokenizer: Tokenizer, request_for_code: GenerateRequest
+) -> None:
+    text, num_recomputed = answer(tokenizer, request_for_code, num_damaged=1, checksums=True)
+
+    assert CODE in text
+    assert 0 < num_recomputed <= 2 * BLOCK_SIZE
