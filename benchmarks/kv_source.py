@@ -1,0 +1,164 @@
+"""The process that blocks are read from, and what both processes of a hand-over benchmark share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from kv_transfer.connector import Connector, ConnectorOptions, WakeCallback
+from kv_transfer.errors import PeerUnreachableError
+from kv_transfer.factory import build_connector
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.nixl.agent import NixlAgent
+from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
+
+NUM_BLOCKS = 600
+"""Blocks of each region; reads of up to 512 of them can be scattered."""
+
+CALL_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """Whose blocks are moved."""
+
+    name: str
+    layout: KVLayout
+
+
+SHAPES = (
+    BlockShape(
+        name="32KiB",
+        layout=KVLayout(
+            model_hash="built-in",
+            num_layers=4,
+            num_kv_heads=2,
+            head_dim=64,
+            block_size=16,
+            dtype="bfloat16",
+            bytes_per_element=2,
+        ),
+    ),
+    BlockShape(
+        name="2MiB",
+        layout=KVLayout(
+            model_hash="8B",
+            num_layers=32,
+            num_kv_heads=8,
+            head_dim=128,
+            block_size=16,
+            dtype="bfloat16",
+            bytes_per_element=2,
+        ),
+    ),
+)
+
+
+class Region:
+    """Memory for ``NUM_BLOCKS`` blocks, every page of it touched."""
+
+    def __init__(self, layout: KVLayout, *, fill: int) -> None:
+        self.memory = np.full((NUM_BLOCKS, layout.block_bytes), fill, dtype=np.uint8)
+        self.region = KVRegion(
+            base_address=self.memory.ctypes.data,
+            num_blocks=NUM_BLOCKS,
+            block_bytes=layout.block_bytes,
+            memory=MemoryKind.DRAM,
+            device_index=0,
+        )
+
+
+class SourceProcess:
+    """A process with a region, a connector that grants leases on it, and a bare NIXL agent. Also a rendezvous."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._lock = threading.Lock()
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, shape))
+        self._process.start()
+        theirs.close()
+
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
+        """Introduce a connector to the one of the process."""
+        answer: Hello = self._call("accept", hello, timeout_s=timeout_s)
+        return answer
+
+    def grant(self, block_ids: tuple[int, ...]) -> KVTransferParams:
+        """Lease blocks."""
+        params: KVTransferParams = self._call("grant", block_ids)
+        return params
+
+    def raw(self) -> tuple[bytes, int]:
+        """The metadata of the bare agent and the address of the region."""
+        metadata, address = self._call("raw", None)
+        return metadata, address
+
+    def close(self) -> None:
+        """End the process."""
+        self._call("close", None)
+        self._process.join(CALL_TIMEOUT_S)
+
+    def _call(self, method: str, argument: object, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        with self._lock:
+            self._pipe.send((method, argument))
+            if not self._pipe.poll(timeout_s):
+                raise PeerUnreachableError(engine_id="source", reason=f"no answer to {method} within {timeout_s:g} s")
+            return self._pipe.recv()
+
+
+def make_connector(
+    name: str,
+    region: Region,
+    shape: BlockShape,
+    rendezvous: SourceProcess | None,
+    wake: WakeCallback,
+    *,
+    checksums: bool,
+) -> Connector:
+    """A NIXL connector; without a rendezvous it waits to be met."""
+    return build_connector(
+        ConnectorOptions(connector="nixl", checksums=checksums),
+        identity=PeerIdentity(engine_id=name, incarnation="1"),
+        layout=shape.layout,
+        region=region.region,
+        rendezvous=rendezvous or _NobodyToMeet(),
+        wake=wake,
+    )
+
+
+class _NobodyToMeet:
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
+        raise PeerUnreachableError(engine_id=engine_id, reason="this side waits to be met")
+
+
+def _serve(pipe: Connection, shape: BlockShape) -> None:
+    region = Region(shape.layout, fill=1)
+    connector = make_connector("source", region, shape, None, lambda: None, checksums=True)
+    agent = NixlAgent("raw-source")
+    agent.register(
+        address=region.region.base_address,
+        num_bytes=region.region.total_bytes,
+        device_index=0,
+        memory=MemoryKind.DRAM,
+    )
+    while True:
+        method, argument = pipe.recv()
+        connector.worker.collect()
+        if method == "accept":
+            pipe.send(connector.worker.accept(argument))
+        elif method == "grant":
+            num_tokens = len(argument) * shape.layout.block_size
+            pipe.send(connector.scheduler.grant_lease(request_id="r", block_ids=argument, num_tokens=num_tokens))
+        elif method == "raw":
+            pipe.send((agent.metadata, region.region.base_address))
+        else:
+            connector.worker.close()
+            agent.close()
+            pipe.send(None)
+            return
