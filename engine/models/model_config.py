@@ -22,6 +22,9 @@ class ModelConfig:
 
     windows: one entry a layer; None attends to everything before, ``w`` to the ``w`` last positions, itself included.
     dtype: the checkpoint's, one of ``SUPPORTED_DTYPES``.
+    cpu_dtype: what the checkpoint asks to run in on a CPU, by the key ``baton_cpu_dtype``. In 16 bits the matrix
+        library's rounding depends on how many requests share a step, so that near-ties can fall either way; a model
+        small enough to afford it asks for float32.
     max_model_len: the longest sequence the rotary embedding was made for.
     """
 
@@ -43,6 +46,7 @@ class ModelConfig:
     qk_norm: bool
     tie_word_embeddings: bool
     dtype: str
+    cpu_dtype: str
 
     @property
     def q_size(self) -> int:
@@ -141,6 +145,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=_dtype(raw),
+        cpu_dtype=_dtype({"dtype": raw.get("baton_cpu_dtype") or _dtype(raw)}),
     )
 
 

@@ -26,12 +26,13 @@ def choose_device(name: DeviceName) -> torch.device:
 
 
 def choose_dtype(name: DTypeName, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """The precision called ``name``; ``auto`` is the checkpoint's.
+    """The precision called ``name``; ``auto`` is the checkpoint's for this kind of device.
 
     Raises:
         ConfigError: The device's attention kernel does not take it.
     """
-    dtype = DTYPES[model.dtype if name == "auto" else name]
+    checkpoints = model.cpu_dtype if device.type == "cpu" else model.dtype
+    dtype = DTYPES[checkpoints if name == "auto" else name]
     if device.type == "cuda" and dtype is torch.float32:
         raise ConfigError(f"dtype float32 ({name}) does not run on cuda; use dtype bfloat16 or float16, or device cpu")
     return dtype

@@ -44,6 +44,7 @@ def _config(config: ModelConfig, ids: dict[str, int]) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "initializer_range": 0.02,
         "torch_dtype": "bfloat16",
+        "baton_cpu_dtype": "float32",
         "use_cache": True,
         "bos_token_id": ids[BEGIN],
         "eos_token_id": ids[END],

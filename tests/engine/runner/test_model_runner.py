@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.builtin import builtin_model_dir
 from engine.config import CacheConfig, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.messages import SamplingParams
@@ -276,6 +277,13 @@ def test_float32_is_refused_on_a_gpu(checkpoint: Callable[[str], Path]) -> None:
     assert choose_dtype("bfloat16", config, torch.device("cuda")) is torch.bfloat16
     with pytest.raises(ConfigError, match=r"float32 \(auto\) does not run on cuda; use dtype bfloat16 or float16"):
         choose_dtype("auto", config, torch.device("cuda"))
+
+
+def test_a_checkpoint_may_ask_for_float32_on_a_cpu() -> None:
+    config = load_model_config(builtin_model_dir())
+    assert choose_dtype("auto", config, torch.device("cpu")) is torch.float32
+    assert choose_dtype("auto", config, torch.device("cuda")) is torch.bfloat16
+    assert choose_dtype("bfloat16", config, torch.device("cpu")) is torch.bfloat16
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
