@@ -11,7 +11,10 @@ from router.text.tokenizer import Tokenizer, read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Used where a request says nothing. Without a generation_config.json they are OpenAI's: temperature 1."""
+    """Used where a request says nothing. Without a generation_config.json they are OpenAI's: temperature 1.
+
+    ``do_sample: false`` there asks for greedy decoding, as it does in transformers.
+    """
 
     eos_token_ids: tuple[int, ...] = ()
     temperature: float = 1.0
@@ -33,7 +36,7 @@ def load_generation_defaults(model_dir: Path, tokenizer: Tokenizer) -> Generatio
         eos = tokenizer.token_id(tokenizer.special.eos_token)
     return GenerationDefaults(
         eos_token_ids=_token_ids(eos, model_dir),
-        temperature=_number(config, "temperature", 1.0, model_dir),
+        temperature=0.0 if config.get("do_sample") is False else _number(config, "temperature", 1.0, model_dir),
         top_p=_number(config, "top_p", 1.0, model_dir),
         top_k=int(_number(config, "top_k", 0, model_dir)),
         min_p=_number(config, "min_p", 0.0, model_dir),
