@@ -43,11 +43,19 @@ class UnsupportedParameterError(InvalidRequestError):
 class ContextLengthError(InvalidRequestError):
     """The prompt alone, or with the tokens asked for, does not fit the model."""
 
-    def __init__(self, *, num_prompt_tokens: int, max_model_len: int, max_tokens: int | None, param: str) -> None:
+    def __init__(
+        self,
+        *,
+        num_prompt_tokens: int,
+        max_model_len: int,
+        max_tokens: int | None,
+        param: str,
+        is_at_least: bool = False,
+    ) -> None:
         if max_tokens is None:
             text = (
-                f"the prompt has {num_prompt_tokens} tokens, but the model's context length is {max_model_len} "
-                f"tokens, and at least 1 of them is needed for the answer"
+                f"the prompt has {'at least ' if is_at_least else ''}{num_prompt_tokens} tokens, but the model's "
+                f"context length is {max_model_len} tokens, and at least 1 of them is needed for the answer"
             )
         else:
             text = (

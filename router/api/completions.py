@@ -16,7 +16,7 @@ from router.api.chat_format import ChatFormat
 from router.api.completion_body import CompletionBody
 from router.api.completion_format import CompletionFormat
 from router.api.generate_body import GenerateBody
-from router.api.prompts import chat_prompt, completion_prompts
+from router.api.prompts import chat_prompt, check_num_choices, completion_prompts
 from router.api.request_body import read_body
 from router.api.sampling import output_limit, sampling_params, stop_strings
 from router.api.sse import GenerationResponse
@@ -45,6 +45,7 @@ async def answer_chat(service: RouterService, request: Request) -> GenerationRes
             code="invalid_parameter",
             param="max_completion_tokens",
         )
+    check_num_choices(service, body, num_prompts=1, param="messages")
     prompt = await chat_prompt(service, body)
     asked_for = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     head = _head(service, body, "chatcmpl")
@@ -140,13 +141,6 @@ def _text_requests(
     param: str,
 ) -> list[TextRequest]:
     num_choices = head.num_choices_per_prompt
-    if len(prompts) * num_choices > service.settings.max_num_choices:
-        raise InvalidRequestError(
-            f"{len(prompts)} prompts with n={num_choices} are {len(prompts) * num_choices} choices, "
-            f"the limit is {service.settings.max_num_choices}",
-            code="invalid_parameter",
-            param="n" if num_choices > 1 else param,
-        )
     stops = stop_strings(body, service.settings)
     asked_for, default = limit
     texts: list[TextRequest] = []

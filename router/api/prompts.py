@@ -8,12 +8,13 @@ from typing import Any, Protocol, cast
 
 from router.api.chat_body import ChatBody, Message
 from router.api.completion_body import CompletionBody
-from router.errors import InvalidRequestError
+from router.api.generate_body import GenerateBody
+from router.errors import ContextLengthError, InvalidRequestError
 from router.service import RouterService
 from router.text.chat_template import ChatTemplateError, NoChatTemplateError
 
-_LONG_TEXT_CHARACTERS = 20_000
-"""Longer texts are tokenized in a thread: the tokenizer releases the GIL, and streams must not wait for it."""
+_LONG_TEXT_CHARACTERS = 4_000
+"""Longer texts are tokenized in a thread, without the GIL: streams must not wait for it."""
 
 _RESERVED_TEMPLATE_ARGUMENTS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
 
@@ -45,6 +46,7 @@ async def chat_prompt(service: RouterService, body: ChatBody) -> tuple[int, ...]
         InvalidRequestError: There is no template, or it refuses the conversation.
     """
     text = render_chat(service, body)
+    _check_text_length(service, text, body, param="messages")
     ids = await encode(service, text, add_special_tokens=False)
     return _checked(_truncated(ids, body.truncate_prompt_tokens), param="messages")
 
@@ -82,18 +84,38 @@ async def completion_prompts(service: RouterService, body: CompletionBody) -> li
     """The prompts of a body, one or many.
 
     Raises:
-        InvalidRequestError: A prompt is empty or holds ids that are no tokens of this model.
+        InvalidRequestError: There are too many prompts, or one is empty, certainly too long, or holds ids that are no
+            tokens of this model.
     """
-    add_special_tokens = body.add_special_tokens is not False
-    prompts: list[tuple[int, ...]] = []
-    for item in _items(body.prompt):
-        if isinstance(item, str):
-            ids: Sequence[int] = await encode(service, item, add_special_tokens=add_special_tokens)
-        else:
-            ids = item
-            _check_vocabulary(ids, service.vocab_size())
-        prompts.append(_checked(_truncated(ids, body.truncate_prompt_tokens), param="prompt"))
-    return prompts
+    items = _items(body.prompt)
+    check_num_choices(service, body, num_prompts=len(items), param="prompt")
+    texts = [item for item in items if isinstance(item, str)]
+    for text in texts:
+        _check_text_length(service, text, body, param="prompt")
+    rows: Sequence[Sequence[int]]
+    if texts:
+        rows = await encode_all(service, texts, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        rows = cast("list[list[int]]", items)
+        for ids in rows:
+            check_vocabulary(ids, service.vocab_size(), param="prompt")
+    return [_checked(_truncated(ids, body.truncate_prompt_tokens), param="prompt") for ids in rows]
+
+
+def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts: int, param: str) -> None:
+    """Refuse a body that asks for more answers than allowed, before anything is done for it.
+
+    Raises:
+        InvalidRequestError: It does.
+    """
+    num_choices = body.n or 1
+    if num_prompts * num_choices > service.settings.max_num_choices:
+        raise InvalidRequestError(
+            f"{num_prompts} prompts with n={num_choices} are {num_prompts * num_choices} choices, "
+            f"the limit is {service.settings.max_num_choices}",
+            code="invalid_parameter",
+            param="n" if num_choices > 1 else param,
+        )
 
 
 def _items(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
@@ -107,9 +129,14 @@ def _items(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | 
 
 async def encode(service: RouterService, text: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a text; a long one is tokenized in a thread."""
-    if len(text) <= _LONG_TEXT_CHARACTERS:
-        return service.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    return (await encode_all(service, [text], add_special_tokens=add_special_tokens))[0]
+
+
+async def encode_all(service: RouterService, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """Token ids of several texts; if they are long together, they are tokenized in a thread."""
+    if sum(map(len, texts)) <= _LONG_TEXT_CHARACTERS:
+        return service.tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(service.tokenizer.encode_all, texts, add_special_tokens=add_special_tokens)
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -142,11 +169,29 @@ def _checked(ids: Sequence[int], *, param: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
-    largest = max(ids)
+def _check_text_length(service: RouterService, text: str, body: GenerateBody, *, param: str) -> None:
+    """Refuse a text that cannot fit before it is tokenized, unless it is to be cut."""
+    if body.truncate_prompt_tokens is not None:
+        return
+    num_tokens = service.tokenizer.min_num_tokens(text)
+    max_model_len = service.max_model_len()
+    if num_tokens >= max_model_len:
+        raise ContextLengthError(
+            num_prompt_tokens=num_tokens, max_model_len=max_model_len, max_tokens=None, param=param, is_at_least=True
+        )
+
+
+def check_vocabulary(ids: Sequence[int], vocab_size: int, *, param: str) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        InvalidRequestError: There are some; it names the largest.
+    """
+    largest = max(ids, default=-1)
     if largest >= vocab_size:
         raise InvalidRequestError(
-            f"token id {largest} is not in the model's vocabulary of {vocab_size} tokens",
+            f"the parameter '{param}' is invalid: token id {largest} is not in the model's vocabulary of "
+            f"{vocab_size} tokens",
             code="invalid_parameter",
-            param="prompt",
+            param=param,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from router.errors import ModelDirectoryError
+from router.text.token_bytes import max_bytes_per_token
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -72,6 +73,7 @@ class Tokenizer:
         self._add_bos = add_bos if isinstance(add_bos, bool) else None
         bos = self.special.bos_token
         self.bos_token_id = None if bos is None else backend.token_to_id(bos)
+        self._max_bytes_per_token = max_bytes_per_token(backend)
 
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
@@ -92,10 +94,25 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. A beginning-of-text token is added as the model wants it; never to rendered chats."""
+        return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts, without the GIL while it works: call it in a thread where they are long.
+
+        The library's ``encode`` holds the GIL (measured: 12 s for 7 MB), its batches do not (0.01 s of 2.8 s).
+        """
         bos = self.bos_token_id
         by_config = add_special_tokens and self._add_bos is not None and bos is not None
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens and not by_config).ids
-        return [bos, *ids] if by_config and self._add_bos and bos is not None else ids
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens and not by_config)
+        if by_config and self._add_bos and bos is not None:
+            return [[bos, *encoding.ids] for encoding in encodings]
+        return [encoding.ids for encoding in encodings]
+
+    def min_num_tokens(self, text: str) -> int:
+        """A number of tokens that a text certainly has, without tokenizing it; 0 where nothing is certain."""
+        if self._max_bytes_per_token is None:
+            return 0
+        return -(-len(text.encode()) // self._max_bytes_per_token)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence of tokens."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from router.errors import ModelDirectoryError
 from router.text.tokenizer import Tokenizer
@@ -73,3 +78,61 @@ def test_damaged_file_is_named(tmp_path: Path, name: str) -> None:
 
     with pytest.raises(ModelDirectoryError, match=name.replace(".", r"\.")):
         Tokenizer.load(tmp_path)
+
+
+BOUNDED = byte_level_tokenizer()
+COMPOSING = byte_level_tokenizer()
+COMPOSING.normalizer = normalizers.NFC()
+
+
+@pytest.mark.parametrize("backend", [BOUNDED, COMPOSING], ids=["bytes", "nfc"])
+@given(text=st.text(st.sampled_from("the runner\u212a\u1f82\u0301e🙂 ") | st.characters(codec="utf-8"), max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_bound_of_tokens_is_never_above_their_number(backend: tokenizers.Tokenizer, text: str) -> None:
+    tokenizer = Tokenizer(backend)
+
+    assert tokenizer.min_num_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_long_text_has_a_bound_of_tokens_above_zero() -> None:
+    assert Tokenizer(BOUNDED).min_num_tokens("x" * 1000) > 10
+
+
+def _stripping() -> tokenizers.Tokenizer:
+    backend = byte_level_tokenizer()
+    backend.add_special_tokens([AddedToken("<|cut|>", rstrip=True)])
+    return backend
+
+
+def _dropping() -> tokenizers.Tokenizer:
+    backend = byte_level_tokenizer()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return backend
+
+
+def _shrinking() -> tokenizers.Tokenizer:
+    backend = byte_level_tokenizer()
+    backend.normalizer = normalizers.Strip()
+    return backend
+
+
+def _with_unknown() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+
+
+@pytest.mark.parametrize("make", [_stripping, _dropping, _shrinking, _with_unknown])
+def test_tokenizer_that_may_lose_text_has_no_bound(make: Callable[[], tokenizers.Tokenizer]) -> None:
+    assert Tokenizer(make()).min_num_tokens("x" * 10_000) == 0
+
+
+def test_texts_are_tokenized_together_as_one_by_one(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_model_dir(tmp_path, config={"add_bos_token": True}))
+    texts = ["hello world", "a baton", "", "🙂 the lazy dog"]
+
+    assert tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_all(texts)[0] == [
+        tokenizer.bos_token_id,
+        *tokenizer.backend.encode("hello world", add_special_tokens=False).ids,
+    ]
