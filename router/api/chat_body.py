@@ -20,7 +20,7 @@ class Message(StrictBody):
     """One turn of a conversation. Tool calls are not supported."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     name: str | None = None
 
 
@@ -48,7 +48,7 @@ class ChatBody(GenerateBody):
         "add_special_tokens": (None, False),
     }
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

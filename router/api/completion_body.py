@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from router.api.generate_body import GenerateBody, TokenId
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+MAX_NUM_PROMPTS = 65_536
+"""More are not even validated; how many are answered is the setting ``max_num_choices``."""
+
+PROMPT_FORMS = frozenset({"text", "ids", "texts", "batches"})
+
+
+def _form(prompt: Any) -> str:
+    """Which of its forms a prompt was meant to have: what is said of the others would only mislead."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else None
+    if isinstance(first, str):
+        return "texts"
+    return "batches" if isinstance(first, list) else "ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True), Tag("texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True), Tag("batches")],
+    Discriminator(_form),
+]
+"""One text, one list of token ids, or a batch of either. The first item that is wrong ends the validation: a list of
+millions would otherwise make as many errors."""
 
 
 class CompletionBody(GenerateBody):
@@ -20,6 +46,6 @@ class CompletionBody(GenerateBody):
         "suffix": (None, ""),
     }
 
-    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
+    prompt: Prompt
     echo: bool | None = None
     add_special_tokens: bool | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
+from router.api.completion_body import PROMPT_FORMS
 from router.api.generate_body import UnsupportedValueError
 from router.errors import (
     BodyTooLargeError,
@@ -82,7 +83,7 @@ def invalid_body(error: ValidationError) -> InvalidRequestError:
         if isinstance(cause := problem.get("ctx", {}).get("error"), UnsupportedValueError):
             return cause.refusal
     name = _root(first["loc"])
-    same = [problem for problem in problems if _root(problem["loc"]) == name]
+    same = [problem | {"loc": _place(problem["loc"])} for problem in problems if _root(problem["loc"]) == name]
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return InvalidRequestError(f"unknown parameter '{name}'", code="unknown_parameter", param=name)
     if first["type"] == "missing" and len(first["loc"]) == 1:
@@ -92,6 +93,12 @@ def invalid_body(error: ValidationError) -> InvalidRequestError:
 
 def _root(location: Sequence[int | str]) -> str:
     return str(location[0]) if location else ""
+
+
+def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
+    """A place in the body itself: a prompt's is told without the name of its form."""
+    place = tuple(location)
+    return (place[0], *place[2:]) if place[:1] == ("prompt",) and place[1:2] and place[1] in PROMPT_FORMS else place
 
 
 def _sentence(name: str, problems: Sequence[Any]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from router.errors import UnsupportedParameterError
 
 MAX_INT64 = 2**63 - 1
+MAX_NUM_FIELDS = 256
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -21,10 +22,22 @@ class UnsupportedValueError(ValueError):
         super().__init__(self.refusal.message)
 
 
+def _with_few_fields(data: Any) -> Any:
+    """Each wrong field would make an error of its own, and a body has room for many."""
+    if isinstance(data, dict) and len(data) > MAX_NUM_FIELDS:
+        raise ValueError(f"an object has {len(data)} fields, the limit is {MAX_NUM_FIELDS}")
+    return data
+
+
 class StrictBody(BaseModel):
     """Nothing is coerced and nothing is ignored (I6)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_many(cls, data: Any) -> Any:
+        return _with_few_fields(data)
 
 
 class StreamOptions(StrictBody):
@@ -68,8 +81,8 @@ class GenerateBody(StrictBody):
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024, fail_fast=True)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -80,7 +93,7 @@ class GenerateBody(StrictBody):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_with_few_fields)] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,7 @@ class TokenizeBody(StrictBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -33,4 +33,4 @@ class DetokenizeBody(StrictBody):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: list[TokenId] = Field(fail_fast=True)

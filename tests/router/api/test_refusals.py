@@ -54,6 +54,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"user": 5}, "user"),
+    ({"metadata": {str(number): 5 for number in range(300)}}, "metadata"),
 ]
 
 
@@ -106,11 +107,15 @@ async def test_bad_chat_is_named(rig: RouterRig, body: dict[str, Any], param: st
         ([], "at least 1"),
         ([[]], "at least 1"),
         ([5, 399, 400], "400"),
-        ([5, -1], "greater"),
-        ([5, "a"], "valid"),
-        ([True], "valid"),
-        (None, "valid"),
-        ({"a": 1}, "valid"),
+        ([5, -1], "'prompt.1' is invalid: Input should be greater than or equal to 0"),
+        ([5, "a"], "'prompt.1' is invalid: Input should be a valid integer"),
+        ([True], "'prompt.0' is invalid: Input should be a valid integer"),
+        (["a", 5], "'prompt.1' is invalid: Input should be a valid string"),
+        ([[5], "a"], "'prompt.1' is invalid: Input should be a valid array"),
+        ([[5], [6, -1]], "'prompt.1.1' is invalid: Input should be greater than or equal to 0"),
+        ([-1] * 1000, "'prompt.0' is invalid: Input should be greater than or equal to 0"),
+        (None, "Input should be a valid string"),
+        ({"a": 1}, "Input should be a valid string"),
     ],
 )
 async def test_bad_prompt_is_refused(rig: RouterRig, prompt: object, words: str) -> None:
@@ -119,6 +124,22 @@ async def test_bad_prompt_is_refused(rig: RouterRig, prompt: object, words: str)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "prompt")
     assert words in error["message"]
+    assert "; or " not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "hi", **{f"x{number}": 1 for number in range(300)}},
+        {"messages": [{"role": "user", "content": "hi", **{f"x{number}": 1 for number in range(300)}}]},
+    ],
+)
+async def test_object_with_many_fields_is_refused_as_a_whole(rig: RouterRig, body: dict[str, Any]) -> None:
+    response = await rig.client.post(TEXT if "prompt" in body else CHAT, json=body)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert "fields, the limit is 256" in error["message"]
 
 
 async def test_neutral_values_of_unsupported_parameters_are_fine(rig: RouterRig) -> None:
