@@ -24,8 +24,8 @@ CacheSection = section_of(
     descriptions={
         "block_size": "Tokens in a KV block.",
         "gpu_memory_utilization": "Share of a GPU's memory that weights and KV cache may take together.",
-        "kv_cache_bytes": "Bytes of the KV cache; overrides sizing from free memory.",
-        "num_blocks": "Blocks of the KV cache; overrides sizing from free memory.",
+        "kv_cache_bytes": "Bytes of the KV cache, at least 1; overrides sizing from free memory.",
+        "num_blocks": "Blocks of the KV cache, at least 1; overrides sizing from free memory.",
         "enable_prefix_caching": "Keep the KV of finished requests for prompts that begin alike.",
     },
 )

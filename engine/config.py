@@ -39,6 +39,10 @@ class CacheConfig:
             raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        for name in ("kv_cache_bytes", "num_blocks"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}; leave it out to size by free memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
