@@ -98,7 +98,8 @@ class TransferStats:
     """Counters since the start of the connector (K8).
 
     ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good. A failed load may
-    have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong.
+    have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong. ``num_blocks`` is what was
+    moved, of whatever load and of whatever use: ``num_bytes`` is always that many blocks' bytes.
     """
 
     num_transfers: int = 0

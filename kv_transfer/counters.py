@@ -10,7 +10,10 @@ from kv_transfer.lease import LeaseCounts
 
 @dataclass(slots=True, kw_only=True)
 class TransferCounters:
-    """Counters since the start, written by the connector's thread alone; anyone may take a snapshot."""
+    """Counters since the start, written by the connector's thread alone; anyone may take a snapshot.
+
+    ``num_blocks`` and ``num_bytes`` count what was moved, be it of any use or not: failed and cancelled loads too.
+    """
 
     num_transfers: int = 0
     num_blocks: int = 0
@@ -27,8 +30,8 @@ class TransferCounters:
     num_unknown_notifications: int = 0
     num_injected_faults: int = 0
 
-    def add_load(self, ended: LoadEnded, *, num_blocks: int, is_cancelled: bool) -> None:
-        """Count a load of ``num_blocks`` that ended."""
+    def add_load(self, ended: LoadEnded, *, is_cancelled: bool) -> None:
+        """Count a load that ended; its blocks and bytes were counted as they came."""
         self.num_transfers += 1
         self.transfer_s += ended.duration_s
         if is_cancelled:
@@ -36,9 +39,6 @@ class TransferCounters:
         elif ended.error is not None:
             self.num_failed_loads += 1
             self.num_failed_blocks += len(ended.failed_block_ids)
-            self.num_blocks += num_blocks - len(ended.failed_block_ids)
-        else:
-            self.num_blocks += num_blocks
 
     def snapshot(self, leases: LeaseCounts) -> TransferStats:
         """These counters and those of the lease table, as one message."""

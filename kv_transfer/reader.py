@@ -315,6 +315,7 @@ class Reader:
             if state is ReadState.DONE:
                 load.num_bytes += part.num_bytes
                 self._counters.num_bytes += part.num_bytes
+                self._counters.num_blocks += len(part.block_ids)
                 self._verify(load, load.unread.pop(part.number))
             else:
                 has_failed = True
@@ -363,7 +364,7 @@ class Reader:
         del self._loads[load.reader_id]
         self.heartbeat.forget(load.order.params)
         ended = load.ended(now_s=self._clock())
-        self._counters.add_load(ended, num_blocks=len(load.order.block_ids), is_cancelled=load.is_cancelled)
+        self._counters.add_load(ended, is_cancelled=load.is_cancelled)
         if ended.error is not None:
             logger.info("load failed: request_id=%s error=%s", load.order.request_id, ended.error)
         self._on_ended(ended)

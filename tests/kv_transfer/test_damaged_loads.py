@@ -49,7 +49,7 @@ def test_flipped_bit_makes_exactly_its_block_invalid(world: KVWorld, source: KVE
     for source_block_id, block_id in ((1, 11), (2, 12), (3, 13), (4, 14)):
         assert (reader.content((block_id,)) == source.content((source_block_id,))) is (block_id != bad)
     assert reader.stats().num_corrupt_blocks == 1
-    assert (reader.stats().num_failed_blocks, reader.stats().num_blocks) == (1, 3)
+    assert (reader.stats().num_failed_blocks, reader.stats().num_blocks) == (1, 4)
 
 
 def test_blocks_that_changed_since_they_were_handed_over_are_invalid(world: KVWorld, source: KVEngine) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from kv_transfer.connector import LoadEnded, LoadOrder
 from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import PeerUnreachableError
@@ -310,6 +313,51 @@ def test_cancelled_load_drains_and_posts_no_further_part() -> None:
     assert [ended.failed_block_ids for ended in bench.ended] == [(0, 1, 2, 3)]
     assert bench.counters.num_cancelled_loads == 1
     assert bench.counters.num_failed_loads == 0
+
+
+@given(
+    ends=st.lists(st.sampled_from([ReadState.ACTIVE, ReadState.DONE, ReadState.FAILED]), min_size=4, max_size=4),
+    num_blocks=st.integers(1, 8),
+    is_cancelled=st.booleans(),
+)
+def test_blocks_and_bytes_are_counted_together(ends: list[ReadState], num_blocks: int, is_cancelled: bool) -> None:
+    bench = Bench()
+    bench.begin(num_blocks=num_blocks)
+    bench.advance()
+    bench.is_source_gone = True
+    for read, state in zip(bench.transport.reads, ends, strict=False):
+        read.state = state
+    bench.advance()
+    if is_cancelled:
+        bench.reader.cancel("request")
+    for _ in range(6):
+        bench.now_s += 10.0
+        bench.advance()
+        bench.finish_handshakes()
+    bench.end_reads()
+    for _ in range(4):
+        bench.now_s += 1.0
+        bench.advance()
+        bench.finish_handshakes()
+
+    moved = sum(len(read.block_ids) for read in bench.transport.reads if read.state is ReadState.DONE)
+    assert (bench.counters.num_blocks, bench.counters.num_bytes) == (moved, moved * BLOCK_BYTES)
+    assert len(bench.ended) == 1
+
+
+def test_blocks_lost_with_their_peer_are_counted_as_failed() -> None:
+    bench = Bench()
+    bench.begin()
+    bench.advance()
+    bench.is_source_gone = True
+    bench.end_reads(ReadState.FAILED)
+    for _ in range(3):
+        bench.now_s += 1.0
+        bench.advance()
+        bench.finish_handshakes()
+
+    assert (bench.counters.num_failed_loads, bench.counters.num_failed_blocks) == (1, 4)
+    assert bench.counters.num_blocks == 0
 
 
 def test_source_that_denies_the_lease_makes_every_block_invalid() -> None:
