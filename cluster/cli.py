@@ -16,7 +16,7 @@ from rich.console import Console
 from cluster.config import BatonConfig
 from cluster.config_file import ConfigFileError, load_config
 from cluster.preflight_error import PreflightError
-from cluster.signals import Stopped, stop_on_signals
+from cluster.signals import Stopped, holding_signals, stop_on_signals
 from engine.config import DeviceName, DTypeName
 from engine.errors import CheckpointError, ConfigError
 
@@ -104,20 +104,22 @@ def run_serve(config: BatonConfig) -> int:
     console = Console(stderr=True)
     model = preflight(config)
 
-    from cluster.serve_env import prepare_environment
+    from cluster.serve_env import prepare_environment, session_folder
 
-    folder = prepare_environment(config)
+    with session_folder(config) as folder:
+        prepare_environment(config, folder)
 
-    from cluster.deployment import RefusedStartError, StartError
-    from cluster.ray_home import RayUnavailableError, home_of
-    from cluster.serve_command import serve as serve_cluster
+        with holding_signals():
+            from cluster.deployment import RefusedStartError, StartError
+            from cluster.ray_home import RayUnavailableError, home_of
+            from cluster.serve_command import serve as serve_cluster
 
-    try:
-        return serve_cluster(config, model, home_of(config, folder), console)
-    except (RefusedStartError, RayUnavailableError) as error:
-        return fail(str(error), EXIT_BAD_INPUT)
-    except StartError as error:
-        return fail(str(error), EXIT_FAILURE)
+        try:
+            return serve_cluster(config, model, home_of(config, folder), console)
+        except (RefusedStartError, RayUnavailableError) as error:
+            return fail(str(error), EXIT_BAD_INPUT)
+        except StartError as error:
+            return fail(str(error), EXIT_FAILURE)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,11 +11,13 @@ from typing import Any, Protocol
 import psutil
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 
 from cluster.config import BatonConfig
 from cluster.names import APP_NAME, NAMESPACE
 from cluster.placement import logical_cpus, usable_cores
+from cluster.serve_env import ray_token_file
 
 TERMINATE_TIMEOUT_S = 5.0
 
@@ -102,6 +105,7 @@ class SharedRay:
         self._host = host
         self._port = port
         self._is_serve_ours = False
+        self._is_app_ours = False
 
     @property
     def logs(self) -> str:
@@ -109,39 +113,58 @@ class SharedRay:
         return "`ray logs` on the Ray cluster"
 
     def start(self) -> None:
-        """Connect.
+        """Connect. From here on an application of our name is ours.
 
         Raises:
-            RayUnavailableError: There is no Ray at the address, or its Serve listens elsewhere.
+            RayUnavailableError: There is no Ray at the address, a cluster runs on it, or its Serve listens elsewhere.
         """
         try:
             ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise RayUnavailableError(f"cannot use the Ray at {self._address}: {error}") from error
+        except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+            raise RayUnavailableError(
+                f"cannot use the Ray at {self._address}: {error} {authentication_hint()}"
+            ) from error
         client: Any = _get_global_client(raise_if_no_controller_running=False)
-        self._is_serve_ours = client is None
+        if client is not None and APP_NAME in serve.status().applications:
+            raise RayUnavailableError(
+                f"the Ray at {self._address} already runs a Baton cluster, which answers on "
+                f"{client.http_config.host}:{client.http_config.port}: stop the `baton serve` that started it first "
+                "(`serve shutdown` if it is gone), or name another Ray with --address"
+            )
         if client is not None and (client.http_config.host, client.http_config.port) != (self._host, self._port):
             raise RayUnavailableError(
                 f"Serve already runs on the Ray at {self._address}, and listens on "
                 f"{client.http_config.host}:{client.http_config.port}: set host and port to these"
             )
+        self._is_serve_ours = client is None
+        self._is_app_ours = True
 
     def is_alive(self) -> bool:
         """True while the driver is connected and Serve knows the application."""
         return ray.is_initialized() and APP_NAME in serve.status().applications
 
     def stop(self) -> None:
-        """Take the application off, and Serve too if nobody used it before."""
+        """Take our application off, and Serve too if we started it and nobody else uses it now."""
         if not ray.is_initialized():
             return
-        if self._is_serve_ours:
+        applications = set(serve.status().applications) if self._is_app_ours else set()
+        if self._is_serve_ours and not applications - {APP_NAME}:
             serve.shutdown()  # type: ignore[no-untyped-call]
-        elif APP_NAME in serve.status().applications:
+        elif APP_NAME in applications:
             serve.delete(APP_NAME)
         ray.shutdown()
 
     def remove_logs(self) -> None:
         """Leave Ray's logs where they are."""
+
+
+def authentication_hint() -> str:
+    """What to look at when a Ray that listens does not let us in."""
+    mode = os.environ.get("RAY_AUTH_MODE", "unset")
+    return (
+        f"(RAY_AUTH_MODE is {mode} here; a Ray that asks for a token needs RAY_AUTH_MODE=token, and its own token in "
+        f"RAY_AUTH_TOKEN or {ray_token_file()})"
+    )
 
 
 def home_of(config: BatonConfig, folder: Path | None) -> RayHome:

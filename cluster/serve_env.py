@@ -6,6 +6,8 @@ import os
 import secrets
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cluster.config import BatonConfig
@@ -63,21 +65,49 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def prepare_environment(config: BatonConfig) -> Path | None:
+def shared_ray_environment() -> dict[str, str]:
+    """What lets a driver in where Ray's own command line would be let in.
+
+    `ray start` asks for a token as soon as its user has one, and drivers send it only if this variable says so. A Ray
+    that asks for none takes a driver that sends one.
+    """
+    has_token = bool(os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"))
+    return {"RAY_AUTH_MODE": "token"} if has_token or ray_token_file().is_file() else {}
+
+
+def ray_token_file() -> Path:
+    """Where Ray keeps a user's token."""
+    return Path.home() / ".ray" / "auth_token"
+
+
+def prepare_environment(config: BatonConfig, folder: Path | None) -> None:
     """Set what Ray and Serve will read. Call it before importing Ray.
 
-    Returns:
-        A new folder for the files of a private Ray, None where an existing Ray is used.
+    ``folder`` is for the files of a private Ray, None where an existing Ray is used.
     """
-    folder = make_session_folder() if config.address is None else None
     variables = serve_environment()
-    if folder is not None:
+    if folder is None:
+        variables.update(shared_ray_environment())
+    else:
         variables.update(private_ray_environment())
         if config.http_proxy == "haproxy":
             variables.update(haproxy_environment(folder))
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-    return folder
+
+
+@contextmanager
+def session_folder(config: BatonConfig) -> Iterator[Path | None]:
+    """A new folder for the files of a private Ray, None where an existing one is used. If empty, it goes at the end."""
+    if config.address is not None:
+        yield None
+        return
+    folder = make_session_folder()
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # logs are in it, or it is gone: both were decided where Ray was stopped
+            folder.rmdir()
 
 
 def make_session_folder() -> Path:

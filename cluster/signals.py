@@ -37,6 +37,20 @@ def stop_on_signals() -> None:
 
 
 @contextmanager
+def holding_signals() -> Iterator[None]:
+    """Stop after a piece of work that must not be interrupted, such as imports: some swallow what a handler raises."""
+    held: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: held.append(number)) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held:
+        raise_stopped(held[0], None)
+
+
+@contextmanager
 def ignoring_signals() -> Iterator[None]:
     """Let a bounded piece of cleaning up finish."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}

@@ -120,6 +120,20 @@ def test_worker_that_refuses_its_settings_ends_the_start(served_model: Path) -> 
         cluster.close()
 
 
+def test_start_interrupted_before_ray_leaves_nothing(served_model: Path) -> None:
+    cluster = ClusterProcess({"model": str(served_model)})
+    try:
+        cluster.wait_for_session_folder()
+        processes = cluster.processes()
+
+        code = cluster.stop()
+
+        assert code == 130, cluster.log
+        assert_left_nothing(cluster, processes)
+    finally:
+        cluster.close()
+
+
 def test_interrupted_start_leaves_nothing(served_model: Path) -> None:
     cluster = ClusterProcess({"model": str(served_model)})
     try:

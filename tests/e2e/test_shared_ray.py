@@ -2,35 +2,85 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.cluster import ClusterProcess, assert_left_nothing, run_baton
-from tests.support.shared_ray import shared_ray
+from tests.support.cluster import ClusterProcess, assert_left_nothing, free_port, run_baton
+from tests.support.shared_ray import SharedRayProcess, shared_ray
 
 
 @pytest.mark.timeout(400)
 def test_cluster_comes_to_an_existing_ray_and_leaves_it_running(served_model: Path) -> None:
     with shared_ray() as ray:
-        cluster = ClusterProcess({"model": str(served_model), "address": ray.address}, environment=ray.environment)
+        only_token = {name: value for name, value in ray.environment.items() if name != "RAY_AUTH_MODE"}
+        cluster = ClusterProcess({"model": str(served_model), "address": ray.address}, environment=only_token)
         try:
             cluster.wait_until_ready()
-            answer = httpx.post(
-                f"{cluster.url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60, trust_env=False
-            )
-            assert answer.status_code == httpx.codes.OK, answer.text
             assert any("Serve" in name for name in ray.children())
+            assert_second_cluster_is_refused(cluster, ray)
             processes = cluster.processes()
 
             assert cluster.stop() == 0, cluster.log
 
             assert_left_nothing(cluster, processes)
             assert ray.process.is_running()
-            assert not [name for name in ray.children() if "Serve" in name or "Proxy" in name]
+            ray.wait_until_serve_is_gone()
         finally:
             cluster.close()
+
+
+def assert_second_cluster_is_refused(cluster: ClusterProcess, ray: SharedRayProcess) -> None:
+    """Another command on the same Ray ends with one line, whatever its port, and the first cluster goes on."""
+    for port in (cluster.port, free_port()):
+        second = ClusterProcess({"address": ray.address, "port": port}, environment=ray.environment)
+        try:
+            assert second.wait_for_exit() == 2, second.log
+            errors = [line for line in second.log.splitlines() if line.startswith("baton: error: ")]
+            assert len(errors) == 1, second.log
+            assert all(part in errors[0] for part in (ray.address, f":{cluster.port}", "already runs", "stop"))
+        finally:
+            second.close()
+    answer = httpx.post(
+        f"{cluster.url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60, trust_env=False
+    )
+    assert answer.status_code == httpx.codes.OK, answer.text
+
+
+@pytest.mark.timeout(400)
+def test_serve_that_others_use_by_then_stays(served_model: Path) -> None:
+    with shared_ray() as ray:
+        cluster = ClusterProcess({"model": str(served_model), "address": ray.address}, environment=ray.environment)
+        try:
+            cluster.wait_until_ready()
+            theirs = "serve.deployment(lambda request: 'theirs').bind()"
+            run_on(ray, f"serve.run({theirs}, name='theirs', route_prefix='/x')")
+
+            assert cluster.stop() == 0, cluster.log
+
+            assert httpx.get(f"{cluster.url}/x", timeout=60, trust_env=False).text == "theirs"
+            assert run_on(ray, "print(*serve.status().applications)") == "theirs"
+        finally:
+            cluster.close()
+
+
+def run_on(ray: SharedRayProcess, statement: str) -> str:
+    """Run a statement in a driver of somebody else; what it printed."""
+    script = f"import ray; from ray import serve; ray.init('{ray.address}', log_to_driver=False); {statement}"
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **ray.environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def test_address_where_no_ray_answers_is_refused_at_once(served_model: Path) -> None:

@@ -70,6 +70,10 @@ class ClusterProcess:
         """Return when the command printed ``text``."""
         self._wait(lambda: text in self.log, f"output {text!r}")
 
+    def wait_for_session_folder(self) -> None:
+        """Return when the command made the folder of its Ray."""
+        self._wait(lambda: any(self.session_folder.iterdir()), "session folder")
+
     def wait_for_exit(self) -> int:
         """Return the exit code of a command that ends by itself."""
         return self._process.wait(READY_TIMEOUT_S)

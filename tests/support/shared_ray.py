@@ -33,6 +33,14 @@ class SharedRayProcess:
         """Names of the processes below it."""
         return [child.name() for child in self.process.children(recursive=True)]
 
+    def wait_until_serve_is_gone(self) -> None:
+        """Return when no process of Serve lives; its controller outlives the call that shuts it down by a moment."""
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while left := [name for name in self.children() if "Serve" in name or "Proxy" in name]:
+            if time.monotonic() > deadline_s:
+                raise AssertionError(f"left running: {left}")
+            time.sleep(POLL_PERIOD_S)
+
 
 @contextmanager
 def shared_ray() -> Iterator[SharedRayProcess]:

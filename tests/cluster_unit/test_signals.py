@@ -1,0 +1,46 @@
+"""Being asked to stop, at any moment."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.signals import STOP_SIGNALS, Stopped, holding_signals, stop_on_signals
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Our handlers, and afterwards those that were there before."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    stop_on_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def interrupted(done: list[str]) -> None:
+    """Work during which somebody presses Ctrl-C."""
+    with holding_signals():
+        signal.raise_signal(signal.SIGINT)
+        done.append("work")
+    done.append("more")
+
+
+def test_held_signal_stops_after_the_work(handlers: None) -> None:
+    done: list[str] = []
+
+    with pytest.raises(Stopped) as stopped:
+        interrupted(done)
+
+    assert done == ["work"]
+    assert stopped.value.exit_code == 130
+
+
+def test_signal_after_the_work_stops_at_once(handlers: None) -> None:
+    with holding_signals():
+        pass
+
+    with pytest.raises(Stopped):
+        signal.raise_signal(signal.SIGTERM)
