@@ -24,6 +24,9 @@ _GAUGES: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
     ("baton:replica_up", "1 when the replica takes requests.", lambda item: float(item.is_in_service)),
 )
 
+_DEPARTED = "departed"
+"""Stands for all replicas that are gone, so that the sum over a role never falls."""
+
 
 class _WorkerCollector(Collector):
     """Reads the pools when Prometheus asks; nothing is copied while serving."""
@@ -38,12 +41,17 @@ class _WorkerCollector(Collector):
             for role, replica in self._replicas():
                 gauge.add_metric((role, replica.replica_id), read(replica))
             yield gauge
-        names = sorted({name for _, replica in self._replicas() for name in replica.load.counters})
+        departed = {pool.role: pool.counters.departed() for pool in self._pools}
+        living = {name for _, replica in self._replicas() for name in replica.load.counters}
+        names = sorted(living.union(*departed.values()))
         for name in names:
             counter = CounterMetricFamily(f"baton:worker_{name}", f"The workers' {name}.", labels=("role", "replica"))
             for role, replica in self._replicas():
                 if name in replica.load.counters:
                     counter.add_metric((role, replica.replica_id), replica.load.counters[name])
+            for role, sums in departed.items():
+                if name in sums:
+                    counter.add_metric((role, _DEPARTED), sums[name])
             yield counter
 
     def _replicas(self) -> Iterator[tuple[str, Replica]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from engine.messages import LoadReport, WorkerInfo
 from router.errors import NoReplicaError
 from router.policies import Policy, make_policy
+from router.pool_counters import PoolCounters
 from router.settings import RouterSettings
 from router.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavailableError
 
@@ -110,6 +111,7 @@ class ReplicaPool:
     ) -> None:
         self.role = role
         self.workers = workers
+        self.counters = PoolCounters()
         self._settings = settings
         self._clock = clock
         self._policy: Policy = make_policy(policy)
@@ -141,6 +143,7 @@ class ReplicaPool:
         for replica_id in [known for known in self._replicas if known not in current]:
             logger.info("%s replica %s is gone", self.role, replica_id)
             del self._replicas[replica_id]
+        self.counters.keep(current)
         for replica_id in current.difference(self._replicas):
             self._replicas[replica_id] = Replica(replica_id=replica_id, probe_at_s=now)
         for replica in self.replicas:
@@ -213,6 +216,8 @@ class ReplicaPool:
         if replica is not None:
             replica.load = load
             replica.reported_at_s = self._clock()
+            if replica.info is not None:
+                self.counters.note(replica_id, replica.info.incarnation, load.counters)
             self.notify()
 
     def note_failure(self, replica_id: str, reason: str) -> None:
@@ -303,4 +308,5 @@ class ReplicaPool:
             num_blocks=status.info.num_blocks, num_free_blocks=status.info.num_blocks
         )
         replica.reported_at_s = self._clock()
+        self.counters.note(replica.replica_id, status.info.incarnation, replica.load.counters)
         self.notify()

@@ -36,9 +36,8 @@ async def cluster_status(
     sums: Counter[str] = Counter()
     for pool in pools:
         answers = await asyncio.gather(*(_ask(pool, replica, timeout_s) for replica in by_name(pool)))
-        rows[pool.role] = [row for row, _ in answers]
-        for _, load in answers:
-            sums.update(load.counters)
+        rows[pool.role] = answers
+        sums.update(pool.counters.total())
     return {"model": model, "pools": rows, "totals": _totals(sums, counters)}
 
 
@@ -64,14 +63,16 @@ def _totals(sums: Mapping[str, float], counters: RouterCounters) -> dict[str, ob
     return totals
 
 
-async def _ask(pool: ReplicaPool, replica: Replica, timeout_s: float) -> tuple[dict[str, object], LoadReport]:
+async def _ask(pool: ReplicaPool, replica: Replica, timeout_s: float) -> dict[str, object]:
     try:
         async with asyncio.timeout(timeout_s):
             status = await pool.workers.status(replica.replica_id, timeout_s=timeout_s)
     except (WorkerError, TimeoutError):
-        return _row(replica, None, replica.load, age_s=pool.age_s(replica)), replica.load
+        return _row(replica, None, replica.load, age_s=pool.age_s(replica))
     load = status.load or replica.load
-    return _row(replica, status, load, age_s=0.0), load
+    if status.info is not None:
+        pool.counters.note(replica.replica_id, status.info.incarnation, load.counters)
+    return _row(replica, status, load, age_s=0.0)
 
 
 def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, age_s: float) -> dict[str, object]:
