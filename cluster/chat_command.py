@@ -18,10 +18,15 @@ class ChatError(Exception):
     """The cluster ended an answer with an error."""
 
 
+class ChatInputError(Exception):
+    """What was typed or piped in is no text."""
+
+
 def chat(url: str, console: Console) -> None:
     """Read lines and print answers until the end of the input.
 
     Raises:
+        ChatInputError: A line is no text.
         httpx.HTTPError: The cluster does not answer, or not well.
     """
     with httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False) as client:
@@ -40,11 +45,19 @@ def chat(url: str, console: Console) -> None:
 
 
 def ask(console: Console) -> str | None:
-    """The next line of the user, None at the end."""
+    """The next line of the user, None at the end.
+
+    Raises:
+        ChatInputError: It is not valid UTF-8.
+    """
     try:
-        return console.input("> ").strip() or None
+        line = console.input("> ").strip()
+        line.encode()
     except EOFError:
         return None
+    except UnicodeError as error:
+        raise ChatInputError("the input is not valid UTF-8") from error
+    return line or None
 
 
 def print_answer(pieces: Iterable[str], console: Console) -> str:

@@ -126,7 +126,7 @@ def run_serve(config: BatonConfig) -> int:
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
     model: Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.  [default: 128]")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
     device: Annotated[DeviceName, typer.Option(help="Where the model runs.")] = "auto",
@@ -171,11 +171,14 @@ def chat(url: Annotated[str, typer.Option(help="Where the cluster answers.")] = 
     """Talk to the model of a running cluster."""
     import httpx
 
+    from cluster.chat_command import ChatInputError
     from cluster.chat_command import chat as run
     from cluster.client_error import explain
 
     stop_on_signals()
     try:
         run(url, Console())
+    except ChatInputError as error:
+        raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
     except httpx.HTTPError as error:
         raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error

@@ -14,12 +14,15 @@ from engine.config import DeviceName, DTypeName, EngineConfig, ModelConfigSource
 from engine.engine_core import EngineCore
 from engine.errors import ConfigError, RequestRefusedError
 from engine.messages import GenerateRequest, SamplingParams
+from engine.models.model_config import load_model_config
 from engine.offline import run_requests
 from router.text.detokenizer import DetokenizerFactory
 from router.text.generation_config import load_generation_defaults
 from router.text.tokenizer import Tokenizer
 
 REQUEST_ID = "generate"
+DEFAULT_MAX_TOKENS = 128
+"""Unlike a length that was asked for, it ends where the model's context does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class GenerateOptions:
 
     model: Path | None
     prompt: str
-    max_tokens: int
+    max_tokens: int | None
     temperature: float
     seed: int
     device: DeviceName
@@ -59,19 +62,48 @@ def generate(options: GenerateOptions, output: TextIO) -> None:
 
 def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) -> GenerateRequest:
     """The prompt as token ids, with the model's own end tokens."""
+    check_text(options.prompt)
     prompt_token_ids = tuple(tokenizer.encode(options.prompt))
     if not prompt_token_ids:
         raise ConfigError("the prompt is empty: there is nothing to continue")
+    if options.max_tokens is not None:
+        check_length(len(prompt_token_ids), options.max_tokens, load_model_config(path).max_model_len)
     return GenerateRequest(
         request_id=REQUEST_ID,
         prompt_token_ids=prompt_token_ids,
         sampling=SamplingParams(
-            max_tokens=options.max_tokens,
+            max_tokens=DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens,
             temperature=options.temperature,
             seed=options.seed,
             eos_token_ids=load_generation_defaults(path, tokenizer).eos_token_ids,
         ),
     )
+
+
+def check_text(prompt: str) -> None:
+    """Refuse an argument that was not UTF-8; Python carries its bytes as lone surrogates.
+
+    Raises:
+        ConfigError: It holds one.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the prompt is not valid UTF-8 at character {error.start}") from error
+
+
+def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
+    """Refuse an answer that was asked for and cannot fit, as the HTTP API does.
+
+    Raises:
+        ConfigError: Prompt and answer together are longer than the model's context.
+    """
+    total = num_prompt_tokens + max_tokens
+    if total > max_model_len:
+        raise ConfigError(
+            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together {total}, but the "
+            f"model's context length is {max_model_len} tokens"
+        )
 
 
 def write_continuation(core: EngineCore, request: GenerateRequest, tokenizer: Tokenizer, output: TextIO) -> None:

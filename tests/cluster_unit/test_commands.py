@@ -6,13 +6,16 @@ import io
 from importlib.metadata import version
 
 import httpx
+import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cluster.chat_command import ChatInputError, ask
 from cluster.cli import app
 from cluster.client_error import explain
 from cluster.generate_command import GenerateOptions, generate
 from cluster.status_command import status_table
+from engine.errors import ConfigError
 
 
 def run_generate(**changes: object) -> str:
@@ -45,6 +48,28 @@ def test_generate_repeats_itself_for_a_seed() -> None:
 
     assert sampled[0] == sampled[1]
     assert sampled[0] != sampled[2]
+
+
+def test_generate_refuses_a_prompt_that_is_no_text() -> None:
+    with pytest.raises(ConfigError, match="not valid UTF-8 at character 3"):
+        run_generate(prompt="caf\udce9")
+
+
+def test_generate_refuses_more_tokens_than_the_model_has_room_for() -> None:
+    with pytest.raises(ConfigError, match=r"max_tokens is 99999: together \d+, but the model's context length is \d+"):
+        run_generate(max_tokens=99_999)
+
+
+def test_generate_without_a_length_ends_by_itself() -> None:
+    assert run_generate(max_tokens=None).endswith("\n")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_chat_refuses_a_line_that_is_no_text(errors: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors))
+
+    with pytest.raises(ChatInputError, match="not valid UTF-8"):
+        ask(Console(file=io.StringIO()))
 
 
 def test_status_table_has_a_row_for_each_worker() -> None:
