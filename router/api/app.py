@@ -15,7 +15,7 @@ from router.api.completion_body import CompletionBody
 from router.api.completions import answer_chat, answer_completion
 from router.api.errors import error_response, http_error_response
 from router.api.openapi import body_schema
-from router.api.prompts import encode, render_chat
+from router.api.prompts import check_vocabulary, encode, render_chat
 from router.api.request_body import read_body
 from router.api.request_id import RequestIdMiddleware
 from router.api.tokenize_body import DetokenizeBody, TokenizeBody
@@ -113,6 +113,7 @@ def _add_tokens(app: FastAPI, service: RouterService) -> None:
         """The text of token ids, special tokens included."""
         body = await read_body(request, DetokenizeBody, max_body_bytes=service.settings.max_body_bytes)
         service.check_model(body.model)
+        check_vocabulary(body.tokens, service.vocab_size(), param="tokens")
         return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 

@@ -16,7 +16,7 @@ from router.api.chat_format import ChatFormat
 from router.api.completion_body import CompletionBody
 from router.api.completion_format import CompletionFormat
 from router.api.generate_body import GenerateBody
-from router.api.prompts import chat_prompt, check_num_choices, completion_prompts
+from router.api.prompts import chat_prompt, check_num_choices, check_vocabulary, completion_prompts
 from router.api.request_body import read_body
 from router.api.sampling import output_limit, sampling_params, stop_strings
 from router.api.sse import GenerationResponse
@@ -85,6 +85,7 @@ def _check(service: RouterService, body: GenerateBody) -> None:
             "stream_options is only allowed when stream is true", code="invalid_parameter", param="stream_options"
         )
     service.check_capacity()
+    check_vocabulary(body.stop_token_ids or (), service.vocab_size(), param="stop_token_ids")
 
 
 def _head(service: RouterService, body: GenerateBody, kind: str) -> AnswerHead:

@@ -44,6 +44,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"stop": 5}, "stop"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+    ({"stop_token_ids": [5, 400]}, "stop_token_ids"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"n": 0}, "n"),
     ({"n": 100_000}, "n"),

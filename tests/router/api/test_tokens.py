@@ -53,9 +53,13 @@ async def test_bad_bodies_are_refused(model_dir: Path, path: str, body: dict[str
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_ids_beyond_the_vocabulary_have_no_text(model_dir: Path) -> None:
+async def test_ids_beyond_the_vocabulary_are_refused(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
-        assert (await rig.client.post("/detokenize", json={"tokens": [2**31 - 1]})).json() == {"prompt": ""}
+        response = await rig.client.post("/detokenize", json={"tokens": [5, 400]})
+
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "tokens")
+        assert "vocabulary of 400 tokens" in error["message"]
 
 
 async def test_load_counts_what_is_in_progress(model_dir: Path) -> None:
