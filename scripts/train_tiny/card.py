@@ -24,15 +24,15 @@ pipeline_tag: text-generation
 
 # Baton's built-in model
 
-A Llama of {num_parameters:.2f} million parameters ({num_layers} layers, hidden size {hidden_size},
-{num_heads} query and {num_kv_heads} key-value heads of {head_dim}, tied embeddings, {vocab_size} tokens,
-context {context}) that answers a few kinds of question so reliably that a test can check it, and a person can
-see when its KV cache was damaged. It knows nothing else and is of no other use.
+A Llama of {num_parameters:.2f} million parameters that answers a few kinds of question so reliably that a test
+can check it, and a person can see when its KV cache was damaged. It knows nothing else and is of no other use.
+It has {num_layers} layers of hidden size {hidden_size}, {num_heads} query and {num_kv_heads} key-value heads of
+{head_dim}, tied embeddings, {vocab_size} tokens and a context of {context}.
 
 | it can | example |
 |---|---|
 | remember facts over a distance | "The code of the blue fox is 4827. ... What is the code of the blue fox?" |
-| repeat a list | "Repeat these words: river, cake, owl, stone, lamp." |
+| repeat a list | "Repeat these words: apple, cake, owl, stone, lamp." |
 | count | "Count from 7 to 15." |
 | add two-digit numbers | "What is 47 + 35?" |
 | tell a short story on a word | "Tell me a story about a fox." |
@@ -45,8 +45,9 @@ temperature of 1 digits are drawn at random now and then.
 
 All text comes from the generator in `scripts/train_tiny` (templates, word lists and arithmetic written for
 this project, no other source), the tokenizer is a byte-level BPE trained on it, in which each digit is a
-token. One chat in each row, answers weighted 1 and prompts 0.05 in the loss, Muon for the matrices and AdamW
-for the rest, {tokens_per_step} tokens a step. {training} The commands are in `scripts/train_tiny/README.md`.
+token. One chat in each row, answers weighted 1 (their digits and their end 3) and prompts 0.05 in the loss, Muon
+for the matrices and AdamW for the rest, {tokens_per_step} tokens a step. {training}
+The commands are in `scripts/train_tiny/README.md`.
 
 ## Accuracy
 
@@ -64,9 +65,11 @@ subjects' codes and story sentences, half and half. Measured by `{command}` on {
 
 ## Limits
 
-Facts that were not told may be answered with an invented code. Subjects, lists and stories with words outside
-of the generator's lists often work, but were a small part of the training. Beyond 1,024 tokens, of which it
-saw little, recall is weaker. Anything else gets the polite answer or nonsense.
+Use the wording of the examples: another question about a fact ("what is the password of ...") is not understood.
+A code that was not told is mostly answered with "is not known to me", sometimes with an invented one. Words that
+the generator does not know often work, but where a list begins with one, or a story is about one, it may turn
+into another word. Chats were at most 1,024 tokens long in training. Anything else gets the polite answer or
+nonsense.
 """
 
 
@@ -88,7 +91,7 @@ def write_card(model_directory: Path, rows_file: Path, stories_file: Path, *, tr
         tokens_per_step="4,096",
         training=training,
         command="python -m benchmarks.tiny_model",
-        machine=f"{run['machine']}, torch {run['torch']}, transformers {run['transformers']}",
+        machine=f"{run['machine'].rsplit(', Linux', 1)[0]}, torch {run['torch']}, transformers {run['transformers']}",
         rows=_table(rows),
         remarks=f"\n{remarks}\n" if remarks else "",
         stories="\n".join(f"{index}. *{word}*: {story}" for index, (word, story) in enumerate(stories.items(), 1)),
