@@ -211,6 +211,8 @@ class BatonConfig(Section):
             raise ValueError("http_proxy 'haproxy' and address exclude each other: HAProxy is chosen where Ray starts")
         if connector == "inproc":
             raise ValueError("kv_transfer.connector 'inproc' works within one process only; a cluster needs 'nixl'")
+        if connector != "nixl":
+            raise ValueError(f"kv_transfer.connector {connector!r} is not known; a cluster needs 'nixl'")
         return self
 
     def engine_config(self, pool: PoolName, *, model: Path, num_threads: int) -> EngineConfig:

@@ -5,18 +5,32 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from yaml.constructor import ConstructorError
 
 from cluster.config import BatonConfig
 
 
 class ConfigFileError(Exception):
     """A configuration that cannot be used: one line that says where and why."""
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a mapping that names a key twice; YAML itself would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Compare the keys as they are written, before merges add others that they may override."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep=deep)
 
 
 def load_config(path: Path | None, flags: Mapping[str, Any]) -> BatonConfig:
@@ -42,13 +56,16 @@ def read_mapping(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigFileError(f"cannot read the configuration file {path}: {reason}") from error
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader=UniqueKeyLoader)
     except yaml.YAMLError as error:
         raise ConfigFileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+    if not isinstance(content, dict):
         raise ConfigFileError(f"{path} must hold a mapping of keys to values, not a {type(content).__name__}")
+    for key in content:
+        if not isinstance(key, str):
+            raise ConfigFileError(f"{path}: unknown key {key!r}; known keys: {', '.join(BatonConfig.model_fields)}")
     return content
 
 

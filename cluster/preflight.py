@@ -27,6 +27,7 @@ def preflight(config: BatonConfig) -> ServedModel:
     """
     model = served_model(config)
     check_checkpoint(model.path)
+    check_model_len(config.max_model_len, model.path)
     if config.address is None:
         check_device(config.device)
         check_port(config.host, config.port)
@@ -46,6 +47,17 @@ def check_checkpoint(path: Path) -> None:
     load_model_config(path)
     check_text_files(path)
     check_shards(path)
+
+
+def check_model_len(max_model_len: int | None, path: Path) -> None:
+    """Refuse sequences longer than those that a model was made for.
+
+    Raises:
+        PreflightError: They are.
+    """
+    limit = load_model_config(path).max_model_len
+    if max_model_len is not None and max_model_len > limit:
+        raise PreflightError(f"max_model_len is {max_model_len}, but the model in {path} takes at most {limit} tokens")
 
 
 def check_text_files(path: Path) -> None:

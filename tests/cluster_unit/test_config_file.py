@@ -94,6 +94,7 @@ def test_wrong_flag_is_not_blamed_on_the_file(tmp_path: Path) -> None:
         ("prefill: {cache: {block_size: 32}}", ("prefill.cache.block_size (32)", "decode.cache.block_size (16)")),
         ("scheduler: {max_num_seqs: 4096}", ("max_num_batched_tokens (2048)", "max_num_seqs (4096)")),
         ("decode: {scheduler: {max_num_seqs: 4096}}", ("max_num_batched_tokens (2048)", "max_num_seqs (4096)")),
+        ("kv_transfer: {connector: smoke}", ("smoke", "nixl")),
         ("kv_transfer: {connector: inproc}", ("inproc", "nixl")),
         ("router: {default_timeout_s: 9000}", ("default_timeout_s (9000", "max_timeout_s (3600")),
         ("cache: {num_blocks: -1}", ("num_blocks", "at least 1", "-1")),
@@ -110,10 +111,34 @@ def test_contradiction_names_both_values(tmp_path: Path, text: str, parts: tuple
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("a: [1", "not valid YAML"), ("- a\n- b\n", "not a list"), ("5", "not a int"), ("1: x", "must hold a mapping")],
+    [
+        ("a: [1", "not valid YAML"),
+        ("- a\n- b\n", "not a list"),
+        ("5", "not a int"),
+        ("1: x", "unknown key 1; known keys: model, "),
+    ],
 )
 def test_file_that_is_no_mapping(tmp_path: Path, text: str, part: str) -> None:
     assert part in problem(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [("port: 1\nhost: x\nport: 2\n", "port", 3), ("cache:\n  num_blocks: 9\n  num_blocks: 8\n", "num_blocks", 3)],
+)
+def test_key_that_is_given_twice_is_named_with_its_line(tmp_path: Path, text: str, key: str, line: int) -> None:
+    message = problem(tmp_path, text)
+
+    assert f"key '{key}' is given twice" in message
+    assert f"line {line}" in message
+
+
+def test_merged_key_may_be_overridden(tmp_path: Path) -> None:
+    text = "prefill: &pool {num_threads: 2, num_cpus: 1}\ndecode: {<<: *pool, num_threads: 3}\n"
+
+    config = load_config(write(tmp_path, text), {})
+
+    assert (config.decode.num_threads, config.decode.num_cpus) == (3, 1)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
