@@ -43,7 +43,7 @@ class Admission:
         """Room for ``num_blocks`` on some decode replica. The caller bounds the wait.
 
         Raises:
-            NoReplicaError: No decode replica is healthy.
+            NoReplicaError: No decode replica is healthy, or none was for ``recovery_wait_s`` while this one waited.
             QueueFullError: As many as allowed are waiting.
         """
         if not self._queue and (reservation := self._try(num_blocks)) is not None:
@@ -63,7 +63,7 @@ class Admission:
         try:
             return await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
                 granted.result().release()
             self._pool.notify()
             raise
@@ -87,7 +87,27 @@ class Admission:
                 elif (reservation := self._try(first.num_blocks)) is not None:
                     heapq.heappop(self._queue)
                     first.granted.set_result(reservation)
-                else:
+                elif self._pool.has_any():
                     await self._pool.wait_for_change()
+                else:
+                    await self._recover()
         finally:
             self._granting = None
+
+    async def _recover(self) -> None:
+        """Wait for any replica at all; when none comes back, nobody waits any longer."""
+        wait_s = self._settings.recovery_wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                while not self._pool.has_any():
+                    await self._pool.wait_for_change()
+        except TimeoutError:
+            for item in self._queue:
+                if not item.granted.done():
+                    item.granted.set_exception(
+                        NoReplicaError(
+                            role=self._pool.role,
+                            retry_after_s=self._settings.retry_after_s,
+                            reason=f"none came back within {wait_s:g} s",
+                        )
+                    )

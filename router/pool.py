@@ -143,6 +143,7 @@ class ReplicaPool:
         for replica_id in [known for known in self._replicas if known not in current]:
             logger.info("%s replica %s is gone", self.role, replica_id)
             del self._replicas[replica_id]
+            self.notify()
         self.counters.keep(current)
         for replica_id in current.difference(self._replicas):
             self._replicas[replica_id] = Replica(replica_id=replica_id, probe_at_s=now)

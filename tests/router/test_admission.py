@@ -18,9 +18,11 @@ from tests.support.router_rig import FAST, until
 class Bench:
     """One replica of 100 blocks, with as many free as the test says."""
 
-    def __init__(self, *, max_num_queued: int = 10) -> None:
+    def __init__(self, *, max_num_queued: int = 10, recovery_wait_s: float = 5.0) -> None:
         self.workers = FakePrefillPool(1)
-        settings = dataclasses.replace(FAST, max_num_queued=max_num_queued, stale_after_s=60.0)
+        settings = dataclasses.replace(
+            FAST, max_num_queued=max_num_queued, stale_after_s=60.0, recovery_wait_s=recovery_wait_s
+        )
         self.pool = ReplicaPool("decode", self.workers, policy="kv_usage", settings=settings)
         self.admission = Admission(self.pool, settings=settings)
 
@@ -135,3 +137,38 @@ async def test_nobody_waits_where_no_replica_is_healthy(bench: Bench) -> None:
 
     with pytest.raises(NoReplicaError):
         await bench.admission.reserve(num_blocks=1, priority=0)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_those_who_wait_are_told_when_no_replica_comes_back(is_gone: bool) -> None:
+    bench = Bench(recovery_wait_s=0.01)
+    await asyncio.gather(*bench.pool.refresh())
+    bench.report(free=10)
+    waiting = [bench.ask(20), bench.ask(30)]
+    await until(lambda: bench.admission.num_waiting == 2)
+
+    if is_gone:
+        bench.workers.hidden.add("prefill-0")
+        bench.pool.refresh()
+    else:
+        bench.pool.note_failure("prefill-0", "test")
+
+    for task in waiting:
+        with pytest.raises(NoReplicaError, match=r"none came back within 0\.01 s") as caught:
+            await asyncio.wait_for(task, timeout=10)
+        assert caught.value.retry_after_s is not None
+    assert bench.admission.num_waiting == 0
+
+
+async def test_those_who_wait_go_on_when_a_replica_comes_back(bench: Bench) -> None:
+    waiting = bench.ask(20)
+    await until(lambda: bench.admission.num_waiting == 1)
+    bench.workers.hidden.add("prefill-0")
+    bench.pool.refresh()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    bench.workers.hidden.clear()
+    await asyncio.gather(*bench.pool.refresh())
+
+    assert (await asyncio.wait_for(waiting, timeout=10)).num_blocks == 20
