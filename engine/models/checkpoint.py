@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
 from engine.models.model_config import ModelConfig
-from engine.models.shards import find_shards
+from engine.models.shards import find_shards, shard_error
 
 ProgressCallback = Callable[[int, int], None]
 """Called while weights load, with bytes done and bytes in all."""
@@ -43,7 +43,7 @@ def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: P
                     if progress is not None:
                         progress(min(done_bytes, total_bytes), total_bytes)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{shard.file} is damaged or truncated: {error}") from None
+            raise shard_error(shard.file, error) from None
     if missing:
         raise CheckpointError(f"{path} is incomplete: {len(missing)} missing tensors, first {min(missing)}")
     if progress is not None:
@@ -83,7 +83,7 @@ def has_tensor(path: Path, name: str) -> bool:
             with safe_open(shard.file, framework="pt") as tensors:
                 return name in tensors.keys()  # noqa: SIM118  (not a mapping)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{shard.file} is damaged or truncated: {error}") from None
+            raise shard_error(shard.file, error) from None
     return False
 
 

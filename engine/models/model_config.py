@@ -94,7 +94,11 @@ def load_model_config(path: Path) -> ModelConfig:
     Raises:
         CheckpointError: Not a checkpoint, or one of a kind that is not supported; the message lists what is.
     """
-    return parse_model_config(read_config_json(path))
+    raw = read_config_json(path)
+    try:
+        return parse_model_config(raw)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:

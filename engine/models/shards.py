@@ -67,7 +67,14 @@ def check_shards(path: Path) -> None:
     """
     for shard in find_shards(path):
         try:
-            with safe_open(shard.file, framework="numpy"):
+            with shard.file.open("rb"), safe_open(shard.file, framework="numpy"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{shard.file} is damaged or truncated: {error}") from None
+            raise shard_error(shard.file, error) from None
+
+
+def shard_error(file: Path, error: SafetensorError | OSError) -> CheckpointError:
+    """What is wrong with a shard that could not be read: its content, or the access to it."""
+    if isinstance(error, OSError) and error.strerror:
+        return CheckpointError(f"{file} cannot be read: {error.strerror}")
+    return CheckpointError(f"{file} is damaged or truncated: {error}")
