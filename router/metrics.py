@@ -60,11 +60,33 @@ class _WorkerCollector(Collector):
                 yield pool.role, replica
 
 
-class RouterMetrics:
-    """This router's measurements, in a registry of its own."""
+class _Labelled(Collector):
+    """All metrics of a registry, with the label ``router`` on every sample."""
 
-    def __init__(self, pools: Iterable[ReplicaPool] = ()) -> None:
+    def __init__(self, registry: CollectorRegistry, router_id: str) -> None:
+        self._registry = registry
+        self._router_id = router_id
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now."""
+        for metric in self._registry.collect():
+            metric.samples = [
+                sample._replace(labels={**sample.labels, "router": self._router_id}) for sample in metric.samples
+            ]
+            yield metric
+
+
+class RouterMetrics:
+    """This router's measurements, in a registry of its own, each with the label ``router``; the workers' have none.
+
+    Behind one address each scrape may reach another router: without the label their counters would be mixed.
+    """
+
+    def __init__(self, pools: Iterable[ReplicaPool] = (), *, router_id: str = "") -> None:
         self.registry = CollectorRegistry()
+        self._router_id = router_id
+        self._workers = CollectorRegistry()
+        self._workers.register(_WorkerCollector(pools))
         registry = self.registry
         self._requests = Counter("baton:http_requests", "HTTP requests by answer.", ("path", "code"), registry=registry)
         self._finishes = Counter(
@@ -87,7 +109,6 @@ class RouterMetrics:
         self._finish_children = {
             reason: self._finishes.labels(reason) for reason in ("stop", "length", "error", "abort")
         }
-        registry.register(_WorkerCollector(pools))
 
     def watch(self, *, in_progress: Callable[[], float], waiting: Callable[[], float]) -> None:
         """Read these numbers whenever Prometheus asks."""
@@ -118,5 +139,7 @@ class RouterMetrics:
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""
-        text: bytes = generate_latest(self.registry)
+        ours = CollectorRegistry(auto_describe=False)
+        ours.register(_Labelled(self.registry, self._router_id))
+        text: bytes = generate_latest(ours) + generate_latest(self._workers)
         return text

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +66,7 @@ class RouterService:
         self.model_name = model_name
         self.settings = settings or RouterSettings()
         self.created_s = int(time.time())
+        self.router_id = uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)
         self.chat_template: ChatTemplate | None = load_chat_template(
             model_dir, special_tokens=self.tokenizer.special.named
@@ -73,7 +76,7 @@ class RouterService:
         self.counters = RouterCounters()
         self.prefill_pool = ReplicaPool("prefill", prefill, policy=self.settings.prefill_policy, settings=self.settings)
         self.decode_pool = ReplicaPool("decode", decode, policy=self.settings.decode_policy, settings=self.settings)
-        self.metrics = RouterMetrics((self.prefill_pool, self.decode_pool))
+        self.metrics = RouterMetrics((self.prefill_pool, self.decode_pool), router_id=self.router_id)
         self._orchestrator = Orchestrator(
             prefill,
             decode,
@@ -186,8 +189,15 @@ class RouterService:
         )
 
     async def status(self) -> dict[str, object]:
-        """Fresh numbers of every replica, and the totals."""
+        """Fresh numbers of every replica, and the totals: of requests and tokens this router's, of workers all."""
         return await cluster_status(
+            router={
+                "router_id": self.router_id,
+                "pid": os.getpid(),
+                "created": self.created_s,
+                "server_load": self.num_alive,
+                "num_waiting": self.num_waiting,
+            },
             model=self.model_name,
             pools=(self.prefill_pool, self.decode_pool),
             counters=self.counters,

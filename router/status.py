@@ -29,16 +29,21 @@ _TOTALS = {
 
 
 async def cluster_status(
-    *, model: str, pools: Iterable[ReplicaPool], counters: RouterCounters, timeout_s: float
+    *,
+    router: Mapping[str, object],
+    model: str,
+    pools: Iterable[ReplicaPool],
+    counters: RouterCounters,
+    timeout_s: float,
 ) -> dict[str, object]:
-    """Ask every replica at once, none for longer than ``timeout_s``."""
+    """Ask every replica at once, none for longer than ``timeout_s``. ``router`` says who answers."""
     rows: dict[str, list[dict[str, object]]] = {}
     sums: Counter[str] = Counter()
     for pool in pools:
         answers = await asyncio.gather(*(_ask(pool, replica, timeout_s) for replica in by_name(pool)))
         rows[pool.role] = answers
         sums.update(pool.counters.total())
-    return {"model": model, "pools": rows, "totals": _totals(sums, counters)}
+    return {"model": model, "router": dict(router), "pools": rows, "totals": _totals(sums, counters)}
 
 
 def by_name(pool: ReplicaPool) -> list[Replica]:

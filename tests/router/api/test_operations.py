@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,34 @@ async def test_status_says_which_replica_does_not_answer(model_dir: Path) -> Non
         assert [row["state"] for row in rows] == ["running", "unreachable"]
 
 
+async def test_status_says_which_router_answers(model_dir: Path) -> None:
+    async with router_rig(model_dir) as one, router_rig(model_dir) as other:
+        answers = [(await rig.client.get("/status")).json()["router"] for rig in (one, one, other)]
+
+        assert answers[0]["router_id"] == answers[1]["router_id"] != answers[2]["router_id"]
+        assert answers[0]["pid"] == os.getpid()
+
+
+async def test_only_what_a_router_measures_has_its_label(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        await rig.complete([5] * 7, max_tokens=5)
+        families = text_string_to_metric_families((await rig.client.get("/metrics")).text)
+
+        labelled = {item.name: "router" in item.labels for family in families for item in family.samples}
+        assert labelled["baton:generation_tokens_total"]
+        assert labelled["baton:router_requests_in_progress"]
+        assert not labelled["baton:replica_up"]
+        assert not labelled["baton:worker_num_generated_tokens_total"]
+
+
 async def test_metrics_count_what_happened(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         await rig.complete([5] * 7, max_tokens=5, ignore_eos=True)
         await rig.complete("hi", bad=1)
         families = list(text_string_to_metric_families((await rig.client.get("/metrics")).text))
 
+        routers = {item.labels.pop("router", None) for fam in families for item in fam.samples}
+        assert routers == {rig.service.router_id, None}
         samples = {(item.name, *sorted(item.labels.values())): item.value for fam in families for item in fam.samples}
         assert samples["baton:prompt_tokens_total",] == 7
         assert samples["baton:generation_tokens_total",] == 5
