@@ -157,9 +157,10 @@ def status(
     """Show the workers of a running cluster."""
     import httpx
 
-    from cluster.client_error import explain
+    from cluster.client_error import cluster_url, explain
     from cluster.status_command import status as run
 
+    url = cluster_url(url)
     try:
         run(url, Console(), as_json=json)
     except httpx.HTTPError as error:
@@ -173,9 +174,10 @@ def chat(url: Annotated[str, typer.Option(help="Where the cluster answers.")] = 
 
     from cluster.chat_command import ChatInputError
     from cluster.chat_command import chat as run
-    from cluster.client_error import explain
+    from cluster.client_error import cluster_url, explain
 
     stop_on_signals()
+    url = cluster_url(url)
     try:
         run(url, Console())
     except ChatInputError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import httpx
 
+from cluster.preflight_error import PreflightError
+
 
 def explain(error: httpx.HTTPError, url: str) -> str:
     """One line for somebody who expected a cluster at ``url``."""
@@ -12,6 +14,22 @@ def explain(error: httpx.HTTPError, url: str) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"{url} answered {error.response.status_code}: {message_of(error.response)}"
     return f"{url}: {type(error).__name__}: {error}"
+
+
+def cluster_url(text: str) -> str:
+    """The URL that somebody meant who wrote ``localhost:8000``.
+
+    Raises:
+        PreflightError: It is none.
+    """
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise PreflightError(f"{text!r} is not a URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise PreflightError(f"{text!r} is not an HTTP URL, such as http://127.0.0.1:8000")
+    return url
 
 
 def message_of(response: httpx.Response) -> str:

@@ -8,9 +8,12 @@ from typing import Any
 import httpx
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 TIMEOUT_S = 10.0
+MAX_WIDTH = 1000
 
 COLUMNS = (
     ("pool", "pool"),
@@ -41,19 +44,28 @@ def status(url: str, console: Console, *, as_json: bool) -> None:
     if as_json:
         console.print_json(json.dumps(answer))
         return
-    console.print(status_table(answer))
+    print_table(status_table(answer), console)
     totals = answer.get("totals", {})
     console.print(", ".join(f"{name} {totals[name]:,}" for name in TOTALS if name in totals), highlight=False)
 
 
+def print_table(table: Table, console: Console) -> None:
+    """Print a table whole: where it is wider than the console, the terminal may wrap it, but no title is cut."""
+    needed = Measurement.get(console, console.options.update(max_width=MAX_WIDTH), table).maximum
+    console.width = max(needed, console.width)
+    console.print(table)
+
+
 def status_table(answer: dict[str, Any]) -> Table:
     """One row a worker."""
-    table = Table(title=f"model {answer.get('model')}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(
+        title=Text(f"model {answer.get('model')}"), title_justify="left", box=SIMPLE, padding=0, show_edge=False
+    )
     for title, _ in COLUMNS:
         table.add_column(title, no_wrap=True)
     for pool, replicas in answer.get("pools", {}).items():
         for replica in replicas:
-            table.add_row(*(cell({"pool": pool, **replica}.get(key)) for _, key in COLUMNS))
+            table.add_row(*(Text(cell({"pool": pool, **replica}.get(key))) for _, key in COLUMNS))
     return table
 
 

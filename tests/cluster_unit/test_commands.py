@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from cluster.chat_command import ChatInputError, ask
 from cluster.cli import app
-from cluster.client_error import explain
+from cluster.client_error import cluster_url, explain
 from cluster.generate_command import GenerateOptions, generate
-from cluster.status_command import status_table
+from cluster.preflight_error import PreflightError
+from cluster.status_command import COLUMNS, print_table, status_table
 from engine.errors import ConfigError
 
 
@@ -86,6 +87,37 @@ def test_status_table_has_a_row_for_each_worker() -> None:
 
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(word in text for word in ("prefill", "abc", "41", "25.0%", "decode", "def", "42", "50.0%"))
+
+
+@pytest.mark.parametrize(("node", "width"), [("192.168.100.100", 80), ("fd00:1234:5678:9abc:def0:1234:5678:9abc", 40)])
+def test_status_table_cuts_nothing(node: str, width: int) -> None:
+    replica = {"replica_id": "abcdefgh", "node_ip": node, "pid": 4194304, "state": "healthy", "kv_usage": 1.0}
+    console = Console(file=io.StringIO(), width=width)
+
+    print_table(status_table({"model": "m", "pools": {"prefill": [replica]}}), console)
+
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(any(title in line for line in lines) for title, _ in COLUMNS)
+    assert any(all(word in line for word in ("prefill", "abcdefgh", node, "4194304", "100.0%")) for line in lines)
+    assert width < 80 or max(len(line.rstrip()) for line in lines) <= width
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("http://localhost:8000", "http://localhost:8000"),
+        ("https://host/x", "https://host/x"),
+    ],
+)
+def test_url_without_a_scheme_means_http(text: str, url: str) -> None:
+    assert cluster_url(text) == url
+
+
+@pytest.mark.parametrize("text", ["ftp://localhost", "localhost:port", ""])
+def test_what_is_no_url_is_refused(text: str) -> None:
+    with pytest.raises(PreflightError, match=r"is not an? (HTTP )?URL"):
+        cluster_url(text)
 
 
 def test_refused_connection_asks_whether_anything_runs() -> None:
