@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,20 @@ def test_address_where_no_ray_answers_is_refused_at_once(served_model: Path) -> 
 
     assert result.returncode == 2
     assert "no Ray answers at 127.0.0.1:1" in result.stderr
+
+
+def test_missing_token_is_explained_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+
+        cluster = ClusterProcess({"address": address}, environment={"RAY_AUTH_MODE": "token", "HOME": str(tmp_path)})
+        try:
+            assert cluster.wait_for_exit() == 2, cluster.log
+            errors = [line for line in cluster.log.splitlines() if line.startswith("baton: error: ")]
+            assert len(errors) == 1, cluster.log
+            assert all(part in errors[0] for part in (address, "RAY_AUTH_MODE", str(tmp_path / ".ray/auth_token")))
+            assert "Traceback" not in cluster.log
+        finally:
+            cluster.close()
