@@ -51,4 +51,4 @@ class RouterIngress:
             decode=RayDecodePool(self._decode),
             settings=settings.router,
         )
-        return build_app(service)
+        return build_app(service, answers_request_id=False)  # Serve's server adds it, and cannot be told not to

@@ -48,8 +48,11 @@ def baton_version() -> str:
         return "0+unknown"
 
 
-def build_app(service: RouterService) -> FastAPI:
-    """The application around a service. Its lifespan starts and closes the service."""
+def build_app(service: RouterService, *, answers_request_id: bool = True) -> FastAPI:
+    """The application around a service. Its lifespan starts and closes the service.
+
+    ``answers_request_id`` False is for a server that puts the request's id into each answer by itself, as Serve does.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -60,7 +63,9 @@ def build_app(service: RouterService) -> FastAPI:
             await service.close()
 
     app = FastAPI(title="Baton", version=baton_version(), lifespan=lifespan)
-    app.add_middleware(RequestIdMiddleware, metrics=service.metrics, paths=_PATHS)
+    app.add_middleware(
+        RequestIdMiddleware, metrics=service.metrics, paths=_PATHS, answers_request_id=answers_request_id
+    )
     _add_error_handlers(app)
     _add_generation(app, service)
     _add_tokens(app, service)

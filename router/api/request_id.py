@@ -15,9 +15,15 @@ _ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestIdMiddleware:
-    """Gives every answer the caller's request id, or a new one if there is none or it is unusable."""
+    """Gives every answer the caller's request id, or a new one if there is none or it is unusable.
 
-    def __init__(self, app: ASGIApp, *, metrics: RouterMetrics, paths: frozenset[str]) -> None:
+    The header is left to the server around the application where that one adds it: an answer has it once.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: RouterMetrics, paths: frozenset[str], answers_request_id: bool = True
+    ) -> None:
+        self._answers_request_id = answers_request_id
         self._app = app
         self._metrics = metrics
         self._paths = paths
@@ -33,7 +39,8 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request_id
+                if self._answers_request_id:
+                    MutableHeaders(scope=message)[HEADER] = request_id
                 self._metrics.answered(path, message["status"])
             await send(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import openai
 import pytest
 
@@ -80,3 +81,12 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_lengths(client: openai.O
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no-such-model"):
         client.completions.create(model="no-such-model", prompt="a", max_tokens=4)
+
+
+@pytest.mark.parametrize("given", [{}, {"X-Request-Id": "my-own-id"}])
+def test_an_answer_has_one_request_id(cluster: ClusterProcess, given: dict[str, str]) -> None:
+    response = httpx.get(f"{cluster.url}/health", headers=given, timeout=60.0, trust_env=False)
+
+    (answered,) = response.headers.get_list("x-request-id")
+    assert answered
+    assert answered == given.get("X-Request-Id", answered)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.api.app import build_app
 from tests.support.router_rig import router_rig, until
 
 
@@ -107,6 +109,15 @@ async def test_unusable_request_id_is_replaced(model_dir: Path, given: str) -> N
         response = await rig.client.get("/health", headers={"X-Request-Id": given})
 
         assert response.headers["x-request-id"] not in ("", given)
+
+
+async def test_server_that_answers_the_request_id_is_left_to_it(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        app = build_app(rig.service, answers_request_id=False)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
+            response = await client.get("/health", headers={"X-Request-Id": "my-own-id"})
+
+        assert (response.status_code, response.headers.get_list("x-request-id")) == (200, [])
 
 
 async def test_openapi_document_describes_the_bodies(model_dir: Path) -> None:
