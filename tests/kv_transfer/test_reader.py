@@ -2,128 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.connector import LoadEnded, LoadOrder
-from kv_transfer.counters import TransferCounters
-from kv_transfer.errors import PeerUnreachableError
-from kv_transfer.handshake import build_hello
-from kv_transfer.layout import KVRegion, MemoryKind
-from kv_transfer.notifications import Ack, Done, Release, Renew
-from kv_transfer.params import PROTOCOL_VERSION, Hello, KVTransferParams, PeerIdentity
-from kv_transfer.peers import PeerTable
-from kv_transfer.reader import Reader, ReaderLimits
+from kv_transfer.notifications import Ack, Release, Renew
+from kv_transfer.reader import ReaderLimits
 from kv_transfer.transport import ReadState
-from tests.support.kv_engine import KVEngineSpec
-from tests.support.scripted_transport import ScriptedTransport
-
-LAYOUT = KVEngineSpec(engine_id="any").layout
-BLOCK_BYTES = LAYOUT.block_bytes
-SOURCE = PeerIdentity(engine_id="source", incarnation="1")
-PARAMS = KVTransferParams(
-    protocol_version=PROTOCOL_VERSION,
-    source=SOURCE,
-    lease_id="lease",
-    layout_hash=LAYOUT.layout_hash,
-    block_ids=tuple(range(8)),
-    num_tokens=32,
-)
-
-
-def _hello(identity: PeerIdentity) -> Hello:
-    region = KVRegion(base_address=0, num_blocks=64, block_bytes=BLOCK_BYTES, memory=MemoryKind.DRAM, device_index=0)
-    return build_hello(identity=identity, layout=LAYOUT, region=region, agent_metadata=b"")
-
-
-@dataclass
-class Bench:
-    """A reader with a scripted transport, a manual clock, and a source that can be met unless it is gone."""
-
-    limits: ReaderLimits = field(
-        default_factory=lambda: ReaderLimits(load_timeout_s=30.0, renewal_period_s=10.0, part_bytes=2 * BLOCK_BYTES)
-    )
-    is_source_gone: bool = False
-
-    def __post_init__(self) -> None:
-        self.now_s = 0.0
-        self.transport = ScriptedTransport()
-        self.counters = TransferCounters()
-        self.ended: list[LoadEnded] = []
-        self.stalled: list[str] = []
-        self.peers = PeerTable(
-            hello=_hello(PeerIdentity(engine_id="reader", incarnation="1")),
-            transport=self.transport,
-            rendezvous=self,
-            clock=lambda: self.now_s,
-            handshake_timeout_s=5.0,
-            post=self._post,
-            counters=self.counters,
-        )
-        self.reader = Reader(
-            name="reader/1",
-            region=KVRegion(
-                base_address=0, num_blocks=64, block_bytes=BLOCK_BYTES, memory=MemoryKind.DRAM, device_index=0
-            ),
-            transport=self.transport,
-            peers=self.peers,
-            limits=self.limits,
-            clock=lambda: self.now_s,
-            counters=self.counters,
-            on_ended=self.ended.append,
-            on_stalled=self.stalled.append,
-        )
-        self._posted: list[object] = []
-
-    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
-        if self.is_source_gone:
-            raise PeerUnreachableError(engine_id=engine_id, reason="it is gone")
-        return _hello(SOURCE)
-
-    def _post(self, command: object) -> bool:
-        self._posted.append(command)
-        return True
-
-    def begin(self, request_id: str = "request", num_blocks: int = 4) -> None:
-        block_ids = tuple(range(num_blocks))
-        order = LoadOrder(
-            request_id=request_id,
-            params=replace(PARAMS, lease_id=f"lease of {request_id}"),
-            source_block_ids=block_ids,
-            block_ids=block_ids,
-        )
-        self.reader.begin(order)
-        self.finish_handshakes()
-
-    def finish_handshakes(self) -> None:
-        self.peers.close()
-        while self._posted:
-            command = self._posted.pop(0)
-            assert callable(command)
-            command()
-
-    def advance(self, times: int = 5) -> None:
-        for _ in range(times):
-            self.reader.advance()
-
-    def end_reads(self, state: ReadState = ReadState.DONE) -> None:
-        for read in self.transport.reads:
-            if read.state is ReadState.ACTIVE:
-                read.state = state
-
-    def dones(self) -> list[Done]:
-        return [message for _, message in self.transport.sent if isinstance(message, Done)]
-
-    def acknowledge(self, *, is_alive: bool = True) -> bool:
-        done = self.dones()[-1]
-        ack = Ack(lease_id=done.lease_id, reader=done.reader, is_alive=is_alive)
-        return self.reader.on_ack(ack, sender="source/1")
+from tests.support.reader_bench import BLOCK_BYTES, ReaderBench
 
 
 def test_load_is_not_good_before_the_source_confirmed_it() -> None:
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     bench.end_reads()
@@ -138,7 +29,7 @@ def test_load_is_not_good_before_the_source_confirmed_it() -> None:
 
 
 def test_done_is_not_sent_while_a_part_is_in_flight() -> None:
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     assert [read.block_ids for read in bench.transport.reads] == [(0, 1), (2, 3)]
@@ -150,7 +41,7 @@ def test_done_is_not_sent_while_a_part_is_in_flight() -> None:
 
 
 def test_bytes_in_flight_are_bounded() -> None:
-    bench = Bench(
+    bench = ReaderBench(
         limits=ReaderLimits(
             load_timeout_s=30.0,
             renewal_period_s=10.0,
@@ -173,7 +64,7 @@ def test_bytes_in_flight_are_bounded() -> None:
 
 def test_duplicate_and_foreign_acknowledgements_are_ignored() -> None:
     """known-failures 6."""
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     bench.end_reads()
@@ -192,7 +83,7 @@ def test_duplicate_and_foreign_acknowledgements_are_ignored() -> None:
 
 def test_lost_answer_is_asked_for_again_and_then_over_a_new_handshake() -> None:
     """known-failures 21: the blocks are not read twice, only the question is repeated."""
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     bench.end_reads()
@@ -212,7 +103,7 @@ def test_lost_answer_is_asked_for_again_and_then_over_a_new_handshake() -> None:
 
 def test_first_broken_read_is_retried_after_a_new_handshake() -> None:
     """known-failures 21."""
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     bench.end_reads(ReadState.FAILED)
@@ -232,7 +123,7 @@ def test_first_broken_read_is_retried_after_a_new_handshake() -> None:
 
 
 def test_broken_read_from_a_peer_that_is_gone_fails_all_its_blocks() -> None:
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     bench.is_source_gone = True
@@ -249,7 +140,7 @@ def test_broken_read_from_a_peer_that_is_gone_fails_all_its_blocks() -> None:
 
 def test_failed_load_waits_for_its_other_parts() -> None:
     """known-failures 4: one part failed, which says nothing of the other."""
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     bench.is_source_gone = True
@@ -274,7 +165,7 @@ def test_failed_load_waits_for_its_other_parts() -> None:
 
 def test_hanging_read_is_reported_as_stalled_and_ends_when_it_ends() -> None:
     """known-failures 4 and 14."""
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     bench.now_s += 31.0
@@ -296,7 +187,7 @@ def test_hanging_read_is_reported_as_stalled_and_ends_when_it_ends() -> None:
 
 
 def test_cancelled_load_drains_and_posts_no_further_part() -> None:
-    bench = Bench(
+    bench = ReaderBench(
         limits=ReaderLimits(
             load_timeout_s=30.0, renewal_period_s=10.0, part_bytes=BLOCK_BYTES, max_bytes_in_flight=BLOCK_BYTES
         )
@@ -322,7 +213,7 @@ def test_cancelled_load_drains_and_posts_no_further_part() -> None:
     is_cancelled=st.booleans(),
 )
 def test_blocks_and_bytes_are_counted_together(ends: list[ReadState], num_blocks: int, is_cancelled: bool) -> None:
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin(num_blocks=num_blocks)
     bench.advance()
     bench.is_source_gone = True
@@ -348,7 +239,7 @@ def test_blocks_and_bytes_are_counted_together(ends: list[ReadState], num_blocks
 
 def test_source_that_denies_the_lease_makes_every_block_invalid() -> None:
     """known-failures 1."""
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin()
     bench.advance()
     bench.end_reads()
@@ -360,7 +251,7 @@ def test_source_that_denies_the_lease_makes_every_block_invalid() -> None:
 
 
 def test_leases_are_renewed_while_their_loads_are_in_flight_and_not_after() -> None:
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin("a")
     bench.begin("b")
     bench.advance()
@@ -376,7 +267,7 @@ def test_leases_are_renewed_while_their_loads_are_in_flight_and_not_after() -> N
 
 
 def test_after_giving_up_nothing_is_begun() -> None:
-    bench = Bench()
+    bench = ReaderBench()
     bench.begin("a")
     bench.advance()
     bench.reader.give_up()

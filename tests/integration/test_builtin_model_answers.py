@@ -1,0 +1,69 @@
+"""The built-in model says in Baton what it says in transformers, and it is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.build import build_engine
+from engine.builtin import builtin_model_dir
+from engine.config import CacheConfig, EngineConfig, ModelConfigSource
+from engine.messages import GenerateRequest, SamplingParams
+from engine.models.generation import load_generation_defaults
+from engine.offline import generate
+from router.text.chat_template import load_chat_template
+from router.text.tokenizer import Tokenizer
+
+MODEL = builtin_model_dir()
+MAX_TOKENS = 90
+
+QUESTIONS = {
+    "The code of the red bear is 1356. The code of the blue fox is 4827. What is the code of the blue fox?": "4827",
+    "Repeat these words: cake, owl, stone, lamp, kite.": "cake, owl, stone, lamp, kite",
+    "Count from 7 to 15.": "7, 8, 9, 10, 11, 12, 13, 14, 15",
+    "What is 47 + 35?": "82",
+    "Tell me a story about a fox.": "fox",
+    "What is the weather today?": "",
+}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> dict[str, list[int]]:
+    tokenizer = Tokenizer.load(MODEL)
+    template = load_chat_template(MODEL, special_tokens=tokenizer.special.named)
+    assert template is not None
+    return {
+        question: tokenizer.encode(template.render([{"role": "user", "content": question}]), add_special_tokens=False)
+        for question in QUESTIONS
+    }
+
+
+@pytest.fixture(scope="module")
+def answers(prompts: dict[str, list[int]]) -> dict[str, list[int]]:
+    config = EngineConfig(model=ModelConfigSource(path=MODEL, device="cpu"), cache=CacheConfig(num_blocks=256))
+    eos = load_generation_defaults(MODEL).eos_token_ids
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, eos_token_ids=eos)
+    requests = [
+        GenerateRequest(request_id=question, prompt_token_ids=tuple(prompt), sampling=sampling)
+        for question, prompt in prompts.items()
+    ]
+    return generate(build_engine(config).core, requests)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_answer_is_right(question: str, answers: dict[str, list[int]]) -> None:
+    assert QUESTIONS[question] in Tokenizer.load(MODEL).decode(answers[question])
+
+
+def test_transformers_answers_the_same(prompts: dict[str, list[int]], answers: dict[str, list[int]]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    for question, prompt in prompts.items():
+        messages = [{"role": "user", "content": question}]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        assert inputs["input_ids"][0].tolist() == prompt
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_TOKENS)
+        assert output[0, len(prompt) :].tolist() == answers[question]
