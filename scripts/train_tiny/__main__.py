@@ -12,7 +12,7 @@ from .schedule import Schedule
 from .tokenizer import load_tokenizer, train_tokenizer
 from .train import CHECKPOINT_NAME, TrainConfig, Trainer
 
-DEFAULT_NUM_STEPS = 7500
+DEFAULT_NUM_STEPS = 10000
 _NUM_TOKENIZER_CHATS = 4000
 _MODEL_DIRECTORY = Path(__file__).parents[2] / "engine" / "builtin_model"
 

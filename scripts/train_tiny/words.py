@@ -129,7 +129,7 @@ MORE_WORDS = words_of(
 
 ANIMAL_NAMES = tuple(animal.name for animal in ANIMALS)
 NOUNS = ANIMAL_NAMES + tuple(thing for thing in THINGS if thing not in ANIMAL_NAMES)
-LIST_WORDS = tuple(dict.fromkeys(NOUNS + FOODS + MORE_WORDS + PLACES + ADJECTIVES + NAMES))
+LIST_WORDS = tuple(dict.fromkeys(NOUNS + FOODS + MORE_WORDS + COLOURS))
 
 ONSETS = words_of("b d f g k l m n p r s t v w z bl br dr fl gr kr pl st tr")
 VOWELS = words_of("a e i o u")
