@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, RemoteMatch
@@ -44,7 +45,13 @@ class ConnectorBooks:
             self._expected.append(params)
 
     def match(
-        self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
+        block_hashes: Sequence[bytes] = (),  # noqa: ARG002  (what peers hand over is found by lease)
     ) -> RemoteMatch | None:
         """Say what can be supplied beyond the local prefix; never None: the answer is in the params."""
         if params is None or params.lease_id in self._spent:
@@ -57,9 +64,10 @@ class ConnectorBooks:
         return RemoteMatch(num_tokens=num_tokens, is_async=True) if num_tokens > 0 else _NOTHING
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
     ) -> None:
         """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on."""
+        assert params is not None, "nothing but a hand-over is offered here"
         end_block = first_block + len(block_ids)
         source_block_ids = params.block_ids[first_block:end_block]
         assert len(source_block_ids) == len(block_ids), "the scheduler asked for blocks beyond the hand-over"
@@ -83,6 +91,13 @@ class ConnectorBooks:
         if params.lease_id not in self._spent:
             self._spend(params.lease_id)
             self._releases.append(params)
+
+    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:  # noqa: ARG002
+        """Nothing is kept: all of it is lost."""
+        return block_hashes
+
+    def forget_evicted(self) -> None:
+        """Nothing was kept."""
 
     def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
         """Pin a finished request's blocks for a reader."""

@@ -7,7 +7,7 @@ moves bytes: it may have a thread of its own, and reports what ended. What passe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -151,20 +151,42 @@ class SchedulerConnector(Protocol):
         """A request with this hand-over waits here: keep its lease alive until ``begin_load`` or ``release``."""
 
     def match(
-        self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
+        block_hashes: Sequence[bytes] = (),
     ) -> RemoteMatch | None:
-        """Say what can be supplied beyond the local prefix; None means "not known yet, ask again" (K1)."""
+        """Say what can be supplied beyond the local prefix; None means "not known yet, ask again" (K1).
+
+        ``block_hashes`` address the full blocks that the request may take from a cache, from its first block on.
+        """
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
     ) -> None:
-        """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on (K2)."""
+        """Queue the load of ``len(block_ids)`` blocks, from the ``first_block``-th block of the request on (K2).
+
+        It takes up what the last ``match`` offered to this request; nothing was matched since.
+        """
 
     def cancel_load(self, request_id: str) -> None:
         """The request ended while loading; its ``LoadEnded`` still comes. Unknown ids are ignored."""
 
     def release(self, params: KVTransferParams) -> None:
         """This engine will not read these blocks (any more): let the peer's lease end."""
+
+    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """The prefix cache gives these blocks up: keep their content, if this connector is one that does.
+
+        It is copied before the next step computes or loads anything. Returns what cannot be found here any more: the
+        content that is not kept, and older content that made room.
+        """
+
+    def forget_evicted(self) -> None:
+        """The prefix cache was reset: offer nothing that was kept until now."""
 
     def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
         """Pin a finished request's blocks for a reader (K7); ``LeaseEnded`` says when to free them."""

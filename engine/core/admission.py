@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.config import SchedulerConfig
 from engine.core.admission_gate import AdmissionGate, Verdict
+from engine.core.block_hash import BlockHash
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.pending_prefixes import PendingPrefixes
@@ -100,7 +101,7 @@ class Admission:
         num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
         if self._num_missing_blocks(request, local) > 0:
             return Verdict.BARRIER
-        match = self._remote.match(request, num_local_tokens)
+        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
         if match is None:
             if not len(self._book.undecided):
                 self._ask_again_at_s = self._clock() + self._config.ask_again_s
@@ -172,11 +173,14 @@ class Admission:
 
     def local_prefix(self, request: Request) -> list[int]:
         """Blocks of the longest cached prefix; the last token is always computed (B1)."""
+        return self._kv_cache.lookup(self._shareable_hashes(request))
+
+    def _shareable_hashes(self, request: Request) -> list[BlockHash]:
+        """Addresses of the full blocks that need no computing if somebody has them."""
         if not self._kv_cache.enable_prefix_caching:
             return []
         block_size = self._kv_cache.block_size
-        hashes = request.hashes(block_size)
-        return self._kv_cache.lookup(hashes[: (request.num_tokens - 1) // block_size])
+        return request.hashes(block_size)[: (request.num_tokens - 1) // block_size]
 
     def _headroom(self, request: Request) -> int:
         """Blocks that must stay free so that whoever was admitted can go on."""

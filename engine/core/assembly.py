@@ -131,6 +131,7 @@ def _state(
         block_size=cache.block_size,
         enable_prefix_caching=cache.enable_prefix_caching,
         events=cache_events,
+        tier=connector,
         clock=clock,
     )
     table = RowTable(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=cache.block_size)

@@ -21,7 +21,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRemoved:
-    """A block can no longer be found."""
+    """A block can no longer be found: not in the cache, and not where evicted blocks are kept."""
 
     block_hash: BlockHash
 

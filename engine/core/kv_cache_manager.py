@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.core.block_hash import BlockHash
 from engine.core.block_pool import BlockPool
@@ -14,6 +15,16 @@ from engine.core.prefix_index import PrefixIndex
 
 LIFETIME_SAMPLE = 64
 """One block in so many has the time from its publication to its eviction measured."""
+
+
+class EvictionTier(Protocol):
+    """Whoever may keep the content of blocks that the prefix cache gives up."""
+
+    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Take what it wants; returns what cannot be found with it any more."""
+
+    def forget_evicted(self) -> None:
+        """Offer nothing that was kept until now."""
 
 
 @dataclass(slots=True)
@@ -38,6 +49,7 @@ class KVCacheManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         events: CacheEventLog | None = None,
+        tier: EvictionTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.block_size = block_size
@@ -46,6 +58,7 @@ class KVCacheManager:
         self._index = PrefixIndex(num_blocks)
         self._pool = BlockPool(num_blocks, self._index, self._withdraw_evicted)
         self._events = events
+        self._tier = tier
         self._clock = clock
         self._published_at: dict[int, float] = {}
         self._fence: deque[tuple[int, list[int]]] = deque()
@@ -141,10 +154,12 @@ class KVCacheManager:
             self._pool.free(block_ids)
 
     def reset(self) -> None:
-        """Withdraw every published block; what is held stays held, unpublished."""
+        """Withdraw every published block; what is held stays held, unpublished. Nothing evicted comes back."""
         self._index.clear()
         self._pool.drop_cached()
         self._published_at.clear()
+        if self._tier is not None:
+            self._tier.forget_evicted()
         if self._events is not None:
             self._events.append(AllCleared())
 
@@ -161,12 +176,15 @@ class KVCacheManager:
         self._pool.check_integrity(expected)
 
     def _withdraw_evicted(self, block_ids: Sequence[int]) -> None:
-        hashes = self._index.withdraw(block_ids)
+        lost: Sequence[bytes] = self._index.withdraw(block_ids)
         if self._published_at:
             self._sample_lifetimes(block_ids)
+        if self._tier is not None:
+            lost = self._tier.keep_evicted(block_ids, lost)
         if self._events is not None:
-            for block_hash in hashes:
-                self._events.append(BlockRemoved(block_hash=block_hash))
+            for block_hash in map(BlockHash, lost):
+                if block_hash not in self._index:
+                    self._events.append(BlockRemoved(block_hash=block_hash))
 
     def _sample_lifetimes(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:

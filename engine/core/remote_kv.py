@@ -5,11 +5,12 @@ A loading request is set aside here: it costs nothing until the event that its l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from engine.core.block_hash import BlockHash
 from engine.core.request import Request, RequestState, Span
 from kv_transfer.connector import LoadEnded, RemoteMatch, SchedulerConnector
 from kv_transfer.params import KVTransferParams
@@ -77,23 +78,25 @@ class RemoteKV:
         load = self._loads.get(request_id)
         return load if load is not None and load.is_wanted else None
 
-    def match(self, request: Request, num_local_tokens: int) -> RemoteMatch | None:
+    def match(
+        self, request: Request, num_local_tokens: int, block_hashes: Sequence[BlockHash] = ()
+    ) -> RemoteMatch | None:
         """What the connector supplies beyond the local prefix; None when it does not know yet (K1).
 
-        A hand-over that will not be used is released here.
+        ``block_hashes`` address the full blocks that the request may take from a cache. A hand-over that will not be
+        used is released here.
         """
-        params = request.kv_transfer
-        if params is None or self._connector is None:
+        if self._connector is None:
             return NOTHING_REMOTE
-        wanted = min(request.num_prompt_tokens, request.num_tokens)
-        if num_local_tokens >= min(wanted, request.num_tokens - 1) or self.is_open(request.request_id):
+        if num_local_tokens >= request.num_tokens - 1 or self.is_open(request.request_id):
             self.release(request)
             return NOTHING_REMOTE
         match = self._connector.match(
             request_id=request.request_id,
-            params=params,
+            params=request.kv_transfer,
             num_prompt_tokens=request.num_prompt_tokens,
             num_local_tokens=num_local_tokens,
+            block_hashes=block_hashes,
         )
         if match is None:
             return None
@@ -103,9 +106,8 @@ class RemoteKV:
         return match
 
     def begin(self, request: Request, *, num_local_blocks: int, num_tokens: int, block_size: int) -> None:
-        """Load the prompt's tokens from the ``num_local_blocks``-th block up to ``num_tokens`` (K2)."""
+        """Load the request's tokens from the ``num_local_blocks``-th block up to ``num_tokens`` (K2)."""
         assert self._connector is not None
-        assert request.kv_transfer is not None
         end_block = -(-num_tokens // block_size)
         self._connector.begin_load(
             request_id=request.request_id,

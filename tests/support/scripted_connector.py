@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -67,19 +68,27 @@ class ScriptedConnector:
         self.expected.add(params.lease_id)
 
     def match(
-        self, *, request_id: str, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
+        block_hashes: Sequence[bytes] = (),
     ) -> RemoteMatch | None:
         """Offer all of the prompt beyond the local prefix."""
+        if params is None:
+            return RemoteMatch(num_tokens=0, is_async=False)
         self.num_matches += 1
-        assert params is not None
         if params.lease_id in self.undecided:
             return None
         return RemoteMatch(num_tokens=max(params.num_tokens - num_local_tokens, 0), is_async=True)
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
     ) -> None:
         """Open a load."""
+        assert params is not None, "nothing but hand-overs is offered"
         assert request_id not in self.open_loads, "one load a request"
         assert params.lease_id in self.offers, "a hand-over is used once"
         assert params.lease_id in self.expected, "a hand-over is kept alive while its request waits"
@@ -103,6 +112,13 @@ class ScriptedConnector:
         self.undecided.discard(params.lease_id)
         self.released.append(params.lease_id)
         self._releases.append(params)
+
+    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Keep nothing."""
+        return block_hashes
+
+    def forget_evicted(self) -> None:
+        """There is nothing to forget."""
 
     def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
         """Open a lease."""
