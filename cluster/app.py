@@ -71,6 +71,7 @@ def _bind_worker(
         engine=share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads)),
         transfer=config.transfer_options(),
         model_name=model.name,
+        report_period_s=config.router_settings().report_period_s,
     )
     actor_options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus}
     return deployment.options(ray_actor_options=actor_options).bind(settings)

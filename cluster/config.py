@@ -117,8 +117,8 @@ RouterSection = section_of(
         "migration_limit": "How often a request may move to another decode worker.",
         "recovery_wait_s": "How long an accepted request waits for a worker to come back.",
         "growth_headroom_tokens": "Room beyond its prompt that a request must find on a decode worker.",
-        "report_period_s": "How often idle workers are asked for their load.",
-        "stale_after_s": "Age at which a load report is not trusted any more.",
+        "report_period_s": "How often idle workers report their load; twice that without news, and a worker gets "
+        "requests only while no other one can take them.",
         "status_timeout_s": "How long a worker may take to report its status.",
         "abort_timeout_s": "How long a worker may take to confirm an abort.",
         "backoff_min_s": "First wait before a failed worker is tried again.",

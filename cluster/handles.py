@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from cluster.refusal import Refusal
 from cluster.replica_caller import Caller
-from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
 from router.workers import ReplicaStatus, WorkerRefusedError
 
 ABORT_TIMEOUT_S = 10.0
@@ -14,7 +14,7 @@ SUBMIT_TIMEOUT_S = 30.0
 
 
 class RayWorkerPool:
-    """What both pools can do: ``router.workers.WorkerPool``."""
+    """One role's workers: ``router.workers.WorkerPool``."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -34,25 +34,6 @@ class RayWorkerPool:
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests wherever they are; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=ABORT_TIMEOUT_S)
-
-
-class RayPrefillPool(RayWorkerPool):
-    """``router.workers.PrefillPool`` over Serve."""
-
-    async def prefill(
-        self, replica_id: str, request: GenerateRequest, *, timeout_s: float
-    ) -> tuple[TokenDelta, LoadReport]:
-        """Compute a prompt and sample its first token; raises WorkerUnavailableError and WorkerRefusedError."""
-        answer: tuple[TokenDelta, LoadReport] | Refusal = await self._caller.call(
-            replica_id, "prefill", request, timeout_s=timeout_s
-        )
-        if isinstance(answer, Refusal):
-            raise answer.to_error()
-        return answer
-
-
-class RayDecodePool(RayWorkerPool):
-    """``router.workers.DecodePool`` over Serve."""
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests to an engine; raises WorkerUnavailableError."""

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from cluster.handles import RayDecodePool, RayPrefillPool
+from cluster.handles import RayWorkerPool
 from cluster.replica_caller import ReplicaCaller
 from cluster.worker_log import configure_worker_logging
 from router.api.app import build_app
@@ -47,8 +47,8 @@ class RouterIngress:
         service = RouterService(
             model_dir=settings.model_dir,
             model_name=settings.model_name,
-            prefill=RayPrefillPool(self._prefill),
-            decode=RayDecodePool(self._decode),
+            prefill=RayWorkerPool(self._prefill),
+            decode=RayWorkerPool(self._decode),
             settings=settings.router,
         )
         return build_app(service, answers_request_id=False)  # Serve's server adds it, and cannot be told not to

@@ -20,8 +20,9 @@ from cluster.worker_log import configure_worker_logging
 from decode.server import DecodeServer
 from engine.build import BuiltEngine, build_engine, worker_info
 from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError, RequestRefusedError
-from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from engine.errors import CheckpointError, ConfigError
+from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from engine.server import EngineServer
 from kv_transfer.connector import Connector, ConnectorOptions, WakeCallback
 from kv_transfer.errors import HandshakeRefusedError, KVTransferError
 from kv_transfer.factory import build_connector
@@ -40,6 +41,7 @@ class WorkerSettings:
     engine: EngineConfig
     transfer: ConnectorOptions
     model_name: str
+    report_period_s: float
 
 
 class Worker:
@@ -60,7 +62,7 @@ class Worker:
         self._report("ready")
         logger.info("worker started: role=%s engine_id=%s", info.role, info.engine_id)
 
-    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> PrefillServer | DecodeServer:
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
         raise NotImplementedError
 
     def _build(self) -> tuple[BuiltEngine, WorkerInfo]:
@@ -103,6 +105,16 @@ class Worker:
         except HandshakeRefusedError as error:
             return HandshakeRefusal.of(error)
 
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[Refusal | None]:
+        """Add requests to the engine; one answer each, in order."""
+        answers = await self._server.submit(requests)
+        return [Refusal.of(answer) if answer is not None else None for answer in answers]
+
+    async def outputs(self, client_id: str) -> AsyncIterator[StepMessage]:
+        """Yield everything that concerns one router, one message a step."""
+        async for message in self._server.outputs(client_id):
+            yield message
+
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests in any state; unknown ids are ignored."""
         await self._server.abort(request_ids)
@@ -119,35 +131,24 @@ class Worker:
 class PrefillWorker(Worker):
     """One replica of the prefill pool."""
 
-    _server: PrefillServer
-
-    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> PrefillServer:
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
         assert built.connector is not None
-        return PrefillServer(built.core, info=info, connector=built.connector.worker)
-
-    async def prefill(self, request: GenerateRequest) -> tuple[TokenDelta, LoadReport] | Refusal:
-        """Compute a prompt and sample its first token."""
-        try:
-            return await self._server.prefill(request)
-        except RequestRefusedError as error:
-            return Refusal.of(error)
+        return PrefillServer(
+            built.core,
+            info=info,
+            connector=built.connector.worker,
+            report_period_s=self._settings.report_period_s,
+        )
 
 
 class DecodeWorker(Worker):
     """One replica of the decode pool."""
 
-    _server: DecodeServer
-
-    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> DecodeServer:
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
         assert built.connector is not None
-        return DecodeServer(built.core, info=info, connector=built.connector.worker)
-
-    async def submit(self, requests: Sequence[GenerateRequest]) -> list[Refusal | None]:
-        """Add requests to the engine; one answer each, in order."""
-        answers = await self._server.submit(requests)
-        return [Refusal.of(answer) if answer is not None else None for answer in answers]
-
-    async def outputs(self, client_id: str) -> AsyncIterator[StepMessage]:
-        """Yield everything that concerns one router, one message a step."""
-        async for message in self._server.outputs(client_id):
-            yield message
+        return DecodeServer(
+            built.core,
+            info=info,
+            connector=built.connector.worker,
+            report_period_s=self._settings.report_period_s,
+        )

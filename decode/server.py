@@ -2,70 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-
-from engine.async_engine import AsyncEngine
-from engine.engine_core import EngineCore
-from engine.errors import RequestRefusedError
-from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
-from kv_transfer.connector import WorkerConnector
-from kv_transfer.params import Hello
+from engine.server import EngineServer
 
 
-class DecodeServer:
-    """A plain class over one engine; ``cluster/`` makes an actor of it."""
-
-    def __init__(
-        self, core: EngineCore, *, info: WorkerInfo, connector: WorkerConnector, report_period_s: float = 0.2
-    ) -> None:
-        self._engine = AsyncEngine(core, name="decode")
-        self._connector = connector
-        self._info = info
-        self._report_period_s = report_period_s
-
-    def start(self) -> None:
-        """Start the engine on the running event loop."""
-        self._engine.start()
-
-    async def close(self) -> None:
-        """End everything. Idempotent."""
-        await self._engine.close()
-
-    def info(self) -> WorkerInfo:
-        """What does not change."""
-        return self._info
-
-    def load(self) -> LoadReport:
-        """What does."""
-        return self._engine.load
-
-    def check_health(self) -> None:
-        """Raise EngineDeadError if this worker cannot serve any more."""
-        self._engine.check_health()
-
-    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestRefusedError | None]:
-        """Add requests whose tokens go to the stream of their ``client_id``. One answer each, in order.
-
-        Raises:
-            EngineDeadError: The engine ended; nothing was added.
-        """
-        return await self._engine.submit(requests)
-
-    def outputs(self, client_id: str) -> AsyncIterator[StepMessage]:
-        """Yield one message a step with all of a client's news, and the load at least once a report period.
-
-        Closing the iterator aborts the client's requests: its router is gone.
-        """
-        return self._engine.outputs(client_id, report_period_s=self._report_period_s)
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests in any state; unknown ids are ignored."""
-        await self._engine.abort(request_ids)
-
-    def handshake(self, hello: Hello) -> Hello:
-        """Meet another worker.
-
-        Raises:
-            HandshakeRefusedError: Its protocol version or layout differs from ours.
-        """
-        return self._connector.accept(hello)
+class DecodeServer(EngineServer):
+    """An engine whose requests say where the KV of their prompt can be read, or are prefilled here."""

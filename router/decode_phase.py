@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import replace
 
-from engine.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.messages import FinishReason, TokenDelta
 from kv_transfer.params import KVTransferParams
-from router.aborts import AbortSender
 from router.counters import RouterCounters
 from router.errors import RouterError, WorkerFailedError
 from router.generation import Generation
-from router.output_streams import OutputStreams
-from router.pool import ReplicaPool, Reservation
+from router.pool import Reservation
 from router.settings import RouterSettings
-from router.submissions import Submissions
 from router.worker_errors import is_lost, is_retryable, raise_for_error, refusal_error
+from router.worker_link import WorkerLink
 from router.workers import WorkerRefusedError, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
-
-
-class DecodeRun:
-    """One request on one decode replica: the sink of its deltas."""
-
-    def __init__(self, generation: Generation, reservation: Reservation) -> None:
-        self._generation = generation
-        self._reservation = reservation
-        self.ended: asyncio.Future[TokenDelta] = asyncio.get_running_loop().create_future()
-
-    def on_delta(self, delta: TokenDelta) -> None:
-        """New tokens: from now on the replica's reports count this request, so its reservation ends."""
-        self._reservation.release()
-        reason = delta.finish_reason
-        if self.ended.done():
-            return
-        is_good = reason is None or reason is FinishReason.STOP or reason is FinishReason.LENGTH
-        self._generation.deliver(delta, reason if is_good else None)
-        if reason is not None:
-            self.ended.set_result(delta)
-
-    def on_lost(self, error: WorkerUnavailableError) -> None:
-        """The replica died, or its stream did."""
-        if not self.ended.done():
-            self.ended.set_exception(error)
 
 
 class DecodePhase:
@@ -52,18 +24,13 @@ class DecodePhase:
 
     def __init__(
         self,
+        link: WorkerLink,
         *,
-        pool: ReplicaPool,
-        streams: OutputStreams,
-        submissions: Submissions,
-        aborts: AbortSender,
         settings: RouterSettings,
         counters: RouterCounters,
     ) -> None:
-        self._pool = pool
-        self._streams = streams
-        self._submissions = submissions
-        self._aborts = aborts
+        self._link = link
+        self._pool = link.pool
         self._settings = settings
         self._counters = counters
 
@@ -128,31 +95,19 @@ class DecodePhase:
     async def _run_on(
         self, generation: Generation, reservation: Reservation, kv_transfer: KVTransferParams | None
     ) -> TokenDelta:
-        """The last delta from one replica. Whatever else happens, the request is aborted there."""
-        replica_id = reservation.replica.replica_id
-        request_id = generation.request_id
-        stream = await self._streams.connect(replica_id)
-        run = DecodeRun(generation, reservation)
-        stream.attach(request_id, run)
-        try:
-            request = self._request(generation, kv_transfer, stream.client_id)
-            await self._submissions.submit(replica_id, request)
-            return await run.ended
-        except WorkerRefusedError:
-            raise
-        except BaseException:
-            self._aborts.abort(replica_id, request_id)
-            raise
-        finally:
-            stream.detach(request_id)
-            if run.ended.done() and not run.ended.cancelled():
-                run.ended.exception()
+        """The last delta from one replica."""
 
-    def _request(self, generation: Generation, kv_transfer: KVTransferParams | None, client_id: str) -> GenerateRequest:
-        return replace(
+        def on_delta(delta: TokenDelta) -> None:
+            # From its first tokens on the replica's reports count this request, so its reservation ends.
+            reservation.release()
+            reason = delta.finish_reason
+            is_good = reason is None or reason is FinishReason.STOP or reason is FinishReason.LENGTH
+            generation.deliver(delta, reason if is_good else None)
+
+        request = replace(
             generation.request,
             output_token_ids=tuple(generation.output_token_ids),
             hand_over=False,
             kv_transfer=kv_transfer,
-            client_id=client_id,
         )
+        return await self._link.run(reservation.replica.replica_id, request, on_delta)

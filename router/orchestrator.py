@@ -9,25 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from typing import TypeAlias
 
-from engine.messages import FinishReason, GenerateRequest, LoadReport, TokenDelta
-from router.aborts import AbortSender
+from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from router.admission import Admission
 from router.counters import RouterCounters
 from router.decode_phase import DecodePhase
 from router.errors import DeadlineExceededError, QueueFullError, RequestCancelledError, RouterError, WorkerFailedError
 from router.generation import Generation
-from router.output_streams import OutputStreams
-from router.pool import Replica, ReplicaPool, Reservation
+from router.pool import Replica, Reservation
 from router.settings import RouterSettings
-from router.submissions import Submissions
 from router.worker_errors import is_lost, is_retryable, raise_for_error, refusal_error
-from router.workers import DecodePool, PrefillPool, WorkerError, WorkerRefusedError
+from router.worker_link import WorkerLink
+from router.workers import WorkerError, WorkerRefusedError, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
-
-LateCall: TypeAlias = asyncio.Future[tuple[TokenDelta, LoadReport]]
 
 
 class Orchestrator:
@@ -35,34 +30,21 @@ class Orchestrator:
 
     def __init__(
         self,
-        prefill: PrefillPool,
-        decode: DecodePool,
+        prefill: WorkerLink,
+        decode: WorkerLink,
         *,
-        prefill_pool: ReplicaPool,
-        decode_pool: ReplicaPool,
         settings: RouterSettings,
         counters: RouterCounters,
     ) -> None:
-        self._prefill_workers = prefill
-        self._prefill_pool = prefill_pool
-        self._decode_pool = decode_pool
+        self._prefill_link = prefill
+        self._decode_link = decode
+        self._prefill_pool = prefill.pool
+        self._decode_pool = decode.pool
         self._settings = settings
         self._counters = counters
-        self._admission = Admission(decode_pool, settings=settings)
-        self._prefill_aborts = AbortSender(prefill, timeout_s=settings.abort_timeout_s)
-        self._decode_aborts = AbortSender(decode, timeout_s=settings.abort_timeout_s)
-        self._submissions = Submissions(decode, self._decode_aborts, timeout_s=settings.submit_timeout_s)
-        self.streams = OutputStreams(decode, decode_pool, settings=settings)
-        self._decode_phase = DecodePhase(
-            pool=decode_pool,
-            streams=self.streams,
-            submissions=self._submissions,
-            aborts=self._decode_aborts,
-            settings=settings,
-            counters=counters,
-        )
+        self._admission = Admission(decode.pool, settings=settings)
+        self._decode_phase = DecodePhase(decode, settings=settings, counters=counters)
         self._alive: set[asyncio.Task[None]] = set()
-        self._late_calls: set[LateCall] = set()
 
     @property
     def num_alive(self) -> int:
@@ -101,14 +83,8 @@ class Orchestrator:
         for task in tuple(self._alive):
             task.cancel()
         await asyncio.gather(*tuple(self._alive), return_exceptions=True)
-        for call in tuple(self._late_calls):
-            call.cancel()
-        await asyncio.gather(*tuple(self._late_calls), return_exceptions=True)
-        await self._submissions.close()
         await self._admission.close()
-        await self._prefill_aborts.flush()
-        await self._decode_aborts.flush()
-        await self.streams.close()
+        await asyncio.gather(self._prefill_link.close(), self._decode_link.close())
 
     def _forget(self, task: asyncio.Task[None], generation: Generation) -> None:
         self._alive.discard(task)
@@ -178,7 +154,7 @@ class Orchestrator:
             replica = await self._prefill_pool.choose_or_wait(tried, is_retry=attempt > 0)
             tried.add(replica.replica_id)
             try:
-                delta = await self._call_prefill(generation, replica)
+                delta = await self._prefill_on(generation, replica)
             except WorkerRefusedError as error:
                 if not is_retryable(error):
                     raise refusal_error(error) from error
@@ -187,7 +163,6 @@ class Orchestrator:
             except WorkerError as error:
                 reason = str(error)
                 self._prefill_pool.note_failure(replica.replica_id, reason)
-                self._prefill_aborts.abort(replica.replica_id, generation.request_id)
             else:
                 if not is_lost(delta):
                     raise_for_error(delta)
@@ -201,39 +176,18 @@ class Orchestrator:
             retry_after_s=self._settings.retry_after_s,
         )
 
-    async def _call_prefill(self, generation: Generation, replica: Replica) -> TokenDelta:
-        replica_id = replica.replica_id
+    async def _prefill_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         request = replace(generation.request, hand_over=True)
-        remaining_s = generation.deadline_s - asyncio.get_running_loop().time()
-        timeout_s = max(0.001, min(self._settings.prefill_timeout_s, remaining_s))
+        timeout_s = self._settings.prefill_timeout_s
         reservation = self._prefill_pool.reserve(replica, num_tokens=len(request.prompt_token_ids))
-        call = asyncio.ensure_future(self._prefill_workers.prefill(replica_id, request, timeout_s=timeout_s))
-        is_answered = False
         try:
-            with self._prefill_pool.watch(replica) as lost:
-                await asyncio.wait((call, lost), return_when=asyncio.FIRST_COMPLETED)
-                if not call.done():
-                    lost.result()
-            is_answered = True
-            delta, load = call.result()
+            async with asyncio.timeout(timeout_s):
+                return await self._prefill_link.run(replica.replica_id, request, lambda _: None)
+        except TimeoutError:
+            reason = f"no answer within {timeout_s:g} s"
+            raise WorkerUnavailableError(replica_id=replica.replica_id, reason=reason) from None
         finally:
             reservation.release()
-            if not is_answered:
-                # The abort can overtake the call on its way; so it is sent now, and again if the call still succeeds
-                # (or has succeeded: a cancellation can arrive in the same turn of the loop as the answer).
-                self._prefill_aborts.abort(replica_id, request.request_id)
-                self._watch_late_call(call, replica_id, request.request_id)
-        self._prefill_pool.note_load(replica_id, load)
-        return delta
-
-    def _watch_late_call(self, call: LateCall, replica_id: str, request_id: str) -> None:
-        def on_done(ended: LateCall) -> None:
-            self._late_calls.discard(ended)
-            if not ended.cancelled() and ended.exception() is None:
-                self._prefill_aborts.abort(replica_id, request_id)
-
-        self._late_calls.add(call)
-        call.add_done_callback(on_done)
 
     async def _decode(
         self, generation: Generation, delta: TokenDelta, reservation: Reservation | None, *, prefill_replica_id: str
@@ -243,4 +197,4 @@ class Orchestrator:
             is_lease_certain_to_end = await self._decode_phase.run(generation, delta.kv_transfer, reservation)
         finally:
             if not is_lease_certain_to_end:
-                self._prefill_aborts.abort(prefill_replica_id, generation.request_id)
+                self._prefill_link.aborts.abort(prefill_replica_id, generation.request_id)

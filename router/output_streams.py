@@ -1,4 +1,4 @@
-"""One long-lived stream per decode replica: every step's tokens, fanned out to the requests they belong to."""
+"""One long-lived stream per replica: every step's tokens, fanned out to the requests they belong to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from engine.messages import StepMessage, TokenDelta
 from router.pool import ReplicaPool
 from router.settings import RouterSettings
-from router.workers import DecodePool, WorkerError, WorkerUnavailableError
+from router.workers import WorkerError, WorkerPool, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -77,7 +77,7 @@ class OutputStream:
 class OutputStreams:
     """All streams of this router. Opens them, keeps the pool's view of the load, and notices those that broke."""
 
-    def __init__(self, workers: DecodePool, pool: ReplicaPool, *, settings: RouterSettings) -> None:
+    def __init__(self, workers: WorkerPool, pool: ReplicaPool, *, settings: RouterSettings) -> None:
         self._workers = workers
         self._pool = pool
         self._settings = settings
@@ -114,6 +114,13 @@ class OutputStreams:
         if stream.error is not None:
             raise stream.error
         return stream
+
+    def give_up(self, error: WorkerUnavailableError) -> None:
+        """Tell everybody who waits for a replica that it is lost, and close its stream."""
+        stream = self._streams.pop(error.replica_id, None)
+        if stream is not None:
+            stream.fail(error)
+            self._tasks[stream.client_id].cancel()
 
     async def close(self) -> None:
         """Close all streams; the replicas abort what is left of ours."""

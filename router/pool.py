@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from engine.messages import LoadReport, WorkerInfo
@@ -17,6 +17,9 @@ from router.settings import RouterSettings
 from router.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
+
+LATE_PERIODS = 1.5
+"""Report periods without news after which a replica is asked; reports of healthy ones come a little late, too."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -36,7 +39,6 @@ class Replica:
     num_failures: int = 0
     is_left_out: bool = False
     probe_at_s: float = 0.0
-    watchers: set[asyncio.Future[None]] = field(default_factory=set)
 
     @property
     def is_in_service(self) -> bool:
@@ -112,6 +114,7 @@ class ReplicaPool:
         self.role = role
         self.workers = workers
         self.counters = PoolCounters()
+        self.on_lost: Callable[[WorkerUnavailableError], None] = lambda _: None
         self._settings = settings
         self._clock = clock
         self._policy: Policy = make_policy(policy)
@@ -234,18 +237,6 @@ class ReplicaPool:
         replica.probe_at_s = self._clock() + backoff_s
         self.notify()
 
-    @contextlib.contextmanager
-    def watch(self, replica: Replica) -> Iterator[asyncio.Future[None]]:
-        """A future that fails with WorkerUnavailableError when the replica is declared lost meanwhile."""
-        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        replica.watchers.add(watcher)
-        try:
-            yield watcher
-        finally:
-            replica.watchers.discard(watcher)
-            if not watcher.cancel() and not watcher.cancelled():
-                watcher.exception()
-
     def notify(self) -> None:
         """Wake whoever waits for room or for a replica."""
         self._changed.set()
@@ -272,7 +263,7 @@ class ReplicaPool:
     def _wants_asking(self, replica: Replica, now: float) -> bool:
         if replica.is_left_out or replica.info is None:
             return now >= replica.probe_at_s
-        return now - replica.reported_at_s >= self._settings.report_period_s
+        return now - replica.reported_at_s >= LATE_PERIODS * self._settings.report_period_s
 
     async def _ask(self, replica: Replica) -> None:
         timeout_s = self._settings.status_timeout_s
@@ -290,12 +281,10 @@ class ReplicaPool:
         self._take_status(replica, status)
 
     def _declare_lost(self, replica: Replica) -> None:
-        """Nothing came from it for too long, and it does not answer: calls that wait for it wait in vain."""
+        """Nothing came from it for too long, and it does not answer: whoever waits for it waits in vain."""
         reason = f"silent for {self.age_s(replica):.0f} s"
         self.note_failure(replica.replica_id, reason)
-        for watcher in tuple(replica.watchers):
-            if not watcher.done():
-                watcher.set_exception(WorkerUnavailableError(replica_id=replica.replica_id, reason=reason))
+        self.on_lost(WorkerUnavailableError(replica_id=replica.replica_id, reason=reason))
 
     def _take_status(self, replica: Replica, status: ReplicaStatus) -> None:
         if status.info is None:

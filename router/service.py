@@ -26,7 +26,8 @@ from router.text.generation_config import GenerationDefaults, load_generation_de
 from router.text.stop_strings import StopStrings
 from router.text.tokenizer import Tokenizer
 from router.text_output import TextOutput
-from router.workers import DecodePool, PrefillPool
+from router.worker_link import WorkerLink
+from router.workers import WorkerPool
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -54,8 +55,8 @@ class RouterService:
         self,
         model_dir: Path,
         model_name: str,
-        prefill: PrefillPool,
-        decode: DecodePool,
+        prefill: WorkerPool,
+        decode: WorkerPool,
         settings: RouterSettings | None = None,
     ) -> None:
         """Load what turns text into tokens.
@@ -77,14 +78,11 @@ class RouterService:
         self.prefill_pool = ReplicaPool("prefill", prefill, policy=self.settings.prefill_policy, settings=self.settings)
         self.decode_pool = ReplicaPool("decode", decode, policy=self.settings.decode_policy, settings=self.settings)
         self.metrics = RouterMetrics((self.prefill_pool, self.decode_pool), router_id=self.router_id)
-        self._orchestrator = Orchestrator(
-            prefill,
-            decode,
-            prefill_pool=self.prefill_pool,
-            decode_pool=self.decode_pool,
-            settings=self.settings,
-            counters=self.counters,
+        self._links = (
+            WorkerLink(prefill, self.prefill_pool, settings=self.settings),
+            WorkerLink(decode, self.decode_pool, settings=self.settings),
         )
+        self._orchestrator = Orchestrator(*self._links, settings=self.settings, counters=self.counters)
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
         )
@@ -224,6 +222,5 @@ class RouterService:
         tasks = self.prefill_pool.refresh() | self.decode_pool.refresh()
         if wait and tasks:
             await asyncio.gather(*tasks)
-        for replica in self.decode_pool.replicas:
-            if self.decode_pool.is_usable(replica) and replica.info is not None:
-                self._orchestrator.streams.open(replica.replica_id)
+        for link in self._links:
+            link.follow()

@@ -39,8 +39,7 @@ class RouterSettings:
     recovery_wait_s: float = 30.0
     growth_headroom_tokens: int = 64
     local_prefill_tokens: int = 0
-    report_period_s: float = 1.0
-    stale_after_s: float = 2.5
+    report_period_s: float = 0.5
     status_timeout_s: float = 2.0
     abort_timeout_s: float = 10.0
     write_timeout_s: float = 60.0
@@ -49,6 +48,11 @@ class RouterSettings:
     retry_after_s: float = 1.0
     prefill_policy: str = "queued_tokens"
     decode_policy: str = "kv_usage"
+
+    @property
+    def stale_after_s(self) -> float:
+        """Age at which a load report is not trusted any more: two reports in a row did not come."""
+        return 2 * self.report_period_s
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -1,4 +1,4 @@
-"""Requests on their way to decode replicas: what waits for the same replica goes in one call."""
+"""Requests on their way to replicas: what waits for the same replica goes in one call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.messages import GenerateRequest
 from router.aborts import AbortSender
-from router.workers import DecodePool, WorkerError, WorkerRefusedError, WorkerUnavailableError
+from router.workers import WorkerError, WorkerPool, WorkerRefusedError, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -24,7 +24,7 @@ class _Lane:
 class Submissions:
     """Submits requests, joining those that come while a call is under way."""
 
-    def __init__(self, workers: DecodePool, aborts: AbortSender, *, timeout_s: float) -> None:
+    def __init__(self, workers: WorkerPool, aborts: AbortSender, *, timeout_s: float) -> None:
         self._workers = workers
         self._aborts = aborts
         self._timeout_s = timeout_s

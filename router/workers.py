@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class WorkerRefusedError(WorkerError):
 
 
 class WorkerPool(Protocol):
-    """What both pools can do."""
+    """The workers of one role. The tokens of all requests of one client come over one stream a replica."""
 
     def replica_ids(self) -> Sequence[str]:
         """The replicas that can be addressed now, without a network call."""
@@ -58,28 +58,6 @@ class WorkerPool(Protocol):
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests wherever they are; unknown ids are ignored."""
 
-
-class PrefillPool(WorkerPool, Protocol):
-    """The prefill workers."""
-
-    async def prefill(
-        self, replica_id: str, request: GenerateRequest, *, timeout_s: float
-    ) -> tuple[TokenDelta, LoadReport]:
-        """Compute a prompt and sample its first token.
-
-        Returns:
-            The one delta of the request: with ``kv_transfer`` and ``FinishReason.HANDED_OVER`` when a decode worker
-            must go on, or with the reason for which the request ended right there. And the replica's load.
-
-        Raises:
-            WorkerUnavailableError: The replica died or did not answer in time.
-            WorkerRefusedError: The engine refused the request.
-        """
-
-
-class DecodePool(WorkerPool, Protocol):
-    """The decode workers. Tokens of all requests of one client come over one stream a replica."""
-
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests to an engine; their tokens arrive on ``outputs``. One answer a request, in order.
 
@@ -90,6 +68,9 @@ class DecodePool(WorkerPool, Protocol):
     def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
         """Open the stream of everything that concerns ``client_id``; one message a step, and one a report period
         while idle. Closing it aborts that client's requests.
+
+        On a prefill worker each request has one delta: with ``kv_transfer`` and ``FinishReason.HANDED_OVER`` when a
+        decode worker must go on, or with the reason for which the request ended right there.
 
         Raises:
             WorkerUnavailableError: From the iterator: the replica died.

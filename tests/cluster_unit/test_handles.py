@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
-from cluster.handles import RayDecodePool, RayPrefillPool
+from cluster.handles import RayWorkerPool
 from cluster.refusal import Refusal
-from engine.messages import GenerateRequest, LoadReport, SamplingParams, StepMessage, TokenDelta, WorkerInfo
-from router.workers import WorkerRefusedError
+from engine.messages import GenerateRequest, LoadReport, SamplingParams, StepMessage, WorkerInfo
 from tests.support.fake_caller import FakeCaller
 
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(max_tokens=1))
@@ -37,7 +34,7 @@ async def test_status_is_made_of_the_workers_answer() -> None:
     async def status() -> tuple[WorkerInfo, LoadReport]:
         return info, LOAD
 
-    answer = await RayDecodePool(FakeCaller({"a": {"status": status}})).status("a", timeout_s=1)
+    answer = await RayWorkerPool(FakeCaller({"a": {"status": status}})).status("a", timeout_s=1)
 
     assert (answer.replica_id, answer.node_ip, answer.pid, answer.info, answer.load) == (
         "a",
@@ -48,33 +45,11 @@ async def test_status_is_made_of_the_workers_answer() -> None:
     )
 
 
-async def test_prefill_returns_delta_and_load() -> None:
-    delta = TokenDelta(request_id="r", token_ids=(7,))
-
-    async def prefill(request: GenerateRequest) -> tuple[TokenDelta, LoadReport]:
-        assert request == REQUEST
-        return delta, LOAD
-
-    pool = RayPrefillPool(FakeCaller({"a": {"prefill": prefill}}))
-
-    assert await pool.prefill("a", REQUEST, timeout_s=1) == (delta, LOAD)
-
-
-async def test_refused_prefill_is_raised_with_the_engines_code() -> None:
-    async def prefill(request: GenerateRequest) -> Refusal:
-        return REFUSAL
-
-    with pytest.raises(WorkerRefusedError, match="9 tokens") as caught:
-        await RayPrefillPool(FakeCaller({"a": {"prefill": prefill}})).prefill("a", REQUEST, timeout_s=1)
-
-    assert caught.value.code == "prompt_too_long"
-
-
 async def test_submit_answers_each_request_in_order() -> None:
     async def submit(requests: Sequence[GenerateRequest]) -> list[Refusal | None]:
         return [None, REFUSAL][: len(requests)]
 
-    answers = await RayDecodePool(FakeCaller({"a": {"submit": submit}})).submit("a", [REQUEST, REQUEST])
+    answers = await RayWorkerPool(FakeCaller({"a": {"submit": submit}})).submit("a", [REQUEST, REQUEST])
 
     assert answers[0] is None
     assert answers[1] is not None
@@ -87,6 +62,6 @@ async def test_outputs_are_the_stream_of_that_client() -> None:
     async def outputs(client_id: str) -> list[StepMessage]:
         return [message] if client_id == "router-1" else []
 
-    pool = RayDecodePool(FakeCaller({"a": {"outputs": outputs}}))
+    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs}}))
 
     assert [received async for received in pool.outputs("a", "router-1")] == [message]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from decode.server import DecodeServer
 from engine.errors import EngineDeadError, RequestRefusedError
-from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from engine.messages import GenerateRequest, StepMessage, WorkerInfo
 from kv_transfer.connector import Connector, ConnectorBuilder, ConnectorOptions, WakeCallback
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
@@ -50,6 +50,22 @@ class EnginePool:
         """End requests."""
         await _called(replica_id, self._all[replica_id].abort(request_ids))
 
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        """Add requests."""
+        answers = await _called(replica_id, self._all[replica_id].submit(requests))
+        return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
+
+    async def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+        """The stream of one router."""
+        messages = self._all[replica_id].outputs(client_id)
+        try:
+            async for message in messages:
+                yield message
+        except EngineDeadError as error:
+            raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
+        finally:
+            await messages.aclose()  # type: ignore[attr-defined]  # the server's iterator is a generator
+
 
 class EnginePrefillPool(EnginePool):
     """Prefill servers."""
@@ -58,12 +74,6 @@ class EnginePrefillPool(EnginePool):
         super().__init__(servers)
         self.servers = servers
 
-    async def prefill(
-        self, replica_id: str, request: GenerateRequest, *, timeout_s: float
-    ) -> tuple[TokenDelta, LoadReport]:
-        """The first token."""
-        return await _called(replica_id, self.servers[replica_id].prefill(request))
-
 
 class EngineDecodePool(EnginePool):
     """Decode servers."""
@@ -71,22 +81,6 @@ class EngineDecodePool(EnginePool):
     def __init__(self, servers: dict[str, DecodeServer]) -> None:
         super().__init__(servers)
         self.servers = servers
-
-    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
-        """Add requests."""
-        answers = await _called(replica_id, self.servers[replica_id].submit(requests))
-        return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
-
-    async def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
-        """The stream of one router."""
-        messages = self.servers[replica_id].outputs(client_id)
-        try:
-            async for message in messages:
-                yield message
-        except EngineDeadError as error:
-            raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
-        finally:
-            await messages.aclose()  # type: ignore[attr-defined]  # the server's iterator is a generator
 
 
 async def _called(replica_id: str, call: Awaitable[T]) -> T:
@@ -146,12 +140,11 @@ async def engine_pools(
             )
             assert keeping.connector is not None
             info = _info(role, name, num_blocks)
+            worker = keeping.connector.worker
             if role == "prefill":
-                prefill[name] = PrefillServer(core, info=info, connector=keeping.connector.worker)
+                prefill[name] = PrefillServer(core, info=info, connector=worker, report_period_s=REPORT_PERIOD_S)
             else:
-                decode[name] = DecodeServer(
-                    core, info=info, connector=keeping.connector.worker, report_period_s=REPORT_PERIOD_S
-                )
+                decode[name] = DecodeServer(core, info=info, connector=worker, report_period_s=REPORT_PERIOD_S)
     servers: list[PrefillServer | DecodeServer] = [*prefill.values(), *decode.values()]
     for server in servers:
         server.start()

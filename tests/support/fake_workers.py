@@ -105,6 +105,7 @@ class _FakePool:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.hidden: set[str] = set()
+        self._queues: dict[tuple[str, str], asyncio.Queue[StepMessage | None]] = {}
 
     def __getitem__(self, index: int) -> FakeReplica:
         return list(self.replicas.values())[index]
@@ -142,6 +143,46 @@ class _FakePool:
             replica_id=replica_id, node_ip="127.0.0.1", pid=info.pid, state="running", info=info, load=replica.load()
         )
 
+    async def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+        """The stream of one client."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        queue: asyncio.Queue[StepMessage | None] = asyncio.Queue()
+        self._queues[replica_id, client_id] = queue
+        try:
+            yield StepMessage(deltas=(), load=replica.load())
+            while (message := await queue.get()) is not None:
+                yield message
+            raise WorkerUnavailableError(replica_id=replica_id, reason="killed by the test")
+        finally:
+            del self._queues[replica_id, client_id]
+            for request in [item for item in replica.running.values() if item.client_id == client_id]:
+                replica.running.pop(request.request_id, None)
+
+    def _send(self, replica: FakeReplica, client_id: str, deltas: Sequence[TokenDelta]) -> bool:
+        """Send one message; False when the client has no stream."""
+        queue = self._queues.get((replica.replica_id, client_id))
+        if queue is not None:
+            queue.put_nowait(StepMessage(deltas=tuple(deltas), load=replica.load()))
+        return queue is not None
+
+    def has_stream(self, replica_id: str) -> bool:
+        """True when some router listens to the replica."""
+        return any(name == replica_id for name, _ in self._queues)
+
+    def kill(self, replica_id: str) -> None:
+        """The replica dies: its streams break, its calls fail, its requests are gone."""
+        replica = self.replicas[replica_id]
+        replica.is_dead = True
+        replica.running.clear()
+        for (name, _), queue in self._queues.items():
+            if name == replica_id:
+                queue.put_nowait(None)
+
+    def revive(self, replica_id: str) -> None:
+        """The replica is back, with nothing in it."""
+        self.replicas[replica_id].is_dead = False
+
 
 class FakePrefillPool(_FakePool):
     """Prefill workers: the first token, then a lease."""
@@ -158,26 +199,21 @@ class FakePrefillPool(_FakePool):
     ) -> None:
         super().__init__(num_replicas, max_model_len=max_model_len, vocab_size=vocab_size)
         self.next_token = next_token
+        self._computing: set[asyncio.Task[None]] = set()
 
-    async def prefill(
-        self, replica_id: str, request: GenerateRequest, *, timeout_s: float
-    ) -> tuple[TokenDelta, LoadReport]:
-        """The first token."""
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        """Add prompts."""
         replica = self.replicas[replica_id]
         replica.check_alive()
-        replica.seen.append(request)
+        replica.seen.extend(requests)
         if replica.refuse_code is not None:
-            raise WorkerRefusedError("refused by the test", code=replica.refuse_code)
-        replica.running[request.request_id] = request
-        try:
-            async with asyncio.timeout(timeout_s):
-                await replica.gate.wait()
-        except TimeoutError:
-            raise WorkerUnavailableError(replica_id=replica_id, reason="no answer in time") from None
-        finally:
-            replica.running.pop(request.request_id, None)
-        replica.check_alive()
-        return self._first_delta(replica, request), replica.load()
+            return [WorkerRefusedError("refused by the test", code=replica.refuse_code) for _ in requests]
+        for request in requests:
+            replica.running[request.request_id] = request
+            task = asyncio.create_task(self._compute(replica, request))
+            self._computing.add(task)
+            task.add_done_callback(self._computing.discard)
+        return [None] * len(requests)
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests and leases."""
@@ -187,6 +223,14 @@ class FakePrefillPool(_FakePool):
         for request_id in request_ids:
             replica.running.pop(request_id, None)
             replica.leases.discard(request_id)
+
+    async def _compute(self, replica: FakeReplica, request: GenerateRequest) -> None:
+        await replica.gate.wait()
+        if replica.is_dead:
+            self.kill(replica.replica_id)
+        elif replica.running.pop(request.request_id, None) is not None:
+            delta = self._first_delta(replica, request)
+            self._send(replica, request.client_id, [delta])
 
     def _first_delta(self, replica: FakeReplica, request: GenerateRequest) -> TokenDelta:
         request_id = request.request_id
@@ -242,7 +286,6 @@ class FakeDecodePool(_FakePool):
         self.prefill = prefill
         self.next_token = next_token or prefill.next_token
         self.tokens_per_step = tokens_per_step
-        self._queues: dict[tuple[str, str], asyncio.Queue[StepMessage | None]] = {}
         self._progress: dict[tuple[str, str], int] = {}
         self._stepping: dict[str, asyncio.Task[None]] = {}
 
@@ -273,35 +316,6 @@ class FakeDecodePool(_FakePool):
         for request_id in request_ids:
             replica.running.pop(request_id, None)
 
-    async def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
-        """The stream of one client."""
-        replica = self.replicas[replica_id]
-        replica.check_alive()
-        queue: asyncio.Queue[StepMessage | None] = asyncio.Queue()
-        self._queues[replica_id, client_id] = queue
-        try:
-            yield StepMessage(deltas=(), load=replica.load())
-            while (message := await queue.get()) is not None:
-                yield message
-            raise WorkerUnavailableError(replica_id=replica_id, reason="killed by the test")
-        finally:
-            del self._queues[replica_id, client_id]
-            for request in [item for item in replica.running.values() if item.client_id == client_id]:
-                replica.running.pop(request.request_id, None)
-
-    def kill(self, replica_id: str) -> None:
-        """The replica dies: its streams break, its calls fail, its requests are gone."""
-        replica = self.replicas[replica_id]
-        replica.is_dead = True
-        replica.running.clear()
-        for (name, _), queue in self._queues.items():
-            if name == replica_id:
-                queue.put_nowait(None)
-
-    def revive(self, replica_id: str) -> None:
-        """The replica is back, with nothing in it."""
-        self.replicas[replica_id].is_dead = False
-
     async def _step_until_idle(self, replica: FakeReplica) -> None:
         try:
             while replica.running:
@@ -319,9 +333,7 @@ class FakeDecodePool(_FakePool):
             if delta.finish_reason is not None:
                 del replica.running[request.request_id]
         for client_id, deltas in by_client.items():
-            queue = self._queues.get((replica.replica_id, client_id))
-            if queue is not None:
-                queue.put_nowait(StepMessage(deltas=tuple(deltas), load=replica.load()))
+            self._send(replica, client_id, deltas)
         if replica.die_after_tokens is not None and replica.num_tokens >= replica.die_after_tokens:
             replica.die_after_tokens = None
             self.kill(replica.replica_id)

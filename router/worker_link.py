@@ -1,0 +1,88 @@
+"""One role's workers as requests meet them: a request is submitted, its tokens come back, or it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.messages import GenerateRequest, TokenDelta
+from router.aborts import AbortSender
+from router.output_streams import OutputStreams
+from router.pool import ReplicaPool
+from router.settings import RouterSettings
+from router.submissions import Submissions
+from router.workers import WorkerPool, WorkerRefusedError, WorkerUnavailableError
+
+
+class Run:
+    """One request on one replica: the sink of its deltas. ``ended`` holds the last one, or why none came."""
+
+    __slots__ = ("_on_delta", "ended")
+
+    def __init__(self, on_delta: Callable[[TokenDelta], None]) -> None:
+        self._on_delta = on_delta
+        self.ended: asyncio.Future[TokenDelta] = asyncio.get_running_loop().create_future()
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        """New tokens, or the end."""
+        if self.ended.done():
+            return
+        self._on_delta(delta)
+        if delta.finish_reason is not None:
+            self.ended.set_result(delta)
+
+    def on_lost(self, error: WorkerUnavailableError) -> None:
+        """The replica died, or its stream did."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+
+class WorkerLink:
+    """Everything between this router and the workers of one role."""
+
+    def __init__(self, workers: WorkerPool, pool: ReplicaPool, *, settings: RouterSettings) -> None:
+        self.pool = pool
+        self.aborts = AbortSender(workers, timeout_s=settings.abort_timeout_s)
+        self.streams = OutputStreams(workers, pool, settings=settings)
+        self._submissions = Submissions(workers, self.aborts, timeout_s=settings.submit_timeout_s)
+        pool.on_lost = self.streams.give_up
+
+    async def run(
+        self, replica_id: str, request: GenerateRequest, on_delta: Callable[[TokenDelta], None]
+    ) -> TokenDelta:
+        """The last delta of a request on one replica; ``on_delta`` sees every one.
+
+        Whatever else happens, the request is aborted there.
+
+        Raises:
+            WorkerRefusedError: The engine refused it.
+            WorkerUnavailableError: The replica is gone, silent, or does not answer.
+        """
+        stream = await self.streams.connect(replica_id)
+        run = Run(on_delta)
+        stream.attach(request.request_id, run)
+        try:
+            await self._submissions.submit(replica_id, replace(request, client_id=stream.client_id))
+            return await run.ended
+        except WorkerRefusedError:
+            raise
+        except BaseException:
+            self.aborts.abort(replica_id, request.request_id)
+            raise
+        finally:
+            stream.detach(request.request_id)
+            if run.ended.done() and not run.ended.cancelled():
+                run.ended.exception()
+
+    def follow(self) -> None:
+        """Open the streams of the replicas that can be used: their first requests need not wait for it."""
+        for replica in self.pool.replicas:
+            if self.pool.is_usable(replica) and replica.info is not None:
+                self.streams.open(replica.replica_id)
+
+    async def close(self) -> None:
+        """Stop sending, tell the workers what was given up, close the streams."""
+        await self._submissions.close()
+        await self.aborts.flush()
+        await self.streams.close()
