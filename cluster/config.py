@@ -160,7 +160,9 @@ class BatonConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address that the HTTP API listens on.")
     port: int = Field(default=8000, ge=1, le=65535, description="Port that the HTTP API listens on.")
     device: DeviceName = Field(default="auto", description="Where models run; auto takes a GPU where there is one.")
-    dtype: DTypeName = Field(default="auto", description="Precision; auto takes the checkpoint's.")
+    dtype: DTypeName = Field(
+        default="auto", description="Precision; auto takes the checkpoint's, or float32 on a CPU that emulates that."
+    )
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -284,6 +285,17 @@ def test_a_checkpoint_may_ask_for_float32_on_a_cpu() -> None:
     assert choose_dtype("auto", config, torch.device("cpu")) is torch.float32
     assert choose_dtype("auto", config, torch.device("cuda")) is torch.bfloat16
     assert choose_dtype("bfloat16", config, torch.device("cpu")) is torch.bfloat16
+
+
+def test_auto_is_float32_on_a_cpu_that_emulates_the_checkpoints_dtype(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    cpu = torch.device("cpu")
+    config = dataclasses.replace(load_model_config(checkpoint("llama")), dtype="bfloat16", cpu_dtype="bfloat16")
+    plain = frozenset({torch.float32})
+    assert choose_dtype("auto", config, cpu, fast_dtypes=plain) is torch.float32
+    assert choose_dtype("auto", config, cpu, fast_dtypes=plain | {torch.bfloat16}) is torch.bfloat16
+    assert choose_dtype("bfloat16", config, cpu, fast_dtypes=plain) is torch.bfloat16
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
