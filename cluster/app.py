@@ -45,7 +45,12 @@ def build_graph(config: BatonConfig, model: ServedModel, machine: Machine) -> se
     return ingress.bind(
         _bind_worker(prefill, "prefill", config, model, machine),
         _bind_worker(decode, "decode", config, model, machine),
-        IngressSettings(model_dir=model.path, model_name=model.name, router=config.router_settings()),
+        IngressSettings(
+            model_dir=model.path,
+            model_name=model.name,
+            router=config.router_settings(),
+            security=config.security_settings().loaded(),
+        ),
     )
 
 

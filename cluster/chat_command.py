@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from cluster.client_error import bearer
+
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 DATA_PREFIX = "data: "
 END = "[DONE]"
@@ -22,14 +24,14 @@ class ChatInputError(Exception):
     """What was typed or piped in is no text."""
 
 
-def chat(url: str, console: Console) -> None:
+def chat(url: str, console: Console, *, api_key: str = "") -> None:
     """Read lines and print answers until the end of the input.
 
     Raises:
         ChatInputError: A line is no text.
         httpx.HTTPError: The cluster does not answer, or not well.
     """
-    with httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False) as client:
+    with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT, trust_env=False) as client:
         model = first_model(client)
         console.print(f"Talking to {model}. An empty line or Ctrl-D ends.", highlight=False, markup=False)
         messages: list[dict[str, str]] = []

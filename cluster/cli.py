@@ -23,6 +23,8 @@ from engine.errors import CheckpointError, ConfigError
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 DEFAULT_URL = "http://127.0.0.1:8000"
+API_KEY_VARIABLE = "BATON_API_KEY"
+ADMIN_KEY_VARIABLES = ["BATON_ADMIN_KEY", API_KEY_VARIABLE]
 
 app = typer.Typer(
     name="baton",
@@ -32,6 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+keys = typer.Typer(help="Make keys for the API.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app.add_typer(keys, name="keys")
 
 
 def main() -> None:
@@ -149,9 +153,28 @@ def generate(
     run(options, sys.stdout)
 
 
+@keys.command("new")
+def new_key() -> None:
+    """Make a key: print it and its hash."""
+    from cluster.keys_command import print_new_key
+
+    print_new_key(sys.stdout, sys.stderr)
+
+
+@keys.command("hash")
+def hash_key() -> None:
+    """Print the hash of a key that is read from standard input."""
+    from cluster.keys_command import print_hash
+
+    print_hash(sys.stdin, sys.stdout)
+
+
 @app.command()
 def status(
     url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
+    api_key: Annotated[
+        str, typer.Option(help="Admin key, where keys are on.", envvar=ADMIN_KEY_VARIABLES, show_envvar=True)
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print what the cluster answers, unchanged.")] = False,
 ) -> None:
     """Show the workers of a running cluster."""
@@ -162,13 +185,18 @@ def status(
 
     url = cluster_url(url)
     try:
-        run(url, Console(), as_json=json)
+        run(url, Console(), as_json=json, api_key=api_key)
     except httpx.HTTPError as error:
         raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
 
 
 @app.command()
-def chat(url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL) -> None:
+def chat(
+    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
+    api_key: Annotated[
+        str, typer.Option(help="Key, where keys are on.", envvar=API_KEY_VARIABLE, show_envvar=True)
+    ] = "",
+) -> None:
     """Talk to the model of a running cluster."""
     import httpx
 
@@ -179,7 +207,7 @@ def chat(url: Annotated[str, typer.Option(help="Where the cluster answers.")] = 
     stop_on_signals()
     url = cluster_url(url)
     try:
-        run(url, Console())
+        run(url, Console(), api_key=api_key)
     except ChatInputError as error:
         raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
     except httpx.HTTPError as error:

@@ -1,4 +1,4 @@
-"""Why a command that talks HTTP to a cluster cannot."""
+"""What commands that talk HTTP to a cluster share: its URL, the key, and why it cannot be reached."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ def explain(error: httpx.HTTPError, url: str) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"{url} answered {error.response.status_code}: {message_of(error.response)}"
     return f"{url}: {type(error).__name__}: {error}"
+
+
+def bearer(api_key: str) -> dict[str, str]:
+    """The header that carries a key; none without one.
+
+    Raises:
+        PreflightError: It cannot stand in a header.
+    """
+    if not api_key.isascii() or not api_key.isprintable():
+        raise PreflightError("the API key has characters that no key has")
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def cluster_url(text: str) -> str:

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from kv_transfer.connector import ConnectorOptions
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
+from router.security import SecuritySettings
 from router.settings import RouterSettings
 
 HttpProxy = Literal["serve", "haproxy"]
@@ -98,6 +99,8 @@ RouterSection = section_of(
     RouterSettings,
     descriptions={
         "max_body_bytes": "Largest request body.",
+        "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",
+        "read_timeout_s": "How long a request body may take to arrive.",
         "max_num_requests": "Sequences in progress at most; past it the answer is 429.",
         "max_num_queued": "Sequences that wait for room on a decode worker at most; past it the answer is 429.",
         "max_num_choices": "Largest `n` of a request.",
@@ -126,6 +129,21 @@ RouterSection = section_of(
         "retry_after_s": "What `Retry-After` tells a client that was turned away.",
         "prefill_policy": "How a prefill worker is chosen.",
         "decode_policy": "How a decode worker is chosen.",
+    },
+)
+
+SecuritySection = section_of(
+    "SecuritySection",
+    SecuritySettings,
+    descriptions={
+        "api_keys": "Hashes of the keys that open the API, from `baton keys new`; without any it is open to all.",
+        "admin_keys": "Hashes of the keys that also open `/status`, `/metrics` and fault injection.",
+        "api_key_file": "File with more hashes of API keys, one a line; read where `baton serve` runs.",
+        "admin_key_file": "File with more hashes of admin keys.",
+        "open_metrics": "Let everybody read `/metrics`.",
+        "max_num_headers": "Headers of a request at most.",
+        "max_header_bytes": "Bytes of a request's URL and headers at most.",
+        "cors_allow_origins": "Origins of web pages that may call the API from a browser; `*` means all.",
     },
 )
 
@@ -187,6 +205,9 @@ class BatonConfig(Section):
     )
     kv_transfer: TransferSection = Field(default_factory=TransferSection, description="The hand-over of KV.")  # type: ignore[valid-type]
     router: RouterSection = Field(default_factory=RouterSection, description="Bounds and waits of the router.")  # type: ignore[valid-type]
+    security: SecuritySection = Field(  # type: ignore[valid-type]
+        default_factory=SecuritySection, description="Who may call the API: docs/security.md."
+    )
     prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
 
@@ -202,6 +223,7 @@ class BatonConfig(Section):
             decode = self.engine_config("decode", model=Path(), num_threads=1)
             connector = self.transfer_options().connector
             self.router_settings()
+            self.security_settings()
         except (ConfigError, KVTransferError) as error:
             raise ValueError(str(error)) from error
         if prefill.cache.block_size != decode.cache.block_size:
@@ -240,6 +262,10 @@ class BatonConfig(Section):
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
         return settings_from(RouterSettings, self.router)
+
+    def security_settings(self) -> SecuritySettings:
+        """Keys and limits of every router, with key files not yet read."""
+        return settings_from(SecuritySettings, self.security)
 
     @property
     def num_workers(self) -> int:

@@ -77,6 +77,8 @@ def describe_problems(error: ValidationError, *, where: str, flags: Mapping[str,
         key = ".".join(path)
         if problem["type"] == "extra_forbidden":
             yield f"{source}: unknown key '{key}'{suggestion(path)}"
+        elif path[:1] == ["security"]:
+            yield f"{source}: {key}: {reason(problem['msg'])}"  # the value may be a key
         elif key:
             yield f"{source}: {key}: {reason(problem['msg'])}, got {problem['input']!r}"
         else:

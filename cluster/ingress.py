@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cluster.handles import RayWorkerPool
 from cluster.replica_caller import ReplicaCaller
 from cluster.worker_log import configure_worker_logging
 from router.api.app import build_app
+from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
 
@@ -25,6 +27,7 @@ class IngressSettings:
     model_dir: Path
     model_name: str
     router: RouterSettings
+    security: SecuritySettings
 
 
 @serve.ingress()
@@ -51,4 +54,8 @@ class RouterIngress:
             decode=RayWorkerPool(self._decode),
             settings=settings.router,
         )
-        return build_app(service, answers_request_id=False)  # Serve's server adds it, and cannot be told not to
+        # What was loaded stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        # Serve's server adds the request's id, and cannot be told not to.
+        return build_app(service, answers_request_id=False, security=settings.security)

@@ -12,6 +12,7 @@ from engine.errors import CheckpointError
 from engine.models.model_config import load_model_config
 from engine.models.shards import check_shards
 from router.errors import ModelDirectoryError
+from router.security import SecurityError
 from router.text.chat_template import load_chat_template
 from router.text.generation_config import load_generation_defaults
 from router.text.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ def preflight(config: BatonConfig) -> ServedModel:
     Raises:
         CheckpointError, PreflightError: One line that says what is wrong.
     """
+    check_keys(config)
     model = served_model(config)
     check_checkpoint(model.path)
     check_model_len(config.max_model_len, model.path)
@@ -34,6 +36,18 @@ def preflight(config: BatonConfig) -> ServedModel:
     else:
         check_ray_address(config.address)
     return model
+
+
+def check_keys(config: BatonConfig) -> None:
+    """Read the files of keys.
+
+    Raises:
+        PreflightError: One cannot be used.
+    """
+    try:
+        config.security_settings().loaded()
+    except SecurityError as error:
+        raise PreflightError(str(error)) from error
 
 
 def check_checkpoint(path: Path) -> None:

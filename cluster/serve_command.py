@@ -100,11 +100,13 @@ def _introduce(config: BatonConfig, model: ServedModel, console: Console) -> Non
     url = base_url(config)
     body = json.dumps({"model": model.name, "messages": [{"role": "user", "content": "Hello!"}]})
     pools = f"{config.prefill_replicas} prefill, {config.decode_replicas} decode, {config.router_replicas} router"
+    has_keys = bool(config.security_settings().loaded().api_keys)
+    key = ' -H "Authorization: Bearer $BATON_API_KEY"' if has_keys else ""
     lines = [
         f"Serving {model.name} on {url} ({pools}). Press Ctrl-C to stop.",
         "Try it:",
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
     ]
-    if config.host not in ("127.0.0.1", "localhost", "::1"):
-        lines.insert(1, f"Anyone who can reach {config.host}:{config.port} may use it: there is no authentication.")
+    if config.host not in ("127.0.0.1", "localhost", "::1") and not has_keys:
+        lines.insert(1, f"Anyone who can reach {config.host}:{config.port} may use it: no keys are configured.")
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

@@ -12,6 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from cluster.client_error import bearer
+
 TIMEOUT_S = 10.0
 MAX_WIDTH = 1000
 
@@ -32,13 +34,13 @@ COLUMNS = (
 TOTALS = ("requests", "tokens", "transfers", "transferred_bytes", "failed_blocks", "recomputed_tokens")
 
 
-def status(url: str, console: Console, *, as_json: bool) -> None:
+def status(url: str, console: Console, *, as_json: bool, api_key: str = "") -> None:
     """Ask the cluster at ``url`` and print what it says.
 
     Raises:
         httpx.HTTPError: It does not answer, or not well.
     """
-    response = httpx.get(f"{url.rstrip('/')}/status", timeout=TIMEOUT_S, trust_env=False)
+    response = httpx.get(f"{url.rstrip('/')}/status", headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False)
     response.raise_for_status()
     answer: dict[str, Any] = response.json()
     if as_json:

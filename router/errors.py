@@ -83,6 +83,74 @@ class BodyTooLargeError(RouterError):
         super().__init__(f"the request body is larger than {max_body_bytes} bytes")
 
 
+class TooManyValuesError(RouterError):
+    """The body is JSON of so many values that validating it would hold up all other requests."""
+
+    code = "too_many_values"
+
+    def __init__(self, *, num_values: int, num_objects: int, max_body_values: int) -> None:
+        super().__init__(
+            f"the body has {num_values} JSON values, {num_objects} of them objects; the limit is {max_body_values}, "
+            "where an object counts as 25"
+        )
+
+
+class BodyNotJsonError(RouterError):
+    """The body does not say that it is JSON.
+
+    A web page can make its visitor's browser send any other kind anywhere, a server on the same machine included.
+    """
+
+    code = "unsupported_media_type"
+
+    def __init__(self, *, media_type: str) -> None:
+        given = f"is {media_type[:80]!r}" if media_type else "is missing"
+        super().__init__(f"the header Content-Type {given}; the body must be sent as application/json")
+
+
+class BodyTimeoutError(RouterError):
+    """The body did not arrive in time."""
+
+    code = "body_timeout"
+
+    def __init__(self, *, timeout_s: float) -> None:
+        super().__init__(f"the request body did not arrive within {timeout_s:g} s")
+
+
+class HeadersTooLargeError(RouterError):
+    """More headers, or longer ones, than the router reads."""
+
+    code = "headers_too_large"
+
+    def __init__(self, *, max_num_headers: int, max_header_bytes: int) -> None:
+        super().__init__(
+            f"the request's URL and headers are larger than {max_num_headers} headers or {max_header_bytes} bytes"
+        )
+
+
+class InvalidApiKeyError(RouterError):
+    """No key, or none that is known."""
+
+    code = "invalid_api_key"
+
+    def __init__(self, *, is_missing: bool) -> None:
+        super().__init__(
+            "no API key was sent: it belongs into the header 'Authorization: Bearer KEY'"
+            if is_missing
+            else "the API key is not valid here"
+        )
+
+
+class AdminKeyError(RouterError):
+    """The key is valid, but not for this."""
+
+    code = "admin_key_required"
+
+    def __init__(self, *, path: str, has_any: bool) -> None:
+        hint = "" if has_any else "; none is configured: set security.admin_keys"
+        super().__init__(f"{path[:80]} needs an admin key{hint}")
+
+
 class NoReplicaError(RouterError):
     """There is no healthy replica for a step that the request needs."""
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 from router.policies import make_policy
 
+_AT_LEAST_ONE = ("max_body_bytes", "max_body_values", "max_num_requests", "max_num_choices", "max_prefill_attempts")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
@@ -17,11 +19,14 @@ class RouterSettings:
     ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure.
     ``stream_silence_timeout_s`` is how long a decode replica may say nothing before it counts as lost;
     ``unresponsive_after_s`` is the same for a replica that does not answer when asked for its status.
+    ``max_body_values`` bounds the JSON values of a body, and so how long validating it occupies the event loop (about
+    0.1 s for half a million). ``read_timeout_s`` is how long a body may take to arrive.
     ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
     Prompts of up to ``local_prefill_tokens`` are computed on the decode replica itself; 0 sends all to prefill.
     """
 
     max_body_bytes: int = 8 * 1024 * 1024
+    max_body_values: int = 500_000
     max_num_requests: int = 2048
     max_num_queued: int = 1024
     max_num_choices: int = 128
@@ -42,6 +47,7 @@ class RouterSettings:
     report_period_s: float = 0.5
     status_timeout_s: float = 2.0
     abort_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
     backoff_min_s: float = 0.5
     backoff_max_s: float = 30.0
@@ -59,7 +65,13 @@ class RouterSettings:
             value = getattr(self, item.name)
             if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"{item.name} must not be negative, got {value}")
-        for name in ("max_body_bytes", "max_num_requests", "max_num_choices", "max_prefill_attempts"):
+        for name in (
+            "max_body_bytes",
+            "max_body_values",
+            "max_num_requests",
+            "max_num_choices",
+            "max_prefill_attempts",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("prefill_policy", "decode_policy"):

@@ -9,17 +9,21 @@ from importlib.metadata import PackageNotFoundError, version
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from router.api.chat_body import ChatBody
 from router.api.completion_body import CompletionBody
 from router.api.completions import answer_chat, answer_completion
 from router.api.errors import error_response, http_error_response
+from router.api.guard import GuardMiddleware
 from router.api.openapi import body_schema
 from router.api.prompts import check_vocabulary, encode, render_chat
 from router.api.request_body import read_body
 from router.api.request_id import RequestIdMiddleware
 from router.api.tokenize_body import DetokenizeBody, TokenizeBody
+from router.api.tokens_answer import tokens_response
 from router.errors import NoReplicaError, RouterError
+from router.security import SecuritySettings
 from router.service import RouterService
 
 _PATHS = frozenset(
@@ -48,7 +52,9 @@ def baton_version() -> str:
         return "0+unknown"
 
 
-def build_app(service: RouterService, *, answers_request_id: bool = True) -> FastAPI:
+def build_app(
+    service: RouterService, *, answers_request_id: bool = True, security: SecuritySettings | None = None
+) -> FastAPI:
     """The application around a service. Its lifespan starts and closes the service.
 
     ``answers_request_id`` False is for a server that puts the request's id into each answer by itself, as Serve does.
@@ -63,6 +69,7 @@ def build_app(service: RouterService, *, answers_request_id: bool = True) -> Fas
             await service.close()
 
     app = FastAPI(title="Baton", version=baton_version(), lifespan=lifespan)
+    _add_security(app, security or SecuritySettings())
     app.add_middleware(
         RequestIdMiddleware, metrics=service.metrics, paths=_PATHS, answers_request_id=answers_request_id
     )
@@ -72,6 +79,19 @@ def build_app(service: RouterService, *, answers_request_id: bool = True) -> Fas
     _add_models(app, service)
     _add_operations(app, service)
     return app
+
+
+def _add_security(app: FastAPI, settings: SecuritySettings) -> None:
+    app.add_middleware(GuardMiddleware, settings=settings)
+    if settings.cors_allow_origins:
+        # Outside the guard: a browser asks without the key first, and must be able to read a refusal.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_allow_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -102,21 +122,25 @@ def _add_generation(app: FastAPI, service: RouterService) -> None:
 
 def _add_tokens(app: FastAPI, service: RouterService) -> None:
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
-    async def tokenize(request: Request) -> dict[str, object]:
+    async def tokenize(request: Request) -> Response:
         """The token ids of a text or of a conversation."""
-        body = await read_body(request, TokenizeBody, max_body_bytes=service.settings.max_body_bytes)
+        body = await read_body(request, TokenizeBody, settings=service.settings)
         service.check_model(body.model)
         if body.prompt is None:
             ids = await encode(service, render_chat(service, body), add_special_tokens=bool(body.add_special_tokens))
         else:
             ids = await encode(service, body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        strings = service.tokenizer.token_strings(ids) if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": service.max_model_len(), "tokens": ids, "token_strs": strings}
+        return tokens_response(
+            ids,
+            service.tokenizer,
+            max_model_len=service.max_model_len(),
+            with_strings=bool(body.return_token_strs),
+        )
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids, special tokens included."""
-        body = await read_body(request, DetokenizeBody, max_body_bytes=service.settings.max_body_bytes)
+        body = await read_body(request, DetokenizeBody, settings=service.settings)
         service.check_model(body.model)
         check_vocabulary(body.tokens, service.vocab_size(), param="tokens")
         return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}

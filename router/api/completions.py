@@ -37,7 +37,7 @@ async def answer_chat(service: RouterService, request: Request) -> GenerationRes
     Raises:
         RouterError: The request is refused.
     """
-    body = await read_body(request, ChatBody, max_body_bytes=service.settings.max_body_bytes)
+    body = await read_body(request, ChatBody, settings=service.settings)
     _check(service, body)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequestError(
@@ -61,7 +61,7 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
     Raises:
         RouterError: The request is refused.
     """
-    body = await read_body(request, CompletionBody, max_body_bytes=service.settings.max_body_bytes)
+    body = await read_body(request, CompletionBody, settings=service.settings)
     _check(service, body)
     prompts = await completion_prompts(service, body)
     head = _head(service, body, "cmpl")

@@ -14,21 +14,33 @@ from starlette.responses import JSONResponse
 from router.api.completion_body import PROMPT_FORMS
 from router.api.generate_body import UnsupportedValueError
 from router.errors import (
+    AdminKeyError,
+    BodyNotJsonError,
+    BodyTimeoutError,
     BodyTooLargeError,
     DeadlineExceededError,
+    HeadersTooLargeError,
+    InvalidApiKeyError,
     InvalidRequestError,
     NoReplicaError,
     QueueFullError,
     RequestCancelledError,
     RouterError,
+    TooManyValuesError,
     UnknownModelError,
     WorkerFailedError,
 )
 
 _STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
     (InvalidRequestError, HTTPStatus.BAD_REQUEST, "invalid_request_error"),
+    (InvalidApiKeyError, HTTPStatus.UNAUTHORIZED, "invalid_request_error"),
+    (AdminKeyError, HTTPStatus.FORBIDDEN, "permission_error"),
     (UnknownModelError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
     (BodyTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"),
+    (TooManyValuesError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"),
+    (BodyNotJsonError, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "invalid_request_error"),
+    (BodyTimeoutError, HTTPStatus.REQUEST_TIMEOUT, "invalid_request_error"),
+    (HeadersTooLargeError, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error"),
     (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"),
     (NoReplicaError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
     (RequestCancelledError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
@@ -61,6 +73,8 @@ def error_response(error: RouterError) -> JSONResponse:
     """An error as a whole answer."""
     status, kind = status_of(error)
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, InvalidApiKeyError):
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(
         error_body(error.message, kind=kind, code=error.code, param=error.param), status_code=status, headers=headers
     )

@@ -14,6 +14,7 @@ import httpx
 from fastapi import FastAPI
 
 from router.api.app import build_app
+from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
 from tests.support.fake_workers import FakeDecodePool, FakePrefillPool, NextToken, counting
@@ -78,13 +79,14 @@ async def router_rig(
     settings: RouterSettings = FAST,
     tokens_per_step: int = 1,
     max_model_len: int = 512,
+    security: SecuritySettings | None = None,
 ) -> AsyncIterator[RouterRig]:
     """A started router; at the end nothing of it is left."""
     prefill = FakePrefillPool(num_prefill, next_token=next_token, max_model_len=max_model_len)
     decode = FakeDecodePool(num_decode, prefill=prefill, tokens_per_step=tokens_per_step, max_model_len=max_model_len)
     service = RouterService(model_dir, "tiny", prefill, decode, settings)
     await service.start()
-    app = build_app(service)
+    app = build_app(service, security=security)
     transport = httpx.ASGITransport(app)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:

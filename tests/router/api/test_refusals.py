@@ -155,7 +155,7 @@ async def test_neutral_values_of_unsupported_parameters_are_fine(rig: RouterRig)
     "body", [b"", b"{", b"[1,2]", b"null", b"\xff\xfe", b'{"prompt": "\\ud800"}', b'{"prompt": NaN}']
 )
 async def test_malformed_body_is_a_400(rig: RouterRig, body: bytes) -> None:
-    response = await rig.client.post(TEXT, content=body)
+    response = await rig.client.post(TEXT, content=body, headers={"Content-Type": "application/json"})
 
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
@@ -197,7 +197,7 @@ async def test_body_that_is_too_large_is_a_413(rig: RouterRig, declares_length: 
             yield b" " * 10_000
 
     content: bytes | AsyncIterator[bytes] = b" " * 1_000_000 if declares_length else chunks()
-    response = await rig.client.post(TEXT, content=content)
+    response = await rig.client.post(TEXT, content=content, headers={"Content-Type": "application/json"})
 
     assert response.status_code == 413
     assert "50000" in response.json()["error"]["message"]

@@ -22,7 +22,7 @@ async def test_client_that_does_not_read_is_given_up(model_dir: Path) -> None:
         "path": "/v1/completions",
         "raw_path": b"/v1/completions",
         "query_string": b"",
-        "headers": [],
+        "headers": [(b"content-type", b"application/json")],
         "scheme": "http",
         "server": ("router", 80),
         "client": ("client", 1),

@@ -1,0 +1,153 @@
+"""Who may call the API, and how large what they send may be: settings, built once and checked when built."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
+
+HASH_PREFIX = "sha256:"
+KEY_PREFIX = "baton-"
+KEY_BYTES = 32
+MIN_KEY_CHARACTERS = 32
+
+_HASH = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}")
+
+Rank: TypeAlias = Literal["none", "user", "admin"]
+"""What a key is good for; an admin key opens what a user's key opens."""
+
+
+class SecurityError(ValueError):
+    """Keys, or a file of keys, that cannot be used: one line that says why."""
+
+
+def new_key() -> str:
+    """A key with 256 random bits, in characters that need no quoting anywhere."""
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def hash_key(key: str) -> str:
+    """What the configuration holds of a key.
+
+    One round of SHA-256, and no slow password hash: nobody guesses 256 random bits, however fast each guess is, and a
+    hash that takes 50 ms would let anyone without a key occupy the router with wrong ones.
+    """
+    return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecuritySettings:
+    """Without keys everybody may do everything. Keys are given as hashes (`baton keys new`), here or in files.
+
+    With ``api_keys``, all but the health checks asks for one of them; ``admin_keys`` open /status, /metrics and fault
+    injection too, which no key of ``api_keys`` does.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    api_key_file: Path | None = None
+    admin_key_file: Path | None = None
+    open_metrics: bool = False
+    max_num_headers: int = 100
+    max_header_bytes: int = 32 * 1024
+    cors_allow_origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("api_keys", "admin_keys"):
+            check_hashes(getattr(self, name), where=f"security.{name}")
+        for name in ("max_num_headers", "max_header_bytes"):
+            if getattr(self, name) < 1:
+                raise SecurityError(f"security.{name} must be at least 1, got {getattr(self, name)}")
+        for origin in self.cors_allow_origins:
+            _check_origin(origin)
+
+    @property
+    def has_keys(self) -> bool:
+        """True when some endpoint asks for a key."""
+        return bool(self.api_keys or self.admin_keys or self.api_key_file or self.admin_key_file)
+
+    def loaded(self) -> SecuritySettings:
+        """The same settings with the keys of the files in them.
+
+        Raises:
+            SecurityError: A file cannot be read, or holds no hash of a key.
+        """
+        return dataclasses.replace(
+            self,
+            api_keys=self.api_keys + read_key_file(self.api_key_file),
+            admin_keys=self.admin_keys + read_key_file(self.admin_key_file),
+            api_key_file=None,
+            admin_key_file=None,
+        )
+
+
+def check_hashes(hashes: Iterable[str], *, where: str) -> None:
+    """Refuse what is no hash of a key, without repeating it: it may be the key itself.
+
+    Raises:
+        SecurityError: One is not.
+    """
+    for number, text in enumerate(hashes, start=1):
+        if not _HASH.fullmatch(text):
+            raise SecurityError(
+                f"{where}: entry {number} is not '{HASH_PREFIX}' and 64 hexadecimal digits; "
+                "`baton keys new` makes a key and its hash"
+            )
+
+
+def read_key_file(path: Path | None) -> tuple[str, ...]:
+    """The hashes in a file, one a line; ``#`` begins a comment.
+
+    Raises:
+        SecurityError: It cannot be read, holds none, or a line is something else.
+    """
+    if path is None:
+        return ()
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SecurityError(f"cannot read the key file {path}: {reason}") from error
+    hashes = tuple(line for raw in text.splitlines() if (line := raw.partition("#")[0].strip()))
+    check_hashes(hashes, where=str(path))
+    if not hashes:
+        raise SecurityError(f"the key file {path} holds no hash of a key, so nobody could use the API")
+    return hashes
+
+
+def _check_origin(origin: str) -> None:
+    parts = urlsplit(origin)
+    is_origin = parts.scheme in ("http", "https") and parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"
+    if origin != "*" and not is_origin:
+        raise SecurityError(
+            f"security.cors_allow_origins: {origin!r} is no origin such as https://chat.example.org, nor '*'"
+        )
+
+
+class KeyRing:
+    """Knows the rank of a key. Every hash is compared, each in constant time, whatever the key is."""
+
+    def __init__(self, settings: SecuritySettings) -> None:
+        self._user = tuple(text.encode() for text in settings.api_keys)
+        self._admin = tuple(text.encode() for text in settings.admin_keys)
+
+    def rank_of(self, key: str) -> Rank:
+        """What a key opens."""
+        hashed = hash_key(key).encode()
+        is_user = _is_among(hashed, self._user)
+        is_admin = _is_among(hashed, self._admin)
+        return "admin" if is_admin else "user" if is_user else "none"
+
+
+def _is_among(hashed: bytes, known: Iterable[bytes]) -> bool:
+    is_found = False
+    for item in known:
+        is_found |= hmac.compare_digest(hashed, item)
+    return is_found
