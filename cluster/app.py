@@ -8,6 +8,7 @@ from ray import serve
 
 from cluster.addressed_router import AddressedRouter
 from cluster.config import BatonConfig, PoolName
+from cluster.health import HealthSection
 from cluster.ingress import IngressSettings, RouterIngress
 from cluster.names import DECODE, PREFILL, ROUTER
 from cluster.placement import SMALL_CPU_SHARE, Machine, share_out
@@ -19,8 +20,6 @@ UNLIMITED_CALLS = 1_000_000
 
 WORKER_SHUTDOWN_S = 3.0
 ROUTER_SHUTDOWN_S = 5.0
-HEALTH_CHECK_PERIOD_S = 1.0
-HEALTH_CHECK_TIMEOUT_S = 30.0
 MAX_START_ATTEMPTS = 3
 
 
@@ -30,15 +29,15 @@ def build_graph(config: BatonConfig, model: ServedModel, machine: Machine) -> se
     Raises:
         ConfigError: The machine does not have what the configuration asks for.
     """
-    prefill = _worker_deployment(PrefillWorker, PREFILL, config.prefill_replicas)
-    decode = _worker_deployment(DecodeWorker, DECODE, config.decode_replicas)
+    prefill = _worker_deployment(PrefillWorker, PREFILL, config.prefill_replicas, config.health)
+    decode = _worker_deployment(DecodeWorker, DECODE, config.decode_replicas, config.health)
     ingress = serve.deployment(
         name=ROUTER,
         num_replicas=config.router_replicas,
         max_ongoing_requests=UNLIMITED_CALLS,
         graceful_shutdown_timeout_s=ROUTER_SHUTDOWN_S,
-        health_check_period_s=HEALTH_CHECK_PERIOD_S,
-        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
+        health_check_period_s=config.health.check_period_s,
+        health_check_timeout_s=config.health.check_timeout_s,
         ray_actor_options={"num_cpus": SMALL_CPU_SHARE},
         max_constructor_retry_count=MAX_START_ATTEMPTS,
     )(RouterIngress)
@@ -54,14 +53,14 @@ def build_graph(config: BatonConfig, model: ServedModel, machine: Machine) -> se
     )
 
 
-def _worker_deployment(worker: type[Any], name: str, num_replicas: int) -> serve.Deployment:
+def _worker_deployment(worker: type[Any], name: str, num_replicas: int, health: HealthSection) -> serve.Deployment:
     return serve.deployment(
         name=name,
         num_replicas=num_replicas,
         max_ongoing_requests=UNLIMITED_CALLS,
         graceful_shutdown_timeout_s=WORKER_SHUTDOWN_S,
-        health_check_period_s=HEALTH_CHECK_PERIOD_S,
-        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
+        health_check_period_s=health.check_period_s,
+        health_check_timeout_s=health.check_timeout_s,
         request_router_config={"request_router_class": AddressedRouter},
         max_constructor_retry_count=MAX_START_ATTEMPTS,
     )(worker)
@@ -77,6 +76,7 @@ def _bind_worker(
         transfer=config.transfer_options(),
         model_name=model.name,
         report_period_s=config.router_settings().report_period_s,
+        step_timeout_s=config.health.step_timeout_s,
     )
     actor_options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus}
     return deployment.options(ray_actor_options=actor_options).bind(settings)

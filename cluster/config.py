@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from cluster.config_section import Section, section_of, settings_from
+from cluster.health import HealthSection
 from engine.config import CacheConfig, DeviceName, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.errors import ConfigError
 from kv_transfer.connector import ConnectorOptions
@@ -208,6 +209,7 @@ class BatonConfig(Section):
     security: SecuritySection = Field(  # type: ignore[valid-type]
         default_factory=SecuritySection, description="Who may call the API: docs/security.md."
     )
+    health: HealthSection = Field(default_factory=HealthSection, description="When workers count as hanging.")
     prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
 

@@ -20,7 +20,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 def serve_environment() -> dict[str, str]:
-    """What every node of a cluster should set before its Ray starts: Serve's throughput mode, and room for messages.
+    """What every node of a cluster should set before its Ray starts: Serve's throughput mode, room for messages, and
+    no graceful end for a replica that fails its health checks (it would be waited for as long as for a drain).
 
     Measured on 2 cores, against Serve's defaults: 15,000 instead of 2,700 stream items a second from a handle, 6,100
     instead of 1,400 server-sent events a second to one HTTP client, 2.8 ms instead of 3.9 ms for a GET.
@@ -28,6 +29,7 @@ def serve_environment() -> dict[str, str]:
     return {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     }
 
 

@@ -42,6 +42,7 @@ class WorkerSettings:
     transfer: ConnectorOptions
     model_name: str
     report_period_s: float
+    step_timeout_s: float
 
 
 class Worker:
@@ -138,6 +139,7 @@ class PrefillWorker(Worker):
             info=info,
             connector=built.connector.worker,
             report_period_s=self._settings.report_period_s,
+            step_timeout_s=self._settings.step_timeout_s,
         )
 
 
@@ -151,4 +153,5 @@ class DecodeWorker(Worker):
             info=info,
             connector=built.connector.worker,
             report_period_s=self._settings.report_period_s,
+            step_timeout_s=self._settings.step_timeout_s,
         )

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 from engine.client_stream import ClientStream, dead_delta, merge_deltas
 from engine.engine_core import DeltasByClient, EngineCore
-from engine.errors import EngineDeadError, RequestRefusedError
+from engine.errors import EngineDeadError, EngineStalledError, RequestRefusedError
 from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta
+from engine.progress import Progress
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 LOCAL_CLIENT = ""
 """Requests of this client are awaited one by one in this process, not sent over a stream."""
+
+STEP_TIMEOUT_S = 30.0
+"""How long a step may take unless somebody says otherwise; `health.step_timeout_s` in a cluster."""
 
 T = TypeVar("T")
 Command = Callable[[], None]
@@ -28,12 +32,14 @@ class AsyncEngine:
     """Adds, aborts and streams.
 
     The engine's thread owns the core. Everything else happens on the event loop that called :meth:`start`; the two
-    meet in a list of commands (towards the thread) and one callback a step (towards the loop).
+    meet in a list of commands (towards the thread) and one callback a step (towards the loop). An engine whose thread
+    has been in one turn for ``step_timeout_s`` counts as hanging: its reports and its health say so.
     """
 
-    def __init__(self, core: EngineCore, *, name: str = "engine") -> None:
+    def __init__(self, core: EngineCore, *, name: str = "engine", step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._core = core
         self._name = name
+        self._step_timeout_s = step_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -45,7 +51,7 @@ class AsyncEngine:
         self._streams: dict[str, ClientStream] = {}
         self._local: dict[str, ClientStream] = {}
         self._requests_of: dict[str, set[str]] = {}
-        self._busy_since: float | None = None
+        self._progress = Progress()
 
     # ---- life
 
@@ -69,22 +75,24 @@ class AsyncEngine:
 
         Raises:
             EngineDeadError: Its thread ended, or was never started.
+            EngineStalledError: It made no step for too long while it had work.
         """
         if self._failure is not None:
             raise EngineDeadError(f"the engine's loop ended: {self._failure!r}")
         if self._thread is None or not self._thread.is_alive():
             raise EngineDeadError("the engine is not running")
+        if self.is_stalled:
+            raise EngineStalledError(busy_s=self._progress.busy_s, step_timeout_s=self._step_timeout_s)
 
     @property
     def load(self) -> LoadReport:
-        """The engine's load after its last step."""
-        return self._load
+        """The engine's load after its last step, and whether that is too long ago."""
+        return replace(self._load, is_stalled=True) if self.is_stalled else self._load
 
     @property
-    def busy_s(self) -> float:
-        """Seconds since the step in progress began, 0 when none runs: what a watchdog looks at."""
-        since = self._busy_since
-        return 0.0 if since is None else time.monotonic() - since
+    def is_stalled(self) -> bool:
+        """True when no step ended for ``step_timeout_s`` though there is work."""
+        return self._progress.busy_s > self._step_timeout_s
 
     # ---- requests
 
@@ -149,10 +157,10 @@ class AsyncEngine:
         if previous is not None:
             previous.close()
         try:
-            yield StepMessage(deltas=(), load=self._load)
+            yield StepMessage(deltas=(), load=self.load)
             while not stream.is_closed:
                 deltas = await stream.take(timeout_s=report_period_s)
-                yield StepMessage(deltas=tuple(deltas), load=self._load)
+                yield StepMessage(deltas=tuple(deltas), load=self.load)
         finally:
             if self._streams.get(client_id) is stream:
                 del self._streams[client_id]
@@ -216,6 +224,7 @@ class AsyncEngine:
             if self._thread is None or self._has_ended:
                 raise EngineDeadError(f"the engine is not running: {self._failure!r}")
             self._commands.append(command)
+            self._progress.asked()
         self._core.wake.set()
 
     # ---- the thread's side
@@ -230,6 +239,7 @@ class AsyncEngine:
     def _run_commands(self) -> None:
         with self._lock:
             commands, self._commands = self._commands, []
+            self._progress.begin_turn()
         for command in commands:
             command()
 
@@ -240,14 +250,13 @@ class AsyncEngine:
                 self._run_commands()
                 self._core.collect()
                 if self._core.has_work():
-                    self._busy_since = time.monotonic()
                     deltas = self._core.step()
-                    self._busy_since = None
                     self._to_loop(self._deliver, deltas, self._core.load_report())
                 else:
                     if not self._core.has_unfinished():
                         self._core.rest()
                     self._to_loop(self._deliver, {}, self._core.load_report())
+                    self._progress.rest()
                     self._core.wake.wait(self._core.scheduler.idle_timeout_s())
         except Exception as error:
             logger.exception("the engine's loop failed")

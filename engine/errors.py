@@ -53,3 +53,13 @@ class OutOfBlocksError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine's loop ended; no request can be served any more."""
+
+
+class EngineStalledError(EngineDeadError):
+    """The engine hangs: it has work, and no step of it ended for too long."""
+
+    def __init__(self, *, busy_s: float, step_timeout_s: float) -> None:
+        super().__init__(
+            f"the engine hangs: no step ended for {busy_s:.1f} s, the limit is {step_timeout_s:g} s "
+            "(raise health.step_timeout_s if steps of this model take longer)"
+        )

@@ -109,7 +109,10 @@ class TokenDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What a worker says of itself with every message: gauges now, counters since its start."""
+    """What a worker says of itself with every message: gauges now, counters since its start.
+
+    ``is_stalled``: it has work and makes no step any more. ``num_peers`` are the workers that its connector has met.
+    """
 
     num_blocks: int = 0
     num_free_blocks: int = 0
@@ -119,6 +122,8 @@ class LoadReport:
     num_leased_blocks: int = 0
     num_held_blocks: int = 0
     queued_prefill_tokens: int = 0
+    num_peers: int = 0
+    is_stalled: bool = False
     counters: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from engine.async_engine import AsyncEngine
+from engine.async_engine import STEP_TIMEOUT_S, AsyncEngine
 from engine.engine_core import EngineCore
 from engine.errors import RequestRefusedError
 from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
@@ -22,8 +22,9 @@ class EngineServer:
         info: WorkerInfo,
         connector: WorkerConnector,
         report_period_s: float = 0.5,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
-        self._engine = AsyncEngine(core, name=info.role)
+        self._engine = AsyncEngine(core, name=info.role, step_timeout_s=step_timeout_s)
         self._connector = connector
         self._info = info
         self._report_period_s = report_period_s
@@ -45,7 +46,7 @@ class EngineServer:
         return self._engine.load
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if this worker cannot serve any more."""
+        """Raise EngineDeadError if this worker cannot serve any more, or hangs."""
         self._engine.check_health()
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestRefusedError | None]:

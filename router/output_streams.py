@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from engine.messages import StepMessage, TokenDelta
-from router.pool import ReplicaPool
+from router.pool import STALLED, ReplicaPool
 from router.settings import RouterSettings
 from router.workers import WorkerError, WorkerPool, WorkerUnavailableError
 
@@ -32,9 +33,10 @@ class OutputStream:
     requests on the same replica.
     """
 
-    def __init__(self, replica_id: str, client_id: str) -> None:
+    def __init__(self, replica_id: str, client_id: str, *, heard_at_s: float) -> None:
         self.replica_id = replica_id
         self.client_id = client_id
+        self.heard_at_s = heard_at_s
         self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.sinks: dict[str, Sink] = {}
         self.num_unknown_deltas = 0
@@ -77,8 +79,16 @@ class OutputStream:
 class OutputStreams:
     """All streams of this router. Opens them, keeps the pool's view of the load, and notices those that broke."""
 
-    def __init__(self, workers: WorkerPool, pool: ReplicaPool, *, settings: RouterSettings) -> None:
+    def __init__(
+        self,
+        workers: WorkerPool,
+        pool: ReplicaPool,
+        *,
+        settings: RouterSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._workers = workers
+        self._clock = clock
         self._pool = pool
         self._settings = settings
         self._name = f"router-{uuid.uuid4().hex[:12]}"
@@ -91,7 +101,7 @@ class OutputStreams:
         stream = self._streams.get(replica_id)
         if stream is None:
             self._num_opened += 1
-            stream = OutputStream(replica_id, f"{self._name}-{self._num_opened}")
+            stream = OutputStream(replica_id, f"{self._name}-{self._num_opened}", heard_at_s=self._clock())
             self._streams[replica_id] = stream
             self._tasks[stream.client_id] = asyncio.create_task(self._read(stream))
         return stream
@@ -122,6 +132,16 @@ class OutputStreams:
             stream.fail(error)
             self._tasks[stream.client_id].cancel()
 
+    def give_up_silent(self) -> None:
+        """Give up the streams that said nothing for too long: a worker that lives reports twice a second."""
+        silence_s = self._settings.stream_silence_timeout_s
+        limit_s = self._clock() - silence_s
+        for stream in tuple(self._streams.values()):
+            if stream.heard_at_s < limit_s:
+                reason = f"its output stream was silent for {silence_s:g} s"
+                self._pool.note_failure(stream.replica_id, reason)
+                self.give_up(WorkerUnavailableError(replica_id=stream.replica_id, reason=reason))
+
     async def close(self) -> None:
         """Close all streams; the replicas abort what is left of ours."""
         tasks = tuple(self._tasks.values())
@@ -145,9 +165,6 @@ class OutputStreams:
             error = caught
         except WorkerError as caught:
             error = WorkerUnavailableError(replica_id=replica_id, reason=str(caught))
-        except TimeoutError:
-            silence_s = self._settings.stream_silence_timeout_s
-            error = WorkerUnavailableError(replica_id=replica_id, reason=f"silent for {silence_s:g} s")
         except Exception as caught:
             logger.exception("output stream failed: replica_id=%s", replica_id)
             error = WorkerUnavailableError(replica_id=replica_id, reason=f"{type(caught).__name__}: {caught}")
@@ -159,15 +176,11 @@ class OutputStreams:
         stream.fail(error)
 
     async def _read_messages(self, stream: OutputStream, messages: AsyncIterator[StepMessage]) -> None:
-        iterator = aiter(messages)
-        silence_s = self._settings.stream_silence_timeout_s
-        while True:
-            async with asyncio.timeout(silence_s):
-                try:
-                    message = await anext(iterator)
-                except StopAsyncIteration:
-                    return
+        async for message in messages:
+            stream.heard_at_s = self._clock()
             if not stream.connected.done():
                 stream.connected.set_result(None)
             self._pool.note_load(stream.replica_id, message.load)
             stream.dispatch(message)
+            if message.load.is_stalled:
+                raise WorkerUnavailableError(replica_id=stream.replica_id, reason=STALLED)

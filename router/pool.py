@@ -18,6 +18,8 @@ from router.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavail
 
 logger = logging.getLogger(f"baton.{__name__}")
 
+STALLED = "its engine makes no step though it has work"
+
 LATE_PERIODS = 1.5
 """Report periods without news after which a replica is asked; reports of healthy ones come a little late, too."""
 
@@ -151,7 +153,10 @@ class ReplicaPool:
         for replica_id in current.difference(self._replicas):
             self._replicas[replica_id] = Replica(replica_id=replica_id, probe_at_s=now)
         for replica in self.replicas:
-            if replica.replica_id not in self._asking and self._wants_asking(replica, now):
+            if replica.replica_id in self._asking:
+                if replica.is_in_service and self.age_s(replica) >= self._settings.unresponsive_after_s:
+                    self._declare_lost(replica, f"silent for {self.age_s(replica):.1f} s")
+            elif self._wants_asking(replica, now):
                 self._asking[replica.replica_id] = asyncio.create_task(self._ask(replica))
         return set(self._asking.values())
 
@@ -273,21 +278,22 @@ class ReplicaPool:
         except (WorkerError, TimeoutError) as error:
             if not replica.is_in_service:
                 self.note_failure(replica.replica_id, str(error) or "no answer to a probe")
-            elif self.age_s(replica) >= self._settings.unresponsive_after_s:
-                self._declare_lost(replica)
             return
         finally:
             self._asking.pop(replica.replica_id, None)
         self._take_status(replica, status)
 
-    def _declare_lost(self, replica: Replica) -> None:
-        """Nothing came from it for too long, and it does not answer: whoever waits for it waits in vain."""
-        reason = f"silent for {self.age_s(replica):.0f} s"
+    def _declare_lost(self, replica: Replica, reason: str) -> None:
+        """It neither reports nor answers, or its engine hangs: whoever waits for it waits in vain."""
         self.note_failure(replica.replica_id, reason)
         self.on_lost(WorkerUnavailableError(replica_id=replica.replica_id, reason=reason))
 
     def _take_status(self, replica: Replica, status: ReplicaStatus) -> None:
         if status.info is None:
+            return
+        if status.load is not None and status.load.is_stalled:
+            replica.info = status.info
+            self._declare_lost(replica, STALLED)
             return
         if replica.info is None or replica.is_left_out:
             logger.info("%s replica %s is in service", self.role, replica.replica_id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.messages import GenerateRequest, SamplingParams, WorkerInfo
+from router.attentive_clock import AttentiveClock
 from router.counters import RouterCounters
 from router.errors import NoReplicaError, UnknownModelError
 from router.metrics import RouterMetrics
@@ -75,18 +76,22 @@ class RouterService:
         self.defaults: GenerationDefaults = load_generation_defaults(model_dir, self.tokenizer)
         self._detokenizers = DetokenizerFactory(self.tokenizer)
         self.counters = RouterCounters()
-        self.prefill_pool = ReplicaPool("prefill", prefill, policy=self.settings.prefill_policy, settings=self.settings)
-        self.decode_pool = ReplicaPool("decode", decode, policy=self.settings.decode_policy, settings=self.settings)
-        self.metrics = RouterMetrics((self.prefill_pool, self.decode_pool), router_id=self.router_id)
+        self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
         self._links = (
-            WorkerLink(prefill, self.prefill_pool, settings=self.settings),
-            WorkerLink(decode, self.decode_pool, settings=self.settings),
+            self._link("prefill", prefill, self.settings.prefill_policy),
+            self._link("decode", decode, self.settings.decode_policy),
         )
+        self.prefill_pool, self.decode_pool = (link.pool for link in self._links)
+        self.metrics = RouterMetrics((self.prefill_pool, self.decode_pool), router_id=self.router_id)
         self._orchestrator = Orchestrator(*self._links, settings=self.settings, counters=self.counters)
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
         )
         self._refreshing: asyncio.Task[None] | None = None
+
+    def _link(self, role: str, workers: WorkerPool, policy: str) -> WorkerLink:
+        pool = ReplicaPool(role, workers, policy=policy, settings=self.settings, clock=self._clock)
+        return WorkerLink(workers, pool, settings=self.settings, clock=self._clock)
 
     async def start(self) -> None:
         """Meet the replicas that are there, and keep following them. Idempotent."""
@@ -209,6 +214,7 @@ class RouterService:
     async def _keep_refreshing(self) -> None:
         while True:
             await asyncio.sleep(self._refresh_period_s())
+            self._clock.tick()
             try:
                 await self._refresh(wait=False)
             except Exception:

@@ -17,10 +17,11 @@ class RouterSettings:
     progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV.
     ``growth_headroom_tokens`` is the room beyond its prompt that a request must find there.
     ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure.
-    ``stream_silence_timeout_s`` is how long a decode replica may say nothing before it counts as lost;
-    ``unresponsive_after_s`` is the same for a replica that does not answer when asked for its status.
     ``max_body_values`` bounds the JSON values of a body, and so how long validating it occupies the event loop (about
     0.1 s for half a million). ``read_timeout_s`` is how long a body may take to arrive.
+    ``unresponsive_after_s`` is how long a replica, which reports every ``report_period_s``, may neither report nor
+    answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
+    which the router itself did not run does not count.
     ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
     Prompts of up to ``local_prefill_tokens`` are computed on the decode replica itself; 0 sends all to prefill.
     """
@@ -37,8 +38,8 @@ class RouterSettings:
     prefill_timeout_s: float = 300.0
     submit_timeout_s: float = 30.0
     connect_timeout_s: float = 10.0
-    stream_silence_timeout_s: float = 20.0
-    unresponsive_after_s: float = 15.0
+    stream_silence_timeout_s: float = 5.0
+    unresponsive_after_s: float = 5.0
     max_prefill_attempts: int = 3
     migration_limit: int = 3
     recovery_wait_s: float = 30.0

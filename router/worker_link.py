@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -41,10 +42,17 @@ class Run:
 class WorkerLink:
     """Everything between this router and the workers of one role."""
 
-    def __init__(self, workers: WorkerPool, pool: ReplicaPool, *, settings: RouterSettings) -> None:
+    def __init__(
+        self,
+        workers: WorkerPool,
+        pool: ReplicaPool,
+        *,
+        settings: RouterSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.pool = pool
         self.aborts = AbortSender(workers, timeout_s=settings.abort_timeout_s)
-        self.streams = OutputStreams(workers, pool, settings=settings)
+        self.streams = OutputStreams(workers, pool, settings=settings, clock=clock)
         self._submissions = Submissions(workers, self.aborts, timeout_s=settings.submit_timeout_s)
         pool.on_lost = self.streams.give_up
 
@@ -63,7 +71,7 @@ class WorkerLink:
         run = Run(on_delta)
         stream.attach(request.request_id, run)
         try:
-            await self._submissions.submit(replica_id, replace(request, client_id=stream.client_id))
+            await self._submit(replica_id, replace(request, client_id=stream.client_id), run)
             return await run.ended
         except WorkerRefusedError:
             raise
@@ -75,8 +83,21 @@ class WorkerLink:
             if run.ended.done() and not run.ended.cancelled():
                 run.ended.exception()
 
+    async def _submit(self, replica_id: str, request: GenerateRequest, run: Run) -> None:
+        """Return when the request was accepted, or when its run ended: a replica that hangs accepts nothing, and its
+        stream tells long before the call's own timeout.
+        """
+        submission = asyncio.ensure_future(self._submissions.submit(replica_id, request))
+        try:
+            await asyncio.wait((submission, run.ended), return_when=asyncio.FIRST_COMPLETED)
+            if submission.done():
+                submission.result()
+        finally:
+            submission.cancel()
+
     def follow(self) -> None:
-        """Open the streams of the replicas that can be used: their first requests need not wait for it."""
+        """Give up silent streams, and open those of replicas that can be used: no first request need wait for it."""
+        self.streams.give_up_silent()
         for replica in self.pool.replicas:
             if self.pool.is_usable(replica) and replica.info is not None:
                 self.streams.open(replica.replica_id)

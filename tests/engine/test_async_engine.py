@@ -10,11 +10,13 @@ import pytest
 from engine.async_engine import AsyncEngine
 from engine.client_stream import ENGINE_DEAD
 from engine.engine_core import EngineCore
-from engine.errors import EngineDeadError, PromptTooLongError
+from engine.errors import EngineDeadError, EngineStalledError, PromptTooLongError
 from engine.messages import FinishReason, StepMessage
+from engine.progress import Progress
 from engine.step import ModelRunnerOutput, SchedulerOutput
 from tests.support.chain_engine import chain_engine
 from tests.support.chain_runner import expected_tokens
+from tests.support.clock import ManualClock
 from tests.support.pausable_runner import PausableRunner
 from tests.support.requests import greedy_request
 
@@ -166,3 +168,46 @@ async def test_close_ends_what_is_unfinished(engine: AsyncEngine, runner: Pausab
     await closing
 
     assert (await task).error == ENGINE_DEAD
+
+
+async def test_engine_that_makes_no_step_though_it_has_work_says_so_until_it_goes_on(
+    core: EngineCore, runner: PausableRunner
+) -> None:
+    engine = AsyncEngine(core, step_timeout_s=0.05)
+    engine.start()
+    runner.hold()
+    answer = asyncio.create_task(engine.run_to_end(greedy_request("a", [5, 6, 7], max_tokens=4)))
+    await asyncio.to_thread(runner.wait_entered)
+    while not engine.is_stalled:  # noqa: ASYNC110 (a property of the clock)
+        await asyncio.sleep(0.01)
+
+    with pytest.raises(EngineStalledError, match=r"limit is 0\.05 s"):
+        engine.check_health()
+    assert engine.load.is_stalled
+
+    runner.let_go()
+    await answer
+    while engine.is_stalled:  # noqa: ASYNC110 (the thread comes to rest after the last token)
+        await asyncio.sleep(0.01)
+    engine.check_health()
+    assert not engine.load.is_stalled
+    await engine.close()
+
+
+def test_progress_is_owed_only_by_who_has_something_to_do() -> None:
+    clock = ManualClock()
+    progress = Progress(clock)
+    clock.advance(100)
+    assert progress.busy_s == 0
+
+    progress.asked()
+    clock.advance(3)
+    progress.asked()
+    assert progress.busy_s == 3
+
+    progress.begin_turn()
+    clock.advance(2)
+    assert progress.busy_s == 2
+
+    progress.rest()
+    assert progress.busy_s == 0

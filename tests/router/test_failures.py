@@ -167,6 +167,37 @@ async def test_silent_decode_replica_counts_as_lost(model_dir: Path) -> None:
         assert rig.prefill[0].seen[0].request_id in rig.decode[0].aborted
 
 
+async def test_decode_that_accepts_nothing_any_more_is_given_up_with_its_stream(model_dir: Path) -> None:
+    settings = with_settings(stream_silence_timeout_s=0.1, submit_timeout_s=300.0)
+    async with router_rig(model_dir, num_decode=2, settings=settings) as rig:
+        rig.decode[0].submit_gate.clear()
+        body = (await rig.complete(PROMPT, **ASK)).json()
+
+        assert body["choices"][0]["token_ids"] == expected_tokens(rig)
+        rig.decode[0].submit_gate.set()
+        await until(rig.is_at_rest)
+
+
+async def test_decode_whose_engine_hangs_counts_as_lost_though_it_reports(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_decode=2) as rig:
+        rig.decode[0].step_gate.clear()
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        await until(lambda: bool(rig.decode[0].running))
+        rig.decode[0].is_stalled = True
+
+        assert (await answer).json()["choices"][0]["token_ids"] == expected_tokens(rig)
+
+
+async def test_without_moves_a_lost_decode_worker_is_the_callers_error_at_once(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_decode=2, settings=with_settings(migration_limit=0)) as rig:
+        rig.decode[0].die_after_tokens = 10
+        chunks = events(await rig.complete(PROMPT, stream=True, **ASK))
+
+        assert chunks[-1]["error"]["code"] == "decode_failed"
+        assert rig.decode[1].seen == []
+        await until(rig.is_at_rest)
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_error_of_the_engine_is_the_callers_error(model_dir: Path, role: str) -> None:
     async with router_rig(model_dir, num_prefill=2, num_decode=2) as rig:

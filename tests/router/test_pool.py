@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from engine.messages import LoadReport
+from router.attentive_clock import AttentiveClock
 from router.errors import NoReplicaError
-from router.pool import ReplicaPool
+from router.pool import STALLED, ReplicaPool
 from tests.support.clock import ManualClock
 from tests.support.fake_workers import FakePrefillPool
 from tests.support.router_rig import FAST
@@ -21,6 +22,8 @@ class Bench:
         self.workers = FakePrefillPool(num_replicas)
         self.clock = ManualClock()
         self.pool = ReplicaPool("prefill", self.workers, policy=policy, settings=FAST, clock=self.clock)
+        self.lost: list[str] = []
+        self.pool.on_lost = lambda error: self.lost.append(error.reason)
 
     async def refresh(self) -> None:
         await asyncio.gather(*self.pool.refresh())
@@ -169,3 +172,54 @@ async def test_untried_replica_is_preferred(bench: Bench) -> None:
     bench.report("prefill-1", free=10)
 
     assert (await bench.pool.choose_or_wait({"prefill-0"}, is_retry=True)).replica_id == "prefill-1"
+
+
+async def test_replica_that_answers_nothing_is_given_up_at_its_age_and_not_later(bench: Bench) -> None:
+    bench.workers[0].status_gate.clear()
+    replica = bench.pool.get("prefill-0")
+    assert replica is not None
+    bench.clock.advance(FAST.unresponsive_after_s - 0.01)
+    bench.pool.refresh()
+    assert bench.lost == []
+
+    bench.clock.advance(0.01)
+    bench.report("prefill-1", free=1)
+    bench.pool.refresh()
+    assert bench.lost == ["silent for 5.0 s"]
+
+    assert replica.is_left_out
+    await bench.pool.close()
+
+
+async def test_replica_whose_engine_hangs_is_lost_though_it_answers(bench: Bench) -> None:
+    bench.workers[0].is_stalled = True
+    replica = bench.pool.get("prefill-0")
+    assert replica is not None
+    bench.clock.advance(2 * FAST.report_period_s)
+    await bench.refresh()
+    assert bench.lost == [STALLED]
+
+    bench.clock.advance(FAST.backoff_max_s)
+    await bench.refresh()
+    assert replica.is_left_out
+
+    bench.workers[0].is_stalled = False
+    bench.clock.advance(FAST.backoff_max_s)
+    await bench.refresh()
+    assert not replica.is_left_out
+
+
+def test_time_without_attention_does_not_count() -> None:
+    world = ManualClock()
+    clock = AttentiveClock(max_gap_s=0.5, clock=world)
+    for _ in range(4):
+        world.advance(0.25)
+        clock.tick()
+    assert clock() == 1.0
+
+    world.advance(60.0)
+    assert clock() == 1.5
+    clock.tick()
+    world.advance(0.25)
+
+    assert clock() == 1.75

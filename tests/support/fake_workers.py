@@ -22,6 +22,8 @@ from engine.messages import (
 from kv_transfer.params import KVTransferParams, PeerIdentity
 from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 
+REPORT_PERIOD_S = 0.02
+
 NextToken = Callable[[GenerateRequest, int], int]
 """The token at an output position of a request."""
 
@@ -48,7 +50,8 @@ def finish_of(sampling: SamplingParams, token: int, num_output_tokens: int) -> F
 class FakeReplica:
     """The switches and the books of one replica.
 
-    ``is_dead`` makes every call fail; ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well;
+    ``is_dead`` makes every call fail; ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well,
+    ``submit_gate`` cleared makes it accept nothing, ``step_gate`` cleared makes a decode replica report but not step;
     ``refuse_code`` makes it refuse requests.
     ``die_after_tokens`` kills a decode replica once it has produced so many tokens.
     """
@@ -56,12 +59,15 @@ class FakeReplica:
     replica_id: str
     num_blocks: int = 1000
     is_dead: bool = False
+    is_stalled: bool = False
     refuse_code: str | None = None
     error_code: str | None = None
     die_after_tokens: int | None = None
     num_cached_tokens: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     status_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    submit_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    step_gate: asyncio.Event = field(default_factory=asyncio.Event)
     running: dict[str, GenerateRequest] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
     seen: list[GenerateRequest] = field(default_factory=list)
@@ -71,6 +77,8 @@ class FakeReplica:
     def __post_init__(self) -> None:
         self.gate.set()
         self.status_gate.set()
+        self.submit_gate.set()
+        self.step_gate.set()
 
     def check_alive(self) -> None:
         """Raise what a call to a dead actor raises."""
@@ -89,6 +97,8 @@ class FakeReplica:
             num_running=len(self.running),
             num_leased_blocks=len(self.leases),
             num_held_blocks=self.held_blocks(),
+            num_peers=1,
+            is_stalled=self.is_stalled,
             counters={"num_generated_tokens": float(self.num_tokens), "num_transfers": 1.0, "num_bytes": 4096.0},
         )
 
@@ -151,13 +161,24 @@ class _FakePool:
         self._queues[replica_id, client_id] = queue
         try:
             yield StepMessage(deltas=(), load=replica.load())
-            while (message := await queue.get()) is not None:
+            while (message := await self._next_message(replica, queue)) is not None:
                 yield message
             raise WorkerUnavailableError(replica_id=replica_id, reason="killed by the test")
         finally:
             del self._queues[replica_id, client_id]
             for request in [item for item in replica.running.values() if item.client_id == client_id]:
                 replica.running.pop(request.request_id, None)
+
+    @staticmethod
+    async def _next_message(replica: FakeReplica, queue: asyncio.Queue[StepMessage | None]) -> StepMessage | None:
+        """The next step's, or the report of an idle period; a replica that hangs reports nothing."""
+        while True:
+            try:
+                async with asyncio.timeout(REPORT_PERIOD_S):
+                    return await queue.get()
+            except TimeoutError:
+                if replica.gate.is_set() and replica.submit_gate.is_set():
+                    return StepMessage(deltas=(), load=replica.load())
 
     def _send(self, replica: FakeReplica, client_id: str, deltas: Sequence[TokenDelta]) -> bool:
         """Send one message; False when the client has no stream."""
@@ -293,6 +314,7 @@ class FakeDecodePool(_FakePool):
         """Add requests; a request with transfer parameters reads its KV at once, which ends the lease."""
         replica = self.replicas[replica_id]
         replica.check_alive()
+        await replica.submit_gate.wait()
         answers: list[WorkerRefusedError | None] = []
         for request in requests:
             replica.seen.append(request)
@@ -321,6 +343,7 @@ class FakeDecodePool(_FakePool):
             while replica.running:
                 await asyncio.sleep(0)
                 await replica.gate.wait()
+                await replica.step_gate.wait()
                 self._step(replica)
         finally:
             del self._stepping[replica.replica_id]
