@@ -13,7 +13,7 @@ from tests.support.router_rig import FAST, router_rig, until
 
 
 async def test_client_that_does_not_read_is_given_up(model_dir: Path) -> None:
-    body = json.dumps({"prompt": "hi", "max_tokens": 400, "stream": True, "ignore_eos": True}).encode()
+    body = json.dumps({"prompt": "hi", "max_tokens": 400, "stream": True, "ignore_eos": True, "seed": 2}).encode()
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
