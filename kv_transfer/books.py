@@ -6,11 +6,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from kv_transfer.announcements import Announced, Announcements
 from kv_transfer.block_memory import BlockMemory
-from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, RemoteMatch
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, RemoteMatch, StreamOrder
 from kv_transfer.layout import KVLayout
 from kv_transfer.lease import LeaseTable
-from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
+from kv_transfer.stream_gate import StreamGate
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -23,21 +25,36 @@ class ConnectorBooks:
 
     One lease is good for one load: once its load began, or it was released, it supplies nothing any more (a request
     that was preempted after its load computes its prompt, or finds it in the prefix cache). With ``memory`` what is
-    handed over carries checksums.
+    handed over carries checksums. Without ``announcements`` nothing is streamed, in neither direction.
     """
 
     def __init__(
-        self, *, identity: PeerIdentity, layout: KVLayout, leases: LeaseTable, memory: BlockMemory | None = None
+        self,
+        *,
+        identity: PeerIdentity,
+        layout: KVLayout,
+        leases: LeaseTable,
+        memory: BlockMemory | None = None,
+        announcements: Announcements | None = None,
     ) -> None:
         self._identity = identity
         self._layout = layout
         self._leases = leases
         self._memory = memory
+        self._announcements = announcements
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
         self._releases: list[KVTransferParams] = []
         self._expected: list[KVTransferParams] = []
+        self._streams: list[StreamOrder] = []
+        self._cancelled_streams: list[str] = []
+        self._gates: dict[str, StreamGate] = {}
         self._spent: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def can_stream(self) -> bool:
+        """True when it is configured."""
+        return self._announcements is not None
 
     def expect(self, params: KVTransferParams) -> None:
         """Have the lease of a waiting request kept alive, if what it holds can be used."""
@@ -64,7 +81,13 @@ class ConnectorBooks:
         return RemoteMatch(num_tokens=num_tokens, is_async=True) if num_tokens > 0 else _NOTHING
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        first_block: int,
+        block_ids: tuple[int, ...],
+        stream_id: str | None = None,
     ) -> None:
         """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on."""
         assert params is not None, "nothing but a hand-over is offered here"
@@ -72,6 +95,8 @@ class ConnectorBooks:
         source_block_ids = params.block_ids[first_block:end_block]
         assert len(source_block_ids) == len(block_ids), "the scheduler asked for blocks beyond the hand-over"
         self._spend(params.lease_id)
+        if stream_id is not None:
+            del self._gates[stream_id]
         self._loads.append(
             LoadOrder(
                 request_id=request_id,
@@ -79,8 +104,45 @@ class ConnectorBooks:
                 source_block_ids=source_block_ids,
                 block_ids=block_ids,
                 checksums=params.checksums[first_block:end_block] if params.checksums is not None else None,
+                stream_id=stream_id,
             )
         )
+
+    def begin_stream(
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> bool:
+        """Queue a stream; False when this peer cannot be one of ours."""
+        if self._announcements is None or params.protocol_version != PROTOCOL_VERSION:
+            return False
+        if params.source.engine_id == self._identity.engine_id:
+            return False
+        gate = self._gates[stream_id] = StreamGate()
+        self._streams.append(
+            StreamOrder(
+                stream_id=stream_id,
+                request_id=request_id,
+                params=params,
+                first_block=first_block,
+                block_ids=block_ids,
+                gate=gate,
+            )
+        )
+        return True
+
+    def cancel_stream(self, stream_id: str) -> bool:
+        """Close a stream's gate; True when no read of it was under way."""
+        self._cancelled_streams.append(stream_id)
+        return self._gates.pop(stream_id).close()
+
+    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+        """Tell a reader, if there is one, what is computed."""
+        if self._announcements is not None:
+            self._announcements.announce(request_id, first_block=first_block, block_ids=block_ids)
+
+    def withdraw(self, request_id: str) -> None:
+        """Tell a reader, if there is one, that it was for nothing."""
+        if self._announcements is not None:
+            self._announcements.withdraw(request_id)
 
     def cancel_load(self, request_id: str) -> None:
         """The request ended while loading; the worker's half ignores ids that it does not load."""
@@ -101,7 +163,13 @@ class ConnectorBooks:
 
     def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
         """Pin a finished request's blocks for a reader."""
+        announced = Announced()
+        if self._announcements is not None:
+            announced = self._announcements.finish(request_id, block_ids)
         lease = self._leases.grant(request_id=request_id, block_ids=block_ids)
+        checksums: tuple[int, ...] | None = None
+        if self._memory is not None:
+            checksums = announced.checksums + self._memory.checksums(block_ids[len(announced.checksums) :])
         return KVTransferParams(
             protocol_version=PROTOCOL_VERSION,
             source=self._identity,
@@ -109,7 +177,8 @@ class ConnectorBooks:
             layout_hash=self._layout.layout_hash,
             block_ids=block_ids,
             num_tokens=num_tokens,
-            checksums=self._memory.checksums(block_ids) if self._memory is not None else None,
+            checksums=checksums,
+            epoch=announced.epoch,
         )
 
     def abort_lease(self, request_id: str) -> None:
@@ -123,6 +192,8 @@ class ConnectorBooks:
             cancelled_loads=tuple(self._cancelled),
             releases=tuple(self._releases),
             expected=tuple(self._expected),
+            streams=tuple(self._streams),
+            cancelled_streams=tuple(self._cancelled_streams),
         )
         if orders.is_empty:
             return NO_ORDERS
@@ -130,6 +201,8 @@ class ConnectorBooks:
         self._cancelled.clear()
         self._releases.clear()
         self._expected.clear()
+        self._streams.clear()
+        self._cancelled_streams.clear()
         return orders
 
     def _why_unusable(self, params: KVTransferParams) -> str | None:

@@ -15,7 +15,8 @@ from typing import Protocol
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
-from kv_transfer.params import Hello, KVTransferParams
+from kv_transfer.params import Hello, KVStreamParams, KVTransferParams
+from kv_transfer.stream_gate import StreamGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class RemoteMatch:
 class LoadOrder:
     """Read ``source_block_ids`` of the peer into ``block_ids`` of our own cache, pairwise.
 
-    ``checksums`` are those of the source's blocks, where it made them.
+    ``checksums`` are those of the source's blocks, where it made them. ``stream_id`` names the stream that has read
+    some of them already.
     """
 
     request_id: str
@@ -38,6 +40,23 @@ class LoadOrder:
     source_block_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     checksums: tuple[int, ...] | None = None
+    stream_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOrder:
+    """Read the prompt of ``request_id`` into ``block_ids`` while the peer computes it, block by announced block.
+
+    The destination begins with the ``first_block``-th block of the prompt. ``gate`` is closed when nobody wants the
+    stream any more.
+    """
+
+    stream_id: str
+    request_id: str
+    params: KVStreamParams
+    first_block: int
+    block_ids: tuple[int, ...]
+    gate: StreamGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +66,22 @@ class ConnectorOrders:
     ``releases`` are hand-overs that will not be read by this engine at all (request refused, aborted before its
     load began, prompt already here): their leases end on the peer. ``cancelled_loads`` names loads whose result
     nobody wants; each is still reported as ended, and its destination stays held until then. ``expected`` are
-    hand-overs of requests that wait here: their leases are kept alive until they are loaded or released.
+    hand-overs of requests that wait here: their leases are kept alive until they are loaded or released. ``streams``
+    begin before ``loads``, which may take them over.
     """
 
     loads: tuple[LoadOrder, ...] = ()
     cancelled_loads: tuple[str, ...] = ()
     releases: tuple[KVTransferParams, ...] = ()
     expected: tuple[KVTransferParams, ...] = ()
+    streams: tuple[StreamOrder, ...] = ()
+    cancelled_streams: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """True when there is nothing to do."""
-        return not (self.loads or self.cancelled_loads or self.releases or self.expected)
+        work = (self.loads, self.cancelled_loads, self.releases, self.expected, self.streams, self.cancelled_streams)
+        return not any(work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +123,8 @@ class TransferStats:
     ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good. A failed load may
     have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong. ``num_blocks`` is what was
     moved, of whatever load and of whatever use: ``num_bytes`` is always that many blocks' bytes.
+    ``num_streamed_blocks`` are those of good loads that were here before the load was ordered: their transfer hid
+    behind the prefill.
     """
 
     num_transfers: int = 0
@@ -112,6 +137,10 @@ class TransferStats:
     num_cancelled_loads: int = 0
     num_retried_loads: int = 0
     num_stalled_loads: int = 0
+    num_streams: int = 0
+    num_streamed_blocks: int = 0
+    num_streamed_bytes: int = 0
+    num_announced_blocks: int = 0
     num_leases_granted: int = 0
     num_leases_done: int = 0
     num_leases_expired: int = 0
@@ -127,17 +156,19 @@ class ConnectorEvents:
     """What ended since the last call.
 
     ``stalled`` names loads that ran out of time while something may still write their destination: their requests
-    need not wait any longer, their destination must, until the load is reported as ended.
+    need not wait any longer, their destination must, until the load is reported as ended. ``ended_streams`` names
+    cancelled streams whose last read ended: nothing writes their destination any more.
     """
 
     loads: tuple[LoadEnded, ...] = ()
     leases: tuple[LeaseEnded, ...] = ()
     stalled: tuple[str, ...] = ()
+    ended_streams: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """True when nothing ended."""
-        return not (self.loads or self.leases or self.stalled)
+        return not (self.loads or self.leases or self.stalled or self.ended_streams)
 
 
 NO_ORDERS = ConnectorOrders()
@@ -145,7 +176,14 @@ NO_EVENTS = ConnectorEvents()
 
 
 class SchedulerConnector(Protocol):
-    """The scheduler's half. Called from the engine's thread only; no call blocks."""
+    """The scheduler's half. Called from the engine's thread only; no call blocks.
+
+    ``can_stream``: prompts can be handed over, and read, while they are computed.
+    """
+
+    @property
+    def can_stream(self) -> bool:
+        """True when ``announce`` and ``begin_stream`` do something."""
 
     def expect(self, params: KVTransferParams) -> None:
         """A request with this hand-over waits here: keep its lease alive until ``begin_load`` or ``release``."""
@@ -165,12 +203,44 @@ class SchedulerConnector(Protocol):
         """
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        first_block: int,
+        block_ids: tuple[int, ...],
+        stream_id: str | None = None,
     ) -> None:
         """Queue the load of ``len(block_ids)`` blocks, from the ``first_block``-th block of the request on (K2).
 
-        It takes up what the last ``match`` offered to this request; nothing was matched since.
+        It takes up what the last ``match`` offered to this request; nothing was matched since. ``stream_id`` names a
+        stream with the same destination: the load takes it over, and reads only what is missing. Then ``match`` was
+        asked without ``block_hashes``, so that all of it comes from the peer.
         """
+
+    def begin_stream(
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> bool:
+        """Begin to read the blocks that a peer announces, from the ``first_block``-th one of the prompt on.
+
+        Nothing of it counts before a load took it over. False: this cannot be streamed; nothing was begun.
+        """
+
+    def cancel_stream(self, stream_id: str) -> bool:
+        """Stop a stream that no load took over.
+
+        Returns:
+            True when nothing writes its destination from now on; else ``ended_streams`` says when.
+        """
+
+    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+        """Full blocks of a prompt that will be handed over are computed, from the ``first_block``-th on.
+
+        They stay as they are, and held, until ``grant_lease`` or ``withdraw`` of this request.
+        """
+
+    def withdraw(self, request_id: str) -> None:
+        """The blocks announced for a request are given up: whoever read them must not use them."""
 
     def cancel_load(self, request_id: str) -> None:
         """The request ended while loading; its ``LoadEnded`` still comes. Unknown ids are ignored."""
@@ -262,6 +332,7 @@ class ConnectorOptions:
     lease_ttl_s: float = 30.0
     handshake_timeout_s: float = 10.0
     load_timeout_s: float = 30.0
+    streamed: bool = True
     checksums: bool | None = None
     faults: FaultOptions | None = None
     allow_faults: bool = False

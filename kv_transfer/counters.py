@@ -25,6 +25,9 @@ class TransferCounters:
     num_cancelled_loads: int = 0
     num_retried_loads: int = 0
     num_stalled_loads: int = 0
+    num_streams: int = 0
+    num_streamed_blocks: int = 0
+    num_streamed_bytes: int = 0
     num_handshakes: int = 0
     num_handshakes_failed: int = 0
     num_unknown_notifications: int = 0
@@ -40,8 +43,8 @@ class TransferCounters:
             self.num_failed_loads += 1
             self.num_failed_blocks += len(ended.failed_block_ids)
 
-    def snapshot(self, leases: LeaseCounts) -> TransferStats:
-        """These counters and those of the lease table, as one message."""
+    def snapshot(self, leases: LeaseCounts, *, num_announced_blocks: int = 0) -> TransferStats:
+        """These counters, and those of leases and announcements, as one message."""
         return TransferStats(
             num_transfers=self.num_transfers,
             num_blocks=self.num_blocks,
@@ -53,6 +56,10 @@ class TransferCounters:
             num_cancelled_loads=self.num_cancelled_loads,
             num_retried_loads=self.num_retried_loads,
             num_stalled_loads=self.num_stalled_loads,
+            num_streams=self.num_streams,
+            num_streamed_blocks=self.num_streamed_blocks,
+            num_streamed_bytes=self.num_streamed_bytes,
+            num_announced_blocks=num_announced_blocks,
             num_leases_granted=leases.num_granted,
             num_leases_done=leases.num_done,
             num_leases_expired=leases.num_expired,

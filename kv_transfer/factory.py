@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kv_transfer.announcements import Announcements
 from kv_transfer.block_memory import HostBlockMemory
 from kv_transfer.books import ConnectorBooks
 from kv_transfer.connector import Connector, ConnectorOptions, Rendezvous, WakeCallback
@@ -50,6 +51,7 @@ def build_connector(
     inner = transport = _build_transport(options.connector, identity=identity, region=region, fabric=fabric)
     rendezvous = fabric if fabric is not None and options.connector == "inproc" else rendezvous
     leases = LeaseTable(ttl_s=options.lease_ttl_s, clock=clock)
+    announcements = Announcements(ttl_s=options.lease_ttl_s, clock=clock, memory=memory)
     counters = TransferCounters()
     if options.faults is not None and fault_memory is not None:
         plan = FaultPlan(options.faults, counters)
@@ -63,6 +65,7 @@ def build_connector(
         transport=transport,
         rendezvous=rendezvous,
         leases=leases,
+        announcements=announcements,
         wake=wake,
         clock=clock,
         counters=counters,
@@ -70,7 +73,13 @@ def build_connector(
     )
     if isinstance(inner, InProcessTransport) and fabric is not None:
         fabric.introduce(identity.engine_id, inner, worker.accept)
-    books = ConnectorBooks(identity=identity, layout=layout, leases=leases, memory=memory)
+    books = ConnectorBooks(
+        identity=identity,
+        layout=layout,
+        leases=leases,
+        memory=memory,
+        announcements=announcements if options.streamed else None,
+    )
     return Connector(scheduler=books, worker=worker)
 
 

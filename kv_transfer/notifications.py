@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from kv_transfer.errors import KVTransferError
 
-NOTIFICATION_VERSION = 1
+NOTIFICATION_VERSION = 2
 _MAX_BYTES = 1 << 20
 
 
@@ -54,7 +54,28 @@ class Renew:
     lease_ids: tuple[str, ...]
 
 
-Notification: TypeAlias = Done | Ack | Release | Renew
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribe:
+    """Reader to source: tell me which blocks of this request's prompt are computed, as they become so."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Source to reader: these blocks of the prompt are complete, from its ``first_block``-th on.
+
+    A new ``epoch`` (they only grow) voids everything announced under an older one. ``checksums``: one a block.
+    """
+
+    request_id: str
+    epoch: int
+    first_block: int
+    block_ids: tuple[int, ...]
+    checksums: tuple[int, ...] | None = None
+
+
+Notification: TypeAlias = Done | Ack | Release | Renew | Subscribe | Announce
 
 
 def encode_notification(notification: Notification) -> bytes:
@@ -69,6 +90,17 @@ def encode_notification(notification: Notification) -> bytes:
             fields = ["release", notification.lease_id]
         case Renew():
             fields = ["renew", *notification.lease_ids]
+        case Subscribe():
+            fields = ["subscribe", notification.request_id]
+        case Announce():
+            fields = [
+                "announce",
+                notification.request_id,
+                notification.epoch,
+                notification.first_block,
+                notification.block_ids,
+                notification.checksums,
+            ]
     return json.dumps([NOTIFICATION_VERSION, *fields], separators=(",", ":")).encode()
 
 
@@ -95,4 +127,26 @@ def decode_notification(message: bytes) -> Notification:
             return Release(lease_id=lease_id)
         case [_, "renew", *lease_ids] if all(isinstance(lease_id, str) for lease_id in lease_ids):
             return Renew(lease_ids=tuple(lease_ids))
+        case [_, "subscribe", str(request_id)]:
+            return Subscribe(request_id=request_id)
+        case [_, "announce", str(request_id), int(epoch), int(first_block), list(block_ids), checksums]:
+            return _announce(request_id, epoch, first_block, block_ids, checksums)
     raise MalformedNotificationError("unknown kind or wrong fields")
+
+
+def _announce(request_id: str, epoch: int, first_block: int, block_ids: list[object], checksums: object) -> Announce:
+    if checksums is not None and not (isinstance(checksums, list) and len(checksums) == len(block_ids)):
+        raise MalformedNotificationError("checksums do not belong to the blocks")
+    return Announce(
+        request_id=request_id,
+        epoch=_natural(epoch),
+        first_block=_natural(first_block),
+        block_ids=tuple(_natural(block_id) for block_id in block_ids),
+        checksums=None if checksums is None else tuple(_natural(checksum) for checksum in checksums),
+    )
+
+
+def _natural(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise MalformedNotificationError("a number that must be natural is not")
+    return value

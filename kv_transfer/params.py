@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of every type in this file.
 
 1: plain hand-over: handshake, lease, READ, done with acknowledgement.
 2: ``checksums`` are the 64-bit XXH3 of each block's bytes, unless the source makes none.
+3: streamed hand-over: ``KVStreamParams``; ``epoch`` ties blocks that were read early to the lease that confirms them.
 """
 
 
@@ -46,7 +47,8 @@ class KVTransferParams:
     """Where the KV of a prompt lies, and the lease under which it may be read.
 
     ``block_ids`` are the prefill engine's blocks in prompt order; together they cover ``num_tokens`` tokens, the
-    last of them perhaps in part. ``checksums`` has one number a block.
+    last of them perhaps in part. ``checksums`` has one number a block. ``epoch`` is that of the announcements of these
+    blocks: what was read of one of them under another epoch is void. 0: none were announced.
     """
 
     protocol_version: int
@@ -56,3 +58,17 @@ class KVTransferParams:
     block_ids: tuple[int, ...]
     num_tokens: int
     checksums: tuple[int, ...] | None = None
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVStreamParams:
+    """Where the KV of a prompt is being computed now, so that its blocks can be read as they become complete.
+
+    The source announces them under the id of the request. What was read so counts only once ``KVTransferParams`` of
+    the same request confirmed it; if those do not come within ``timeout_s`` the reader frees what it read.
+    """
+
+    protocol_version: int
+    source: PeerIdentity
+    timeout_s: float

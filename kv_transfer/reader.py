@@ -16,35 +16,23 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import LoadEnded, LoadOrder
 from kv_transfer.counters import TransferCounters
 from kv_transfer.heartbeat import Heartbeat
 from kv_transfer.layout import KVRegion
-from kv_transfer.load import Load, LoadPhase, Part, split_order
+from kv_transfer.load import Load, LoadPhase
 from kv_transfer.notifications import Ack, Done, Notification, encode_notification
+from kv_transfer.part_reads import Part, PartReads, ReaderLimits, split_blocks
 from kv_transfer.peers import Peer, PeerTable
+from kv_transfer.stream_reader import QUIET_S, StreamReader
 from kv_transfer.transport import ReadState, Transport, TransportError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
-_QUIET_S = 0.1
 _MAX_RETRIES = 1
 _MAX_DONES = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderLimits:
-    """What bounds the reads. Defaults: parts small enough that messages are answered between two of them."""
-
-    load_timeout_s: float
-    renewal_period_s: float
-    done_retry_s: float = 1.0
-    part_bytes: int = 32 << 20
-    max_bytes_in_flight: int = 1 << 30
-    max_bytes_in_flight_per_peer: int = 256 << 20
 
 
 class Reader:
@@ -67,9 +55,22 @@ class Reader:
         counters: TransferCounters,
         on_ended: Callable[[LoadEnded], None],
         on_stalled: Callable[[str], None],
+        on_stream_ended: Callable[[str], None],
         memory: BlockMemory | None = None,
     ) -> None:
         self.heartbeat = Heartbeat(peers=peers, clock=clock, period_s=limits.renewal_period_s, send=self._send)
+        self._reads = PartReads(transport=transport, peers=peers, limits=limits, counters=counters, memory=memory)
+        self.streams = StreamReader(
+            region=region,
+            reads=self._reads,
+            peers=peers,
+            limits=limits,
+            clock=clock,
+            counters=counters,
+            send=self._send,
+            lose_peer=self._lose_peer,
+            on_ended=on_stream_ended,
+        )
         self._name = name
         self._region = region
         self._transport = transport
@@ -79,34 +80,25 @@ class Reader:
         self._counters = counters
         self._on_ended = on_ended
         self._on_stalled = on_stalled
-        self._memory = memory
         self._serial = itertools.count()
         self._loads: dict[str, Load] = {}
-        self._num_reads = 0
-        self._bytes_in_flight = 0
         self._is_closing = False
 
     @property
     def has_reads(self) -> bool:
         """True while anything may be written into our region."""
-        return self._num_reads > 0
+        return self._reads.has_any
 
     @property
     def needs_polling(self) -> bool:
         """True while the end of a read or an answer may arrive at any moment."""
-        return any(load.phase is not LoadPhase.MEETING for load in self._loads.values())
+        return self.streams.needs_polling or any(
+            load.phase is not LoadPhase.MEETING or load.reads for load in self._loads.values()
+        )
 
     def begin(self, order: LoadOrder) -> None:
         """Start a load."""
-        now_s = self._clock()
-        parts = split_order(order, block_bytes=self._region.block_bytes, part_bytes=self._limits.part_bytes)
-        load = Load(
-            order=order,
-            reader_id=f"{self._name}/{next(self._serial)}",
-            started_s=now_s,
-            deadline_s=now_s + self._limits.load_timeout_s,
-            unread={part.number: part for part in parts},
-        )
+        load = self._make_load(order)
         self._loads[load.reader_id] = load
         if self._is_closing:
             self._fail(load, "the connector is closed")
@@ -138,19 +130,53 @@ class Reader:
         did_anything = self.heartbeat.advance()
         for load in tuple(self._loads.values()):
             did_anything |= self._advance_load(load)
-        return did_anything
+        # Somebody waits for a load, and nobody yet for what a stream reads.
+        may_stream = not any(load.waiting for load in self._loads.values())
+        return self.streams.advance(may_post=may_stream) or did_anything
 
     def give_up(self) -> None:
         """Fail every load, now and from now on; those with reads in flight end when ``advance`` saw these end."""
         self._is_closing = True
+        self.streams.give_up()
         for load in self._loads.values():
             load.is_cancelled = True
             self._fail(load, "the connector was closed")
 
     def end_all(self) -> None:
         """End every load that is left: the transport is closed, which ended its reads."""
+        self.streams.end_all()
         for load in tuple(self._loads.values()):
             self._end(load)
+
+    def _make_load(self, order: LoadOrder) -> Load:
+        """A load of all blocks, or of those that its stream leaves to be read."""
+        takeover = self.streams.take(order, peer=self._peers.find(order.params.source))
+        now_s = self._clock()
+        if takeover is not None:
+            parts = takeover.unread
+        else:
+            parts = tuple(
+                split_blocks(
+                    order.source_block_ids,
+                    order.block_ids,
+                    order.checksums,
+                    block_bytes=self._region.block_bytes,
+                    part_bytes=self._limits.part_bytes,
+                )
+            )
+        load = Load(
+            order=order,
+            reader_id=f"{self._name}/{next(self._serial)}",
+            started_s=now_s,
+            deadline_s=now_s + self._limits.load_timeout_s,
+            unread={part.number: part for part in parts},
+        )
+        if takeover is not None:
+            load.reads.extend(takeover.reads)
+            load.quiet_at_s = takeover.quiet_at_s
+            load.num_streamed_blocks = takeover.num_held_blocks
+            load.num_bytes = takeover.num_held_blocks * self._region.block_bytes
+        return load
 
     def _advance_load(self, load: Load) -> bool:
         if load.phase is not LoadPhase.STOPPING and self._clock() >= load.deadline_s:
@@ -172,7 +198,7 @@ class Reader:
         peer = self._peers.find(load.order.params.source)
         if peer is None:
             load.handshake = self._peers.meet(load.order.params.source)
-        elif load.is_salvage or not load.unread:
+        elif load.is_salvage or not (load.unread or load.reads):
             load.peer = peer
             load.phase = LoadPhase.CONFIRMING
         else:
@@ -187,7 +213,7 @@ class Reader:
             self._fail(load, f"a destination block is not among our {self._region.num_blocks} blocks")
         else:
             load.phase = LoadPhase.READING
-            load.waiting.extend(load.unread.values())
+            load.waiting.extend(load.parts_to_post())
 
     def _advance_meeting(self, load: Load) -> bool:
         assert load.handshake is not None
@@ -205,9 +231,9 @@ class Reader:
             self._lose_peer(load.peer, "a read failed")
             return True
         num_before = len(load.waiting)
-        if load.waiting and self._may_post(load.peer, load.waiting[0].num_bytes):
+        if load.waiting and self._may_post(load, load.peer):
             try:
-                self._post_part(load, load.peer)
+                load.reads.append(self._reads.post(load.peer, load.waiting.popleft()))
             except TransportError as error:
                 self._lose_peer(load.peer, error.reason)
                 return True
@@ -217,13 +243,11 @@ class Reader:
         self._advance_confirming(load)
         return True
 
-    def _post_part(self, load: Load, peer: Peer) -> None:
-        part = load.waiting.popleft()
-        load.reads.append((self._transport.start_read(peer.name, part.source_block_ids, part.block_ids), part))
-        peer.num_reads += 1
-        peer.bytes_in_flight += part.num_bytes
-        self._num_reads += 1
-        self._bytes_in_flight += part.num_bytes
+    def _may_post(self, load: Load, peer: Peer) -> bool:
+        """Nothing is read over what something else may still write."""
+        if load.has_stale_reads() or self._clock() < load.quiet_at_s:
+            return False
+        return self._reads.may_post(peer, load.waiting[0])
 
     def _advance_confirming(self, load: Load) -> bool:
         assert load.peer is not None
@@ -298,52 +322,28 @@ class Reader:
         self._meet(load)
 
     def _poll_reads(self, load: Load) -> bool:
-        """Collect the reads that ended; True when one of them failed."""
+        """Collect the reads that ended; True when one failed that was wanted."""
         has_failed = False
         for entry in tuple(load.reads):
-            read, part = entry
-            state = read.poll()
+            state = self._reads.poll(entry)
             if state is ReadState.ACTIVE:
                 continue
-            assert load.peer is not None
-            read.close()
             load.reads.remove(entry)
-            load.peer.num_reads -= 1
-            load.peer.bytes_in_flight -= part.num_bytes
-            self._num_reads -= 1
-            self._bytes_in_flight -= part.num_bytes
-            if state is ReadState.DONE:
-                load.num_bytes += part.num_bytes
-                self._counters.num_bytes += part.num_bytes
-                self._counters.num_blocks += len(part.block_ids)
-                self._verify(load, load.unread.pop(part.number))
-            else:
-                has_failed = True
-                load.quiet_at_s = self._clock() + _QUIET_S
-            if load.peer.num_reads == 0:
-                self._peers.sweep()
+            is_wanted = entry.part.number in load.unread
+            if state is ReadState.FAILED:
+                has_failed |= is_wanted
+                load.quiet_at_s = self._clock() + QUIET_S
+            elif is_wanted:
+                load.num_bytes += entry.part.num_bytes
+                self._verify(load, load.unread.pop(entry.part.number))
         return has_failed
 
     def _verify(self, load: Load, part: Part) -> None:
         """Compare what arrived with what the source had when it granted the lease."""
-        if part.checksums is None or self._memory is None:
-            return
-        found = self._memory.checksums(part.block_ids)
-        corrupt = [
-            block_id
-            for block_id, ours, theirs in zip(part.block_ids, found, part.checksums, strict=True)
-            if ours != theirs
-        ]
+        corrupt = self._reads.corrupt_blocks(part)
         if corrupt:
             load.corrupt_block_ids.update(corrupt)
             load.damage = "the checksums of some blocks are wrong"
-            self._counters.num_corrupt_blocks += len(corrupt)
-
-    def _may_post(self, peer: Peer, num_bytes: int) -> bool:
-        limits = self._limits
-        if peer.bytes_in_flight and peer.bytes_in_flight + num_bytes > limits.max_bytes_in_flight_per_peer:
-            return False
-        return not self._bytes_in_flight or self._bytes_in_flight + num_bytes <= limits.max_bytes_in_flight
 
     def _fail(self, load: Load, error: str) -> None:
         """Give a load up; it ends when no read of it is in flight."""
@@ -356,6 +356,7 @@ class Reader:
         """The connection to a peer broke: forget it, and give up what was being loaded over it."""
         logger.warning("peer lost: engine_id=%s reason=%s", peer.identity.engine_id, reason)
         self._peers.drop(peer)
+        self.streams.stop_peer(peer)
         for load in self._loads.values():
             if load.peer is peer and load.phase in (LoadPhase.READING, LoadPhase.CONFIRMING):
                 self._fail(load, f"connection to {peer.identity.engine_id} broke: {reason}")
@@ -365,6 +366,9 @@ class Reader:
         self.heartbeat.forget(load.order.params)
         ended = load.ended(now_s=self._clock())
         self._counters.add_load(ended, is_cancelled=load.is_cancelled)
+        if load.error is None and not load.is_cancelled:
+            self._counters.num_streamed_blocks += load.num_streamed_blocks
+            self._counters.num_streamed_bytes += load.num_streamed_blocks * self._region.block_bytes
         if ended.error is not None:
             logger.info("load failed: request_id=%s error=%s", load.order.request_id, ended.error)
         self._on_ended(ended)

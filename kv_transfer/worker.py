@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
+from kv_transfer.announcements import Announcements
 from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import (
     NO_EVENTS,
@@ -30,16 +31,20 @@ from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.lease import Completion, LeaseTable
 from kv_transfer.notifications import (
     Ack,
+    Announce,
     Done,
     MalformedNotificationError,
+    Notification,
     Release,
     Renew,
+    Subscribe,
     decode_notification,
     encode_notification,
 )
 from kv_transfer.params import Hello, PeerIdentity
+from kv_transfer.part_reads import ReaderLimits
 from kv_transfer.peers import PeerTable
-from kv_transfer.reader import Reader, ReaderLimits
+from kv_transfer.reader import Reader
 from kv_transfer.transport import Transport, TransportError
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -72,6 +77,7 @@ class TransferWorker:
         transport: Transport,
         rendezvous: Rendezvous,
         leases: LeaseTable,
+        announcements: Announcements,
         wake: WakeCallback,
         clock: Callable[[], float],
         counters: TransferCounters,
@@ -81,11 +87,14 @@ class TransferWorker:
         self._accept_timeout_s = options.handshake_timeout_s
         self._transport = transport
         self._leases = leases
+        self._announcements = announcements
         self._wake = wake
         self._clock = clock
         self._counters = counters
         self._ended: deque[LoadEnded] = deque()
         self._stalled: deque[str] = deque()
+        self._ended_streams: deque[str] = deque()
+        self._num_ended_streams = 0
         self._num_reported = 0
         self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
@@ -112,9 +121,11 @@ class TransferWorker:
             counters=self._counters,
             on_ended=self._ended.append,
             on_stalled=self._stalled.append,
+            on_stream_ended=self._end_stream,
             memory=memory,
         )
         leases.on_change = self._notify
+        announcements.on_change = self._notify
         transport.on_news = self._notify
         self._thread = threading.Thread(target=self._run, name=f"baton-kv-{identity.engine_id}", daemon=True)
         self._thread.start()
@@ -139,13 +150,18 @@ class TransferWorker:
         """Take what ended since the last call, each event once."""
         self._leases.expire()
         events = ConnectorEvents(
-            loads=_take_all(self._ended), leases=self._leases.take_ended(), stalled=_take_all(self._stalled)
+            loads=_take_all(self._ended),
+            leases=self._leases.take_ended(),
+            stalled=_take_all(self._stalled),
+            ended_streams=_take_all(self._ended_streams),
         )
         return NO_EVENTS if events.is_empty else events
 
     def stats(self) -> TransferStats:
         """Counters since the start."""
-        return self._counters.snapshot(self._leases.counts())
+        return self._counters.snapshot(
+            self._leases.counts(), num_announced_blocks=self._announcements.num_announced_blocks
+        )
 
     def accept(self, hello: Hello) -> Hello:
         """Meet a peer that introduces itself, and answer with ourselves.
@@ -195,10 +211,14 @@ class TransferWorker:
     def _begin(self, orders: ConnectorOrders) -> None:
         for params in orders.expected:
             self._reader.heartbeat.expect(params)
+        for stream in orders.streams:
+            self._reader.streams.begin(stream)
         for order in orders.loads:
             self._reader.begin(order)
         for request_id in orders.cancelled_loads:
             self._reader.cancel(request_id)
+        for stream_id in orders.cancelled_streams:
+            self._reader.streams.cancel(stream_id)
         for params in orders.releases:
             self._reader.heartbeat.release(params)
 
@@ -229,6 +249,9 @@ class TransferWorker:
         for sender, message in self._transport.receive():
             self._take(sender, message)
             did_anything = True
+        for reader, announce in self._announcements.take_due():
+            self._tell(reader, announce)
+            did_anything = True
         did_anything |= self._reader.advance()
         self._report()
         return did_anything
@@ -236,7 +259,8 @@ class TransferWorker:
     def _report(self) -> None:
         """Wake the engine when something ended since it was last woken."""
         counters = self._counters
-        num_events = counters.num_transfers + counters.num_stalled_loads + self._leases.num_ended
+        num_events = counters.num_transfers + counters.num_stalled_loads + self._num_ended_streams
+        num_events += self._leases.num_ended
         if num_events != self._num_reported:
             self._num_reported = num_events
             self._wake()
@@ -250,28 +274,34 @@ class TransferWorker:
             return
         match notification:
             case Done():
-                completion = self._leases.complete(notification.lease_id, reader=notification.reader)
-                ack = Ack(
-                    lease_id=notification.lease_id,
-                    reader=notification.reader,
-                    is_alive=completion is Completion.OK,
-                )
-                self._answer(sender, ack)
+                self._complete(sender, notification)
             case Ack():
-                if not self._reader.on_ack(notification, sender=sender):
-                    self._counters.num_unknown_notifications += 1
+                self._counters.num_unknown_notifications += not self._reader.on_ack(notification, sender=sender)
             case Release():
                 self._leases.abort(notification.lease_id)
             case Renew():
                 for lease_id in notification.lease_ids:
                     self._leases.renew(lease_id)
+            case Subscribe():
+                self._announcements.subscribe(notification.request_id, sender)
+            case Announce():
+                is_known = self._reader.streams.on_announce(notification, sender=sender)
+                self._counters.num_unknown_notifications += not is_known
 
-    def _answer(self, sender: str, ack: Ack) -> None:
+    def _complete(self, sender: str, done: Done) -> None:
+        completion = self._leases.complete(done.lease_id, reader=done.reader)
+        self._tell(sender, Ack(lease_id=done.lease_id, reader=done.reader, is_alive=completion is Completion.OK))
+
+    def _tell(self, reader: str, notification: Notification) -> None:
         try:
-            self._transport.send(sender, encode_notification(ack))
+            self._transport.send(reader, encode_notification(notification))
         except TransportError as error:
-            logger.info("acknowledgement not sent: %s", error)
-            self._peers.drop_by_name(sender)
+            logger.info("a reader could not be told: %s", error)
+            self._peers.drop_by_name(reader)
+
+    def _end_stream(self, stream_id: str) -> None:
+        self._ended_streams.append(stream_id)
+        self._num_ended_streams += 1
 
     def _sleep(self, *, did_anything: bool) -> None:
         with self._condition:
@@ -287,7 +317,7 @@ class TransferWorker:
     def _next_period_s(self, *, did_anything: bool) -> float:
         if not self._transport.needs_polling:
             return _IDLE_PERIOD_S
-        if not (self._reader.needs_polling or self._leases.num_live):
+        if not (self._reader.needs_polling or self._leases.num_live or self._announcements.num_open):
             return _IDLE_POLL_PERIOD_S
         self._period_s = _FIRST_PERIOD_S if did_anything else min(1.1 * self._period_s, _LAST_PERIOD_S)
         return self._period_s
@@ -295,6 +325,7 @@ class TransferWorker:
     def _shut_down(self) -> None:
         """Runs in the thread, as its last act. What was posted until now is still answered."""
         self._leases.on_change = None
+        self._announcements.on_change = None
         self._reader.give_up()
         self._drain()
         self._transport.close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.notifications import Ack, Release, Renew
-from kv_transfer.reader import ReaderLimits
+from kv_transfer.part_reads import ReaderLimits
 from kv_transfer.transport import ReadState
 from tests.support.reader_bench import BLOCK_BYTES, ReaderBench
 

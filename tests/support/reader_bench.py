@@ -11,8 +11,9 @@ from kv_transfer.handshake import build_hello
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.notifications import Ack, Done
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVTransferParams, PeerIdentity
+from kv_transfer.part_reads import ReaderLimits
 from kv_transfer.peers import PeerTable
-from kv_transfer.reader import Reader, ReaderLimits
+from kv_transfer.reader import Reader
 from kv_transfer.transport import ReadState
 from tests.support.kv_engine import KVEngineSpec
 from tests.support.scripted_transport import ScriptedTransport
@@ -50,6 +51,7 @@ class ReaderBench:
         self.counters = TransferCounters()
         self.ended: list[LoadEnded] = []
         self.stalled: list[str] = []
+        self.ended_streams: list[str] = []
         self.peers = PeerTable(
             hello=_hello(PeerIdentity(engine_id="reader", incarnation="1")),
             transport=self.transport,
@@ -71,6 +73,7 @@ class ReaderBench:
             counters=self.counters,
             on_ended=self.ended.append,
             on_stalled=self.stalled.append,
+            on_stream_ended=self.ended_streams.append,
         )
         self._posted: list[object] = []
 

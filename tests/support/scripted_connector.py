@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from kv_transfer.connector import ConnectorOrders, LoadOrder, RemoteMatch
-from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 
 PEER = PeerIdentity(engine_id="peer", incarnation="1")
 
@@ -21,6 +21,19 @@ class OpenLoad:
     first_block: int
     block_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...] = ()
+    is_cancelled: bool = False
+    stream_id: str | None = None
+
+
+@dataclass(slots=True)
+class OpenStream:
+    """A stream that nobody took over. ``is_reading``: a read of it is under way, so that it cannot end at once."""
+
+    request_id: str
+    params: KVStreamParams
+    first_block: int
+    block_ids: tuple[int, ...]
+    is_reading: bool = False
     is_cancelled: bool = False
 
 
@@ -41,6 +54,10 @@ class ScriptedConnector:
         self.undecided: set[str] = set()
         self.expected: set[str] = set()
         self.open_loads: dict[str, OpenLoad] = {}
+        self.open_streams: dict[str, OpenStream] = {}
+        self.announced: dict[str, list[int]] = {}
+        self.withdrawn: list[str] = []
+        self.can_stream = True
         self.open_leases: dict[str, OpenLease] = {}
         self.released: list[str] = []
         self.cancelled: list[str] = []
@@ -85,7 +102,13 @@ class ScriptedConnector:
         return RemoteMatch(num_tokens=max(params.num_tokens - num_local_tokens, 0), is_async=True)
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        first_block: int,
+        block_ids: tuple[int, ...],
+        stream_id: str | None = None,
     ) -> None:
         """Open a load."""
         assert params is not None, "nothing but hand-overs is offered"
@@ -94,12 +117,47 @@ class ScriptedConnector:
         assert params.lease_id in self.expected, "a hand-over is kept alive while its request waits"
         assert block_ids, "nothing to load"
         assert first_block + len(block_ids) <= len(params.block_ids)
+        if stream_id is not None:
+            stream = self.open_streams.pop(stream_id)
+            assert not stream.is_cancelled
+            assert stream.request_id == request_id
+            assert (stream.first_block, stream.block_ids[: len(block_ids)]) == (first_block, block_ids)
         prompt = self.offers.pop(params.lease_id)
-        self.open_loads[request_id] = OpenLoad(request_id, params, first_block, block_ids, prompt)
+        self.open_loads[request_id] = OpenLoad(request_id, params, first_block, block_ids, prompt, stream_id=stream_id)
         source = params.block_ids[first_block : first_block + len(block_ids)]
         self._orders.append(
             LoadOrder(request_id=request_id, params=params, source_block_ids=source, block_ids=block_ids)
         )
+
+    def begin_stream(
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> bool:
+        """Open a stream."""
+        assert stream_id not in self.open_streams
+        if self.can_stream:
+            self.open_streams[stream_id] = OpenStream(request_id, params, first_block, block_ids)
+        return self.can_stream
+
+    def cancel_stream(self, stream_id: str) -> bool:
+        """Close a stream, at once unless it reads."""
+        stream = self.open_streams[stream_id]
+        assert not stream.is_cancelled
+        stream.is_cancelled = True
+        if not stream.is_reading:
+            del self.open_streams[stream_id]
+        return not stream.is_reading
+
+    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+        """Note what is announced; in order."""
+        blocks = self.announced.setdefault(request_id, [])
+        assert first_block == len(blocks)
+        assert block_ids
+        blocks.extend(block_ids)
+
+    def withdraw(self, request_id: str) -> None:
+        """Note that announced blocks are given up."""
+        del self.announced[request_id]
+        self.withdrawn.append(request_id)
 
     def cancel_load(self, request_id: str) -> None:
         """Note that nobody wants a load any more."""
@@ -124,6 +182,8 @@ class ScriptedConnector:
         """Open a lease."""
         lease_id = f"own-{next(self._lease_ids)}"
         assert len(block_ids) == -(-num_tokens // self._block_size), "the blocks cover the prompt"
+        announced = self.announced.pop(request_id, [])
+        assert list(block_ids[: len(announced)]) == announced, "what was announced is what is handed over"
         self.open_leases[lease_id] = OpenLease(request_id, block_ids, num_tokens)
         return self._params(lease_id, block_ids, num_tokens)
 

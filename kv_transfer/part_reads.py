@@ -1,0 +1,143 @@
+"""Reads on their way: posted within bounds, polled, counted and verified, for loads and streams alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.block_memory import BlockMemory
+from kv_transfer.counters import TransferCounters
+from kv_transfer.peers import Peer, PeerTable
+from kv_transfer.transport import Read, ReadState, Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderLimits:
+    """What bounds the reads. Defaults: parts small enough that messages are answered between two of them."""
+
+    load_timeout_s: float
+    renewal_period_s: float
+    done_retry_s: float = 1.0
+    part_bytes: int = 32 << 20
+    max_bytes_in_flight: int = 1 << 30
+    max_bytes_in_flight_per_peer: int = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some blocks of a hand-over, read as one."""
+
+    number: int
+    source_block_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    num_bytes: int
+    checksums: tuple[int, ...] | None = None
+
+
+def split_blocks(
+    source_block_ids: Sequence[int],
+    block_ids: Sequence[int],
+    checksums: Sequence[int] | None,
+    *,
+    block_bytes: int,
+    part_bytes: int,
+    first_number: int = 0,
+) -> Iterator[Part]:
+    """Cut pairs of blocks into parts of at most ``part_bytes``, and at least one block each."""
+    blocks_per_part = max(1, part_bytes // block_bytes)
+    for number, start in enumerate(range(0, len(block_ids), blocks_per_part), start=first_number):
+        end = start + blocks_per_part
+        destinations = tuple(block_ids[start:end])
+        yield Part(
+            number=number,
+            source_block_ids=tuple(source_block_ids[start:end]),
+            block_ids=destinations,
+            num_bytes=len(destinations) * block_bytes,
+            checksums=tuple(checksums[start:end]) if checksums is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PartRead:
+    """A part that is being read over the connection to ``peer``."""
+
+    read: Read
+    part: Part
+    peer: Peer
+
+
+class PartReads:
+    """Every read that may write into our region. Owned by the connector's thread."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        peers: PeerTable,
+        limits: ReaderLimits,
+        counters: TransferCounters,
+        memory: BlockMemory | None,
+    ) -> None:
+        self._transport = transport
+        self._peers = peers
+        self._limits = limits
+        self._counters = counters
+        self._memory = memory
+        self._num_reads = 0
+        self._bytes_in_flight = 0
+
+    @property
+    def has_any(self) -> bool:
+        """True while anything may be written into our region."""
+        return self._num_reads > 0
+
+    def may_post(self, peer: Peer, part: Part) -> bool:
+        """True when the bounds on bytes in flight allow one more read."""
+        limits, num_bytes = self._limits, part.num_bytes
+        if peer.bytes_in_flight and peer.bytes_in_flight + num_bytes > limits.max_bytes_in_flight_per_peer:
+            return False
+        return not self._bytes_in_flight or self._bytes_in_flight + num_bytes <= limits.max_bytes_in_flight
+
+    def post(self, peer: Peer, part: Part) -> PartRead:
+        """Begin to read a part.
+
+        Raises:
+            TransportError: The connection is broken; nothing was started.
+        """
+        read = self._transport.start_read(peer.name, part.source_block_ids, part.block_ids)
+        peer.num_reads += 1
+        peer.bytes_in_flight += part.num_bytes
+        self._num_reads += 1
+        self._bytes_in_flight += part.num_bytes
+        return PartRead(read=read, part=part, peer=peer)
+
+    def poll(self, part_read: PartRead) -> ReadState:
+        """The state now. A read that ended is closed, and must not be polled again."""
+        state = part_read.read.poll()
+        if state is ReadState.ACTIVE:
+            return state
+        part, peer = part_read.part, part_read.peer
+        part_read.read.close()
+        peer.num_reads -= 1
+        peer.bytes_in_flight -= part.num_bytes
+        self._num_reads -= 1
+        self._bytes_in_flight -= part.num_bytes
+        if state is ReadState.DONE:
+            self._counters.num_bytes += part.num_bytes
+            self._counters.num_blocks += len(part.block_ids)
+        if peer.num_reads == 0:
+            self._peers.sweep()
+        return state
+
+    def corrupt_blocks(self, part: Part) -> list[int]:
+        """The blocks of a part that arrived otherwise than the source had them when it made their checksums."""
+        if part.checksums is None or self._memory is None:
+            return []
+        found = self._memory.checksums(part.block_ids)
+        corrupt = [
+            block_id
+            for block_id, ours, theirs in zip(part.block_ids, found, part.checksums, strict=True)
+            if ours != theirs
+        ]
+        self._counters.num_corrupt_blocks += len(corrupt)
+        return corrupt
