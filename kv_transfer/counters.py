@@ -13,6 +13,7 @@ class TransferCounters:
     """Counters since the start, written by the connector's thread alone; anyone may take a snapshot.
 
     ``num_blocks`` and ``num_bytes`` count what was moved, be it of any use or not: failed and cancelled loads too.
+    ``num_ended_streams`` are the cancelled ones that were reported.
     """
 
     num_transfers: int = 0
@@ -26,6 +27,7 @@ class TransferCounters:
     num_retried_loads: int = 0
     num_stalled_loads: int = 0
     num_streams: int = 0
+    num_ended_streams: int = 0
     num_streamed_blocks: int = 0
     num_streamed_bytes: int = 0
     num_handshakes: int = 0

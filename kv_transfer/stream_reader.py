@@ -237,5 +237,6 @@ class StreamReader:
             stream.order.gate.end_read()
         del self._streams[stream.order.stream_id]
         if stream.order.gate.is_awaited:
+            self._counters.num_ended_streams += 1
             self._on_ended(stream.order.stream_id)
         return True

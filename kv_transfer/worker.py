@@ -94,13 +94,11 @@ class TransferWorker:
         self._ended: deque[LoadEnded] = deque()
         self._stalled: deque[str] = deque()
         self._ended_streams: deque[str] = deque()
-        self._num_ended_streams = 0
         self._num_reported = 0
         self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
         self._has_news = False
-        self._is_closing = False
-        self._is_stopped = False
+        self._is_closing = self._is_stopped = False
         self._period_s = _FIRST_PERIOD_S
         self._peers = PeerTable(
             hello=self._hello,
@@ -121,7 +119,7 @@ class TransferWorker:
             counters=self._counters,
             on_ended=self._ended.append,
             on_stalled=self._stalled.append,
-            on_stream_ended=self._end_stream,
+            on_stream_ended=self._ended_streams.append,
             memory=memory,
         )
         leases.on_change = self._notify
@@ -259,7 +257,7 @@ class TransferWorker:
     def _report(self) -> None:
         """Wake the engine when something ended since it was last woken."""
         counters = self._counters
-        num_events = counters.num_transfers + counters.num_stalled_loads + self._num_ended_streams
+        num_events = counters.num_transfers + counters.num_stalled_loads + counters.num_ended_streams
         num_events += self._leases.num_ended
         if num_events != self._num_reported:
             self._num_reported = num_events
@@ -298,10 +296,6 @@ class TransferWorker:
         except TransportError as error:
             logger.info("a reader could not be told: %s", error)
             self._peers.drop_by_name(reader)
-
-    def _end_stream(self, stream_id: str) -> None:
-        self._ended_streams.append(stream_id)
-        self._num_ended_streams += 1
 
     def _sleep(self, *, did_anything: bool) -> None:
         with self._condition:

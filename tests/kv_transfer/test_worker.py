@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from kv_transfer.announcements import Announcements
 from kv_transfer.connector import ConnectorOptions, ConnectorOrders, LoadOrder, Rendezvous
 from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
@@ -56,6 +57,7 @@ def _make_worker(transport: ScriptedTransport, wake: threading.Event) -> Transfe
         transport=transport,
         rendezvous=NobodyToMeet(),
         leases=LeaseTable(ttl_s=30.0, clock=time.monotonic),
+        announcements=Announcements(ttl_s=30.0, clock=time.monotonic),
         wake=wake.set,
         clock=time.monotonic,
         counters=TransferCounters(),

@@ -21,7 +21,7 @@ from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
-from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
+from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.worker import TransferWorker
 
 WAIT_TIMEOUT_S = 30.0
@@ -43,6 +43,7 @@ class KVEngineSpec:
     handshake_timeout_s: float = 10.0
     checksums: bool | None = None
     faults: FaultOptions | None = None
+    streamed: bool = True
 
     @property
     def layout(self) -> KVLayout:
@@ -83,6 +84,7 @@ class KVEngine:
         self.loads: list[LoadEnded] = []
         self.leases: list[LeaseEnded] = []
         self.stalled: list[str] = []
+        self.ended_streams: list[str] = []
         self.num_wakes = 0
         self._woken = threading.Event()
         self.connector = build_connector(
@@ -92,6 +94,7 @@ class KVEngine:
                 load_timeout_s=spec.load_timeout_s,
                 handshake_timeout_s=spec.handshake_timeout_s,
                 checksums=spec.checksums,
+                streamed=spec.streamed,
                 faults=spec.faults,
                 allow_faults=True,
             ),
@@ -147,13 +150,54 @@ class KVEngine:
         return match
 
     def begin(
-        self, request_id: str, params: KVTransferParams, block_ids: tuple[int, ...], first_block: int = 0
+        self,
+        request_id: str,
+        params: KVTransferParams,
+        block_ids: tuple[int, ...],
+        first_block: int = 0,
+        stream_id: str | None = None,
     ) -> None:
         """Order a load and let it start."""
         self.connector.scheduler.begin_load(
-            request_id=request_id, params=params, first_block=first_block, block_ids=block_ids
+            request_id=request_id,
+            params=params,
+            first_block=first_block,
+            block_ids=block_ids,
+            stream_id=stream_id,
         )
         self.step()
+
+    def announce(self, request_id: str, block_ids: tuple[int, ...], first_block: int = 0) -> None:
+        """Say that blocks of a prompt are complete."""
+        self.connector.scheduler.announce(request_id=request_id, first_block=first_block, block_ids=block_ids)
+
+    def withdraw(self, request_id: str) -> None:
+        """Say that they are given up."""
+        self.connector.scheduler.withdraw(request_id)
+
+    def begin_stream(
+        self, stream_id: str, source: PeerIdentity, block_ids: tuple[int, ...], first_block: int = 0
+    ) -> bool:
+        """Order a stream, whose id is that of its request, and let it start."""
+        was_begun = self.connector.scheduler.begin_stream(
+            stream_id=stream_id,
+            request_id=stream_id,
+            params=KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=60.0),
+            first_block=first_block,
+            block_ids=block_ids,
+        )
+        self.step()
+        return was_begun
+
+    def cancel_stream(self, stream_id: str) -> bool:
+        """Cancel a stream; True when it ended at once."""
+        has_ended = self.connector.scheduler.cancel_stream(stream_id)
+        self.step()
+        return has_ended
+
+    def wait_blocks(self, num_blocks: int) -> None:
+        """Until so many blocks were read since the start."""
+        wait_until(lambda: self.stats().num_blocks >= num_blocks)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a load."""
@@ -176,6 +220,7 @@ class KVEngine:
         self.loads.extend(events.loads)
         self.leases.extend(events.leases)
         self.stalled.extend(events.stalled)
+        self.ended_streams.extend(events.ended_streams)
 
     def expect(self, params: KVTransferParams) -> None:
         """Let a hand-over's request wait here."""
@@ -199,11 +244,20 @@ class KVEngine:
         self._wait_until(lambda: request_id in self.stalled)
 
     def load(
-        self, request_id: str, params: KVTransferParams, block_ids: tuple[int, ...], first_block: int = 0
+        self,
+        request_id: str,
+        params: KVTransferParams,
+        block_ids: tuple[int, ...],
+        first_block: int = 0,
+        stream_id: str | None = None,
     ) -> LoadEnded:
         """Begin a load and wait for its end."""
-        self.begin(request_id, params, block_ids, first_block)
+        self.begin(request_id, params, block_ids, first_block, stream_id)
         return self.wait_load(request_id)
+
+    def wait_stream(self, stream_id: str) -> None:
+        """Until a cancelled stream is reported as ended."""
+        self._wait_until(lambda: stream_id in self.ended_streams)
 
     def stats(self) -> TransferStats:
         """The connector's counters."""
