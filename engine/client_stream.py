@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from engine.messages import FinishReason, RequestError, TokenDelta
+from engine.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
 
 ENGINE_DEAD = RequestError(code="engine_dead", message="the engine stopped working; the request was not finished")
 
@@ -68,4 +68,14 @@ def merge_deltas(deltas: Iterable[TokenDelta]) -> TokenDelta:
         kv_transfer=last.kv_transfer,
         num_cached_tokens=next((part.num_cached_tokens for part in parts if part.num_cached_tokens is not None), None),
         num_remote_tokens=next((part.num_remote_tokens for part in parts if part.num_remote_tokens is not None), None),
+        logprobs=_merge_logprobs([part.logprobs for part in parts if part.logprobs is not None]),
+    )
+
+
+def _merge_logprobs(parts: Sequence[DeltaLogprobs]) -> DeltaLogprobs | None:
+    if not parts:
+        return None
+    return DeltaLogprobs(
+        tokens=tuple(entry for part in parts for entry in part.tokens),
+        prompt=next((part.prompt for part in parts if part.prompt is not None), None),
     )

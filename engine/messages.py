@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kv_transfer.params import KVTransferParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitRules:
+    """Which tokens a request favours, and which it may draw at all.
+
+    ``bias`` is added to the logits of token ids. Only ``allowed_token_ids`` may be drawn, where they are given.
+    ``bad_words`` are sequences of token ids that the output must not contain. Where rules leave nothing to draw, those
+    about allowed tokens hold before ``min_tokens``, and that before bad words.
+    """
+
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +35,8 @@ class SamplingParams:
     works on it samples the same tokens (I1). ``top_k`` 0 means all; ``min_p`` 0 and ``top_p`` 1 mean off.
     ``stop_token_ids`` end the output and are part of it; ``eos_token_ids`` do so unless ``ignore_eos``.
     ``min_tokens`` keeps both from being sampled before that many output tokens exist.
+    ``num_logprobs`` asks for the log-probability of every output token and of that many most likely ones beside it,
+    ``num_prompt_logprobs`` for the same of the prompt; None asks for nothing.
     """
 
     max_tokens: int
@@ -32,6 +52,9 @@ class SamplingParams:
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    rules: LogitRules | None = None
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -86,6 +109,43 @@ class RequestError:
     message: str
 
 
+class TokenLogprobs(NamedTuple):
+    """What the model thought where one token was chosen: natural logarithms of its own probabilities, before
+    temperature, penalties and rules.
+
+    ``token_ids[0]`` is the token itself, the others are the most likely ones, best first; ``logprobs`` are theirs.
+    ``rank`` 1 is the most likely token of all.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+class LogprobTable(NamedTuple):
+    """``TokenLogprobs`` of many tokens: token_ids, logprobs [num_tokens, 1 + num_top]; ranks [num_tokens]."""
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+
+    def entry(self, index: int, num_top: int) -> TokenLogprobs:
+        """One token's, with at most ``num_top`` others."""
+        width = 1 + num_top
+        ids, values = self.token_ids[index, :width].tolist(), self.logprobs[index, :width].tolist()
+        return TokenLogprobs(tuple(ids), tuple(values), int(self.ranks[index]))
+
+
+class DeltaLogprobs(NamedTuple):
+    """Of a delta's tokens, where they were asked for, and with a request's first delta of its prompt.
+
+    ``prompt`` begins with the prompt's second token: nothing predicts the first.
+    """
+
+    tokens: tuple[TokenLogprobs, ...] = ()
+    prompt: LogprobTable | None = None
+
+
 class TokenDelta(NamedTuple):
     """A request's new tokens of one step, and how it ended if it did.
 
@@ -105,6 +165,7 @@ class TokenDelta(NamedTuple):
     kv_transfer: KVTransferParams | None = None
     num_cached_tokens: int | None = None
     num_remote_tokens: int | None = None
+    logprobs: DeltaLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

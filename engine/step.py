@@ -8,12 +8,12 @@ nothing changed is three arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.messages import SamplingParams
+from engine.messages import LogprobTable, SamplingParams
 from kv_transfer.connector import NO_EVENTS, NO_ORDERS, ConnectorEvents, ConnectorOrders
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
@@ -32,6 +32,7 @@ class NewRow:
     """A request that starts, or resumes after preemption, in a row.
 
     token_ids: [num_known_tokens] prompt and output so far; block_ids: [num_blocks] its whole block table.
+    num_prompt_logprobs: how many most likely tokens to tell for every prompt position computed; None: tell nothing.
     """
 
     row: int
@@ -40,6 +41,7 @@ class NewRow:
     num_prompt_tokens: int
     block_ids: IntArray
     sampling: SamplingParams
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,21 @@ class SchedulerOutput:
         return self.rows.size > 0
 
 
+class SampledLogprobs(NamedTuple):
+    """Log-probabilities of the tokens sampled for ``rows``, those that ask for them; as wide as any of them wants."""
+
+    rows: IntArray
+    table: LogprobTable
+
+
+class PromptLogprobsChunk(NamedTuple):
+    """Log-probabilities of a row's prompt tokens from position ``start`` on."""
+
+    row: int
+    start: int
+    table: LogprobTable
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
     """What one step produced.
@@ -91,6 +108,8 @@ class ModelRunnerOutput:
 
     sampled_token_ids: IntArray
     has_nan: BoolArray | None = None
+    logprobs: SampledLogprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobsChunk, ...] = ()
     connector_events: ConnectorEvents = NO_EVENTS
 
 

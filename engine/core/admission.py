@@ -167,7 +167,7 @@ class Admission:
     def _is_computed_by_other(self, request: Request, block_index: int) -> bool:
         """True when the next block that this request needs is full, and somebody computes it now."""
         last_shareable = (request.num_tokens - 1) // self._kv_cache.block_size
-        if not len(self._pending) or block_index >= last_shareable:
+        if not len(self._pending) or block_index >= last_shareable or request.num_prompt_logprobs is not None:
             return False
         return self._pending.is_claimed_by_other(request.block_hashes[block_index], request)
 
@@ -180,7 +180,10 @@ class Admission:
         if not self._kv_cache.enable_prefix_caching:
             return []
         block_size = self._kv_cache.block_size
-        return request.hashes(block_size)[: (request.num_tokens - 1) // block_size]
+        hashes = request.hashes(block_size)
+        if request.num_prompt_logprobs is not None:
+            return []
+        return hashes[: (request.num_tokens - 1) // block_size]
 
     def _headroom(self, request: Request) -> int:
         """Blocks that must stay free so that whoever was admitted can go on."""

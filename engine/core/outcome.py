@@ -13,8 +13,8 @@ from engine.core.request_book import RequestBook
 from engine.core.row_table import RowArray, RowTable
 from engine.core.step_draft import StepInFlight
 from engine.core.step_result import StepResult
-from engine.messages import FinishReason, TokenDelta
-from engine.step import IntArray, SchedulerOutput
+from engine.messages import DeltaLogprobs, FinishReason, TokenDelta
+from engine.step import IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs, SchedulerOutput
 
 
 class Outcome:
@@ -35,13 +35,13 @@ class Outcome:
         self._pending = pending
         self._counters = counters
 
-    def apply(self, step: StepInFlight, output: SchedulerOutput, sampled_token_ids: IntArray) -> StepResult:
-        """Take in a step's tokens.
+    def apply(self, step: StepInFlight, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
+        """Take in a step's tokens, and what was asked for about them.
 
         Rows whose request ended or was preempted since the step was scheduled are skipped: nobody waits for them.
         """
         rows, ends, is_sampling = step.rows, step.ends, output.is_sampling
-        num_sampling = step.num_sampling
+        num_sampling, sampled_token_ids = step.num_sampling, result.sampled_token_ids
         if step.num_releases != self._table.num_releases:
             is_live = self._table.epoch[rows] == step.epochs
             rows, ends, is_sampling = rows[is_live], ends[is_live], is_sampling[is_live]
@@ -52,7 +52,9 @@ class Outcome:
             rows, ends, sampled_token_ids = rows[is_sampling], ends[is_sampling], sampled_token_ids[is_sampling]
         self._table.store_tokens(rows, ends, sampled_token_ids)
         self._publish_full_blocks(all_rows, all_ends)
-        return self._emit(rows, ends + 1, sampled_token_ids)
+        if result.prompt_logprobs:
+            self._collect(all_rows, result.prompt_logprobs)
+        return self._emit(rows, ends + 1, sampled_token_ids, result.logprobs)
 
     def publish_loaded(self, request: Request) -> None:
         """Offer the blocks of a loaded request that its load confirmed (K3, B3)."""
@@ -70,7 +72,15 @@ class Outcome:
         request.num_published_blocks = max(request.num_published_blocks, first_hole)
         self._pending.claim(request, block_size)
 
-    def _emit(self, rows: RowArray, lengths: IntArray, token_ids: IntArray) -> StepResult:
+    def _collect(self, live_rows: RowArray, chunks: tuple[PromptLogprobsChunk, ...]) -> None:
+        live = set(live_rows.tolist())
+        for chunk in chunks:
+            if chunk.row in live and (wanted := self._table.owner(chunk.row).prompt_logprobs) is not None:
+                wanted.add(chunk)
+
+    def _emit(
+        self, rows: RowArray, lengths: IntArray, token_ids: IntArray, logprobs: SampledLogprobs | None
+    ) -> StepResult:
         table = self._table
         self._counters.num_generated_tokens += rows.size
         owners = table.owners[rows].tolist()
@@ -83,8 +93,10 @@ class Outcome:
                     special[index] = self._first(owners[index], tokens[index])
             silent.difference_update(rows.tolist())
         for index in table.ends(rows, lengths, token_ids).tolist():
-            is_first = index in special
-            special[index] = self._last(owners[index], tokens[index], int(lengths[index]), is_first=is_first)
+            first = special.get(index)
+            special[index] = self._last(owners[index], tokens[index], int(lengths[index]), first)
+        if logprobs is not None:
+            self._add_logprobs(special, rows, owners, tokens, logprobs)
         return StepResult(requests=owners, token_ids=tokens, special=special, news=self._book.take_news())
 
     @staticmethod
@@ -95,9 +107,29 @@ class Outcome:
             token_ids=(token_id,),
             num_cached_tokens=request.num_cached_tokens,
             num_remote_tokens=request.num_remote_tokens,
+            logprobs=DeltaLogprobs(prompt=request.prompt_logprobs.table()) if request.prompt_logprobs else None,
         )
 
-    def _last(self, request: Request, token_id: int, length: int, *, is_first: bool) -> TokenDelta:
+    @staticmethod
+    def _add_logprobs(
+        special: dict[int, TokenDelta],
+        rows: RowArray,
+        owners: list[Request],
+        tokens: list[int],
+        logprobs: SampledLogprobs,
+    ) -> None:
+        """Turn the deltas of rows that asked into ones that say it."""
+        at = {row: number for number, row in enumerate(logprobs.rows.tolist())}
+        for index, row in enumerate(rows.tolist()):
+            number, request = at.get(row), owners[index]
+            wanted = request.message.sampling.num_logprobs
+            if number is None or wanted is None:
+                continue
+            delta = special.get(index) or TokenDelta(request.request_id, (tokens[index],))
+            said = delta.logprobs or DeltaLogprobs()
+            special[index] = delta._replace(logprobs=said._replace(tokens=(logprobs.table.entry(number, wanted),)))
+
+    def _last(self, request: Request, token_id: int, length: int, first: TokenDelta | None) -> TokenDelta:
         is_stop = token_id in request.stop_ids and length >= request.first_stop
         kv_transfer = None
         if is_stop:
@@ -116,8 +148,9 @@ class Outcome:
             finish_reason=reason,
             stop_token_id=token_id if is_stop else None,
             kv_transfer=kv_transfer,
-            num_cached_tokens=request.num_cached_tokens if is_first else None,
-            num_remote_tokens=request.num_remote_tokens if is_first else None,
+            num_cached_tokens=first.num_cached_tokens if first else None,
+            num_remote_tokens=first.num_remote_tokens if first else None,
+            logprobs=first.logprobs if first else None,
         )
 
     def _publish_full_blocks(self, rows: RowArray, ends: IntArray) -> None:

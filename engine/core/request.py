@@ -9,6 +9,7 @@ from enum import Enum, auto
 import numpy as np
 
 from engine.core.block_hash import BlockHash, hash_chain, root_hash
+from engine.core.prompt_logprobs import PromptLogprobs
 from engine.messages import GenerateRequest
 from engine.step import EMPTY_INTS, IntArray
 from kv_transfer.params import KVTransferParams
@@ -45,6 +46,7 @@ class Request:
     ranges before it, in order) say where computing begins when it gets a row. ``confirmed_blocks`` are the indices of
     blocks behind a hole that a load already published. ``full_limit`` is the total length at which the output
     ends, ``limit`` the one at which this engine's part of it does (a hand-over ends after one token).
+    ``prompt_logprobs`` collects what was asked for about the prompt, on the engine that samples the first token.
     """
 
     __slots__ = (
@@ -64,6 +66,7 @@ class Request:
         "num_prompt_tokens",
         "num_published_blocks",
         "num_remote_tokens",
+        "prompt_logprobs",
         "queued_at_s",
         "request_id",
         "root",
@@ -100,6 +103,17 @@ class Request:
         self.num_cached_tokens = 0
         self.num_remote_tokens = 0
         self.is_silent = True
+        is_first = not message.output_token_ids and message.kv_transfer is None
+        wants_prompt = sampling.num_prompt_logprobs is not None and is_first
+        self.prompt_logprobs = PromptLogprobs(self.num_prompt_tokens) if wants_prompt else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How much the runner has to tell of each prompt token; None when nobody waits for it (any more).
+
+        Then every position is computed here, whatever is cached: what is cached has no logits.
+        """
+        return self.message.sampling.num_prompt_logprobs if self.prompt_logprobs and self.is_silent else None
 
     @property
     def num_tokens(self) -> int:

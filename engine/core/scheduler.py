@@ -168,7 +168,7 @@ class Scheduler:
         self._kv_cache.step_returned(step.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_returned(step.step_id)
-        return self._outcome.apply(step, output, result.sampled_token_ids)
+        return self._outcome.apply(step, output, result)
 
     # ---- the connector
 

@@ -78,6 +78,7 @@ class StepDraft:
                 num_prompt_tokens=request.num_prompt_tokens,
                 block_ids=np.array(block_ids, np.int32),
                 sampling=request.message.sampling,
+                num_prompt_logprobs=request.num_prompt_logprobs,
             )
         )
 

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.attention.batch import AttentionBatch
-from engine.sample.sampling_rows import SamplingRows, TokenHistory
+from engine.sample.sampling_rows import SamplingRows
+from engine.sample.token_history import TokenHistory
 from engine.step import IntArray, SchedulerOutput
 
 LongArray = npt.NDArray[np.int64]
@@ -31,7 +32,10 @@ class StepInputs:
 
 
 class InputBatch:
-    """Tokens, block table and sampling parameters of every row; only the scheduler's news and samples change it."""
+    """Tokens, block table and sampling parameters of every row; only the scheduler's news and samples change it.
+
+    ``num_prompt_logprobs`` is -1 for rows whose prompt nobody asks about.
+    """
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self._block_size = block_size
@@ -41,6 +45,7 @@ class InputBatch:
         self._block_table: IntArray = np.zeros((max_num_seqs, num_columns), dtype=np.int32)
         num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.sampling = SamplingRows(max_num_seqs)
+        self.num_prompt_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
         self.history = TokenHistory(token_ids=self._token_ids, num_prompt_tokens=num_prompt_tokens)
 
     def apply(self, output: SchedulerOutput) -> None:
@@ -50,6 +55,7 @@ class InputBatch:
             self._block_table[new.row, : len(new.block_ids)] = new.block_ids
             self.history.num_prompt_tokens[new.row] = new.num_prompt_tokens
             self.sampling.set(new.row, new.sampling, num_prompt_tokens=new.num_prompt_tokens)
+            self.num_prompt_logprobs[new.row] = -1 if new.num_prompt_logprobs is None else new.num_prompt_logprobs
         self._block_table[output.append_rows, output.append_columns] = output.append_block_ids
 
     def prepare(self, output: SchedulerOutput) -> StepInputs:

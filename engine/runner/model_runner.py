@@ -19,6 +19,7 @@ from engine.runner.device import choose_device, choose_dtype
 from engine.runner.input_batch import InputBatch, LongArray, StepInputs
 from engine.runner.kv_cache import KVCache
 from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
+from engine.runner.prompt_logprobs import prompt_logprobs
 from engine.runner.upload import upload
 from engine.sample.sampler import Sampler
 from engine.step import NOTHING_SAMPLED, ModelRunnerOutput, SchedulerOutput
@@ -157,13 +158,20 @@ class ModelRunner:
         hidden = self._forward(inputs)
         token_ids = np.zeros(len(output.rows), dtype=np.int32)
         has_nan = np.zeros(len(output.rows), dtype=np.bool_)
+        logprobs = None
         if inputs.last_tokens.size:
             logits = self._model.logits(hidden.index_select(0, self._upload(inputs.last_tokens)))
             sampled = self._sampler.sample(logits, inputs.sampled_rows, inputs.sampled_positions)
             self._batch.append(inputs.sampled_rows, inputs.sampled_positions, sampled.token_ids)
             token_ids[output.is_sampling] = sampled.token_ids
             has_nan[output.is_sampling] = sampled.has_nan
-        return ModelRunnerOutput(sampled_token_ids=token_ids, has_nan=has_nan)
+            logprobs = sampled.logprobs
+        return ModelRunnerOutput(
+            sampled_token_ids=token_ids,
+            has_nan=has_nan,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs(hidden, inputs, output, self._batch, self._model.logits),
+        )
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         plan = self._attention.plan(inputs.attention)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.sample.sampling_rows import SamplingRows, TokenHistory
+from engine.sample.logit_rules import TOO_EARLY
+from engine.sample.sampling_rows import SamplingRows
+from engine.sample.token_history import TokenHistory
 from engine.step import IntArray
 
 
@@ -53,7 +55,7 @@ def _counts(history: TokenHistory, rows: IntArray, starts: IntArray, ends: IntAr
 
 
 def mask_ending_tokens(logits: torch.Tensor, rows: IntArray, positions: IntArray, sampling: SamplingRows) -> None:
-    """Make the tokens that would end a row impossible, in place, while the row is shorter than it must become."""
+    """Mask the tokens that would end a row, in place, while the row is shorter than it must become."""
     short = np.flatnonzero(positions < sampling.min_length[rows])
     endings = [sampling.ending_token_ids[row] for row in rows[short]]
     if not any(endings):
@@ -61,4 +63,4 @@ def mask_ending_tokens(logits: torch.Tensor, rows: IntArray, positions: IntArray
     index = np.repeat(short, [len(ids) for ids in endings])
     columns = np.fromiter((token for ids in endings for token in ids), dtype=np.int64, count=len(index))
     inside = columns < logits.shape[1]
-    logits[torch.from_numpy(index[inside]), torch.from_numpy(columns[inside])] = -torch.inf
+    logits[torch.from_numpy(index[inside]), torch.from_numpy(columns[inside])] = TOO_EARLY

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from engine.messages import SamplingParams
+from engine.sample.logit_rules import LogitRuleRows
 from engine.step import BoolArray, IntArray
 
 FloatArray = npt.NDArray[np.float32]
@@ -15,19 +14,11 @@ FloatArray = npt.NDArray[np.float32]
 SEED_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenHistory:
-    """The tokens of all rows: token_ids [max_num_seqs, width]; those before num_prompt_tokens[row] are the prompt."""
-
-    token_ids: npt.NDArray[np.int32]
-    num_prompt_tokens: IntArray
-
-
 class SamplingRows:
     """One entry a row; the meaning of each array is that of the field of ``SamplingParams``.
 
     ``is_plain`` rows take the most likely token of the untouched logits: nothing else of them is looked at, except
-    while a plain row has fewer than ``min_tokens`` output tokens.
+    while a plain row has fewer than ``min_tokens`` output tokens. ``num_logprobs`` is -1 where none are wanted.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -40,6 +31,8 @@ class SamplingRows:
         self.frequency_penalty: FloatArray = np.zeros(max_num_seqs, dtype=np.float32)
         self.repetition_penalty: FloatArray = np.ones(max_num_seqs, dtype=np.float32)
         self.min_length: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
+        self.rules = LogitRuleRows(max_num_seqs)
         self.has_penalties: BoolArray = np.zeros(max_num_seqs, dtype=np.bool_)
         self.is_plain: BoolArray = np.ones(max_num_seqs, dtype=np.bool_)
         self.ending_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
@@ -56,6 +49,8 @@ class SamplingRows:
         self.repetition_penalty[row] = sampling.repetition_penalty
         self.min_length[row] = num_prompt_tokens + sampling.min_tokens
         self.has_penalties[row] = sampling.has_penalties
-        self.is_plain[row] = sampling.is_greedy and not sampling.has_penalties
+        self.num_logprobs[row] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
+        self.rules.set(row, sampling.rules)
+        self.is_plain[row] = sampling.is_greedy and not sampling.has_penalties and sampling.rules is None
         eos_token_ids = () if sampling.ignore_eos else sampling.eos_token_ids
         self.ending_token_ids[row] = tuple({*eos_token_ids, *sampling.stop_token_ids})

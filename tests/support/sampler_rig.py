@@ -7,7 +7,8 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.sample.sampler import SampledTokens, Sampler
-from engine.sample.sampling_rows import SamplingRows, TokenHistory
+from engine.sample.sampling_rows import SamplingRows
+from engine.sample.token_history import TokenHistory
 
 
 class SamplerRig:

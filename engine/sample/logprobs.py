@@ -1,0 +1,27 @@
+"""Log-probabilities of tokens under the model: the log-softmax of its raw logits."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.messages import LogprobTable
+
+
+def compute_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTable:
+    """What the model says of one token a row, and of the ``num_top`` most likely ones.
+
+    logits: [num_rows, vocab_size], any float dtype, left as they are; token_ids: [num_rows].
+    """
+    limits = torch.finfo(torch.float32)
+    values = logits.to(torch.float32, copy=True).nan_to_num_(limits.min, limits.max, limits.min)
+    columns = token_ids.to(device=values.device, dtype=torch.int64)[:, None]
+    chosen = values.gather(1, columns)
+    ranks = (values > chosen).sum(dim=1) + 1
+    top = values.topk(min(num_top, values.shape[1]), dim=1)
+    normalizer = values.logsumexp(dim=1, keepdim=True)
+    found = torch.cat((chosen, top.values), dim=1) - normalizer
+    return LogprobTable(
+        token_ids=torch.cat((columns, top.indices), dim=1).to(torch.int32).cpu().numpy(),
+        logprobs=found.cpu().numpy(),
+        ranks=ranks.to(torch.int32).cpu().numpy(),
+    )
