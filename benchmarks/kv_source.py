@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from kv_transfer.connector import Connector, ConnectorOptions, WakeCallback
+from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.nixl.agent import NixlAgent
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
 
 NUM_BLOCKS = 600

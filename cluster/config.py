@@ -11,9 +11,9 @@ from cluster.config_section import Section, section_of, settings_from
 from cluster.health import HealthSection
 from engine.config import CacheConfig, DeviceName, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.errors import ConfigError
-from kv_transfer.connector import ConnectorOptions
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
+from kv_transfer.options import ConnectorOptions
 from router.security import SecuritySettings
 from router.settings import RouterSettings
 
@@ -83,7 +83,10 @@ TransferSection = section_of(
     ConnectorOptions,
     optional_sections={"faults": FaultsSection},
     descriptions={
-        "connector": "What moves KV blocks between workers.",
+        "connector": "What supplies KV blocks: `nixl` moves them between workers; `chain` asks several sources.",
+        "chain": "Sources of the connector `chain`, in the order in which they are asked: `nixl`, and `host`, which "
+        "keeps blocks that the prefix cache evicts. `[host, nixl]` reads from peers only what is not in main memory.",
+        "host_bytes": "Main memory that each worker's host tier may take; committed as it is used.",
         "lease_ttl_s": "How long a prefill worker keeps blocks for a decode worker that does not report.",
         "handshake_timeout_s": "How long two workers may take to meet.",
         "load_timeout_s": "How long fetching a prompt's KV may take.",
@@ -224,7 +227,7 @@ class BatonConfig(Section):
         try:
             prefill = self.engine_config("prefill", model=Path(), num_threads=1)
             decode = self.engine_config("decode", model=Path(), num_threads=1)
-            connector = self.transfer_options().connector
+            transfer = self.transfer_options()
             self.router_settings()
             self.security_settings()
         except (ConfigError, KVTransferError) as error:
@@ -236,10 +239,17 @@ class BatonConfig(Section):
             )
         if self.http_proxy == "haproxy" and self.address is not None:
             raise ValueError("http_proxy 'haproxy' and address exclude each other: HAProxy is chosen where Ray starts")
-        if connector == "inproc":
-            raise ValueError("kv_transfer.connector 'inproc' works within one process only; a cluster needs 'nixl'")
-        if connector != "nixl":
-            raise ValueError(f"kv_transfer.connector {connector!r} is not known; a cluster needs 'nixl'")
+        if transfer.lender != "nixl":
+            raise ValueError(
+                f"kv_transfer.{'chain' if transfer.chain else 'connector'} {transfer.lender!r} works within one "
+                "process only; a cluster needs 'nixl'"
+            )
+        for pool, cache in (("prefill", prefill.cache), ("decode", decode.cache)):
+            if transfer.host_bytes and not cache.enable_prefix_caching:
+                raise ValueError(
+                    f"kv_transfer.host_bytes is {transfer.host_bytes}, but {pool}.cache.enable_prefix_caching is "
+                    "false: the host tier keeps what the prefix cache evicts"
+                )
         return self
 
     def engine_config(self, pool: PoolName, *, model: Path, num_threads: int) -> EngineConfig:

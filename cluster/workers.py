@@ -23,10 +23,11 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
 from engine.server import EngineServer
-from kv_transfer.connector import Connector, ConnectorOptions, WakeCallback
+from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.errors import HandshakeRefusedError, KVTransferError
 from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from prefill.server import PrefillServer
 

@@ -52,3 +52,12 @@ class HostBlockMemory:
 
     def _bytes(self, block_id: int) -> ctypes.Array[ctypes.c_ubyte]:
         return (ctypes.c_ubyte * self._region.block_bytes).from_address(self._region.block_address(block_id))
+
+
+def open_block_memory(region: KVRegion) -> BlockMemory:
+    """Access to the blocks of a region, wherever it lies."""
+    if region.memory is MemoryKind.DRAM:
+        return HostBlockMemory(region)
+    from kv_transfer.device_memory import DeviceBlockMemory  # imported late: it loads torch
+
+    return DeviceBlockMemory(region)

@@ -8,12 +8,10 @@ moves bytes: it may have a thread of its own, and reports what ended. What passe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kv_transfer.errors import InvalidOptionError
-from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.params import Hello, KVStreamParams, KVTransferParams
 from kv_transfer.stream_gate import StreamGate
@@ -60,6 +58,14 @@ class StreamOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOrder:
+    """Copy ``block_ids`` of our own cache into ``slots`` of a tier, pairwise, before they are written again."""
+
+    block_ids: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorOrders:
     """What the scheduler's half asks of the worker's half in one step.
 
@@ -67,7 +73,8 @@ class ConnectorOrders:
     load began, prompt already here): their leases end on the peer. ``cancelled_loads`` names loads whose result
     nobody wants; each is still reported as ended, and its destination stays held until then. ``expected`` are
     hand-overs of requests that wait here: their leases are kept alive until they are loaded or released. ``streams``
-    begin before ``loads``, which may take them over.
+    begin before ``loads``, which may take them over. ``stores`` are done, in order, before anything else. ``parts`` are
+    the orders of each source of a chain, which has no others.
     """
 
     loads: tuple[LoadOrder, ...] = ()
@@ -76,12 +83,14 @@ class ConnectorOrders:
     expected: tuple[KVTransferParams, ...] = ()
     streams: tuple[StreamOrder, ...] = ()
     cancelled_streams: tuple[str, ...] = ()
+    stores: tuple[StoreOrder, ...] = ()
+    parts: tuple[ConnectorOrders, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """True when there is nothing to do."""
         work = (self.loads, self.cancelled_loads, self.releases, self.expected, self.streams, self.cancelled_streams)
-        return not any(work)
+        return not (any(work) or self.stores) and all(part.is_empty for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +133,8 @@ class TransferStats:
     have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong. ``num_blocks`` is what was
     moved, of whatever load and of whatever use: ``num_bytes`` is always that many blocks' bytes.
     ``num_streamed_blocks`` are those of good loads that were here before the load was ordered: their transfer hid
-    behind the prefill.
+    behind the prefill. ``num_host_*`` are those of the host tier: ``num_host_loaded_*`` are part of ``num_blocks`` and
+    ``num_bytes``, and ``num_host_refused_blocks`` found no room because every slot was being read.
     """
 
     num_transfers: int = 0
@@ -149,6 +159,14 @@ class TransferStats:
     num_handshakes_failed: int = 0
     num_unknown_notifications: int = 0
     num_injected_faults: int = 0
+    num_host_hit_blocks: int = 0
+    num_host_stored_blocks: int = 0
+    num_host_stored_bytes: int = 0
+    num_host_loaded_blocks: int = 0
+    num_host_loaded_bytes: int = 0
+    num_host_evicted_blocks: int = 0
+    num_host_evicted_bytes: int = 0
+    num_host_refused_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,29 +334,3 @@ WakeCallback = Callable[[], None]
 
 ConnectorBuilder = Callable[[KVLayout, KVRegion, WakeCallback], Connector]
 """Makes a connector for a cache of that layout at that place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectorOptions:
-    """Settings that every connector understands.
-
-    ``checksums`` None means: where the KV cache lies in host memory.
-
-    Raises:
-        InvalidOptionError: ``faults`` are configured and not allowed.
-    """
-
-    connector: str = "nixl"
-    lease_ttl_s: float = 30.0
-    handshake_timeout_s: float = 10.0
-    load_timeout_s: float = 30.0
-    streamed: bool = True
-    checksums: bool | None = None
-    faults: FaultOptions | None = None
-    allow_faults: bool = False
-    extra: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse faults that nobody allowed."""
-        if self.faults is not None and not self.allow_faults:
-            raise InvalidOptionError("faults are configured, but allow_faults is not true")

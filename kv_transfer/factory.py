@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kv_transfer.announcements import Announcements
-from kv_transfer.block_memory import HostBlockMemory
+from kv_transfer.block_memory import BlockMemory, open_block_memory
 from kv_transfer.books import ConnectorBooks
-from kv_transfer.connector import Connector, ConnectorOptions, Rendezvous, WakeCallback
+from kv_transfer.chain.books import ChainBooks
+from kv_transfer.chain.worker import ChainWorker
+from kv_transfer.connector import Connector, Rendezvous, WakeCallback
 from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
 from kv_transfer.faults import FaultPlan, FaultyRendezvous, FaultyTransport
+from kv_transfer.host.arena import build_arena
+from kv_transfer.host.books import HostBooks
+from kv_transfer.host.transport import HostRendezvous, HostTransport
+from kv_transfer.host.worker import HostWorker
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.lease import LeaseTable
+from kv_transfer.options import HOST, LENDERS, ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from kv_transfer.transport import Transport
 from kv_transfer.worker import TransferWorker
-
-KNOWN_CONNECTORS = ("nixl", "inproc")
 
 
 def build_connector(
@@ -33,65 +39,144 @@ def build_connector(
     clock: Callable[[], float] = time.monotonic,
     fabric: InProcessFabric | None = None,
 ) -> Connector:
-    """Build both halves; the worker's thread runs from now until its ``close``.
+    """Build both halves; the worker's threads run from now until its ``close``.
 
     ``inproc`` needs the ``fabric`` that joins the engines of this process, and meets peers there; ``nixl`` meets them
-    over ``rendezvous``. ``wake`` is called from the worker's thread, and from the thread of whoever closes it.
+    over ``rendezvous``. ``wake`` is called from the worker's threads, and from the thread of whoever closes it.
 
     Raises:
-        UnknownConnectorError: ``options.connector`` is neither.
+        UnknownConnectorError: There is no such source.
         KVTransferError: The connector cannot use this region.
-        InvalidOptionError: Checksums or faults are asked for where the bytes of blocks cannot be looked at.
+        InvalidOptionError: The host tier has no room for a block.
     """
     if region.block_bytes != layout.block_bytes:
         raise KVTransferError(f"the region has blocks of {region.block_bytes} bytes, the layout {layout.block_bytes}")
-    has_checksums = region.memory is MemoryKind.DRAM if options.checksums is None else options.checksums
-    memory = HostBlockMemory(region) if has_checksums else None
-    fault_memory = HostBlockMemory(region) if options.faults is not None else None
-    inner = transport = _build_transport(options.connector, identity=identity, region=region, fabric=fabric)
-    rendezvous = fabric if fabric is not None and options.connector == "inproc" else rendezvous
-    leases = LeaseTable(ttl_s=options.lease_ttl_s, clock=clock)
-    announcements = Announcements(ttl_s=options.lease_ttl_s, clock=clock, memory=memory)
-    counters = TransferCounters()
-    if options.faults is not None and fault_memory is not None:
-        plan = FaultPlan(options.faults, counters)
-        transport = FaultyTransport(inner, plan=plan, memory=fault_memory, leases=leases, clock=clock)
-        rendezvous = FaultyRendezvous(rendezvous, plan=plan, transport=transport)
-    worker = TransferWorker(
-        options=options,
-        identity=identity,
-        layout=layout,
-        region=region,
+    site = _Site(options=options, identity=identity, layout=layout, region=region, wake=wake, clock=clock)
+    if options.connector != "chain":
+        return _build_peers(site, options.connector, rendezvous, fabric)
+    parts: list[Connector] = []
+    try:
+        parts.extend(
+            _build_host(site) if source == HOST else _build_peers(site, source, rendezvous, fabric)
+            for source in options.sources
+        )
+    except KVTransferError:
+        for part in parts:
+            part.worker.close()
+        raise
+    lender = options.sources.index(options.lender)
+    return Connector(
+        scheduler=ChainBooks(
+            [part.scheduler for part in parts],
+            block_size=layout.block_size,
+            lender=lender,
+            keeper=options.sources.index(HOST) if HOST in options.sources else None,
+        ),
+        worker=ChainWorker([part.worker for part in parts], lender=lender),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """The engine that a connector is for."""
+
+    options: ConnectorOptions
+    identity: PeerIdentity
+    layout: KVLayout
+    region: KVRegion
+    wake: WakeCallback
+    clock: Callable[[], float]
+
+    def checked_memory(self) -> BlockMemory | None:
+        """The engine's blocks, where they are to be compared with checksums."""
+        options = self.options
+        has_checksums = self.region.memory is MemoryKind.DRAM if options.checksums is None else options.checksums
+        return open_block_memory(self.region) if has_checksums else None
+
+    def build_worker(
+        self,
+        *,
+        identity: PeerIdentity,
+        transport: Transport,
+        rendezvous: Rendezvous,
+        leases: LeaseTable,
+        announcements: Announcements,
+    ) -> TransferWorker:
+        """A worker that reads into the engine's blocks, and suffers the configured faults."""
+        counters = TransferCounters()
+        if self.options.faults is not None:
+            plan = FaultPlan(self.options.faults, counters)
+            memory = open_block_memory(self.region)
+            faulty = FaultyTransport(transport, plan=plan, memory=memory, leases=leases, clock=self.clock)
+            transport, rendezvous = faulty, FaultyRendezvous(rendezvous, plan=plan, transport=faulty)
+        return TransferWorker(
+            options=self.options,
+            identity=identity,
+            layout=self.layout,
+            region=self.region,
+            transport=transport,
+            rendezvous=rendezvous,
+            leases=leases,
+            announcements=announcements,
+            wake=self.wake,
+            clock=self.clock,
+            counters=counters,
+            memory=self.checked_memory(),
+        )
+
+
+def _build_peers(site: _Site, source: str, rendezvous: Rendezvous, fabric: InProcessFabric | None) -> Connector:
+    """What moves blocks between engines."""
+    transport = _build_transport(source, identity=site.identity, region=site.region, fabric=fabric)
+    leases = LeaseTable(ttl_s=site.options.lease_ttl_s, clock=site.clock)
+    memory = site.checked_memory()
+    announcements = Announcements(ttl_s=site.options.lease_ttl_s, clock=site.clock, memory=memory)
+    is_local = isinstance(transport, InProcessTransport) and fabric is not None
+    worker = site.build_worker(
+        identity=site.identity,
         transport=transport,
-        rendezvous=rendezvous,
+        rendezvous=fabric if is_local and fabric is not None else rendezvous,
         leases=leases,
         announcements=announcements,
-        wake=wake,
-        clock=clock,
-        counters=counters,
-        memory=memory,
     )
-    if isinstance(inner, InProcessTransport) and fabric is not None:
-        fabric.introduce(identity.engine_id, inner, worker.accept)
+    if isinstance(transport, InProcessTransport) and fabric is not None:
+        fabric.introduce(site.identity.engine_id, transport, worker.accept)
     books = ConnectorBooks(
-        identity=identity,
-        layout=layout,
+        identity=site.identity,
+        layout=site.layout,
         leases=leases,
         memory=memory,
-        announcements=announcements if options.streamed else None,
+        announcements=announcements if site.options.streamed else None,
     )
     return Connector(scheduler=books, worker=worker)
 
 
+def _build_host(site: _Site) -> Connector:
+    """What keeps evicted blocks in main memory."""
+    arena = build_arena(site.region, host_bytes=site.options.host_bytes)
+    identity = PeerIdentity(engine_id=f"{site.identity.engine_id}/host", incarnation=site.identity.incarnation)
+    leases = LeaseTable(ttl_s=site.options.lease_ttl_s, clock=site.clock)
+    books = HostBooks(identity=identity, layout=site.layout, leases=leases, num_slots=arena.region.num_blocks)
+    reader = site.build_worker(
+        identity=identity,
+        transport=HostTransport(arena),
+        rendezvous=HostRendezvous(arena),
+        leases=leases,
+        announcements=Announcements(ttl_s=site.options.lease_ttl_s, clock=site.clock),
+    )
+    memory = open_block_memory(arena.region) if site.checked_memory() is not None else None
+    return Connector(scheduler=books, worker=HostWorker(reader=reader, books=books, arena=arena, memory=memory))
+
+
 def _build_transport(
-    connector: str, *, identity: PeerIdentity, region: KVRegion, fabric: InProcessFabric | None
+    source: str, *, identity: PeerIdentity, region: KVRegion, fabric: InProcessFabric | None
 ) -> Transport:
-    if connector == "inproc":
+    if source == "inproc":
         if fabric is None:
             raise KVTransferError("the connector 'inproc' needs the fabric that joins the engines of this process")
         return InProcessTransport(fabric=fabric, identity=identity, region=region)
-    if connector == "nixl":
+    if source == "nixl":
         from kv_transfer.nixl.transport import NixlTransport  # imported late: it loads UCX
 
         return NixlTransport(identity=identity, region=region)
-    raise UnknownConnectorError(name=connector, known=KNOWN_CONNECTORS)
+    raise UnknownConnectorError(name=source, known=LENDERS)

@@ -17,7 +17,6 @@ from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import (
     NO_EVENTS,
     ConnectorEvents,
-    ConnectorOptions,
     ConnectorOrders,
     LoadEnded,
     Rendezvous,
@@ -41,6 +40,7 @@ from kv_transfer.notifications import (
     decode_notification,
     encode_notification,
 )
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.part_reads import ReaderLimits
 from kv_transfer.peers import PeerTable

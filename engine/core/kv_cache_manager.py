@@ -59,6 +59,7 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks, self._index, self._withdraw_evicted)
         self._events = events
         self._tier = tier
+        self._only_in_tier: set[BlockHash] = set()
         self._clock = clock
         self._published_at: dict[int, float] = {}
         self._fence: deque[tuple[int, list[int]]] = deque()
@@ -128,8 +129,10 @@ class KVCacheManager:
         return True
 
     def record_stored(self, block_hash: BlockHash, parent: BlockHash, token_ids: tuple[int, ...]) -> None:
-        """Tell the mirrors what ``publish`` just offered (B4)."""
-        if self._events is not None:
+        """Tell the mirrors what ``publish`` just offered (B4), unless it could be found here all the time."""
+        if block_hash in self._only_in_tier:
+            self._only_in_tier.remove(block_hash)
+        elif self._events is not None:
             self._events.append(BlockStored(block_hash=block_hash, parent_hash=parent, token_ids=token_ids))
 
     def release(self, block_ids: list[int]) -> None:
@@ -160,6 +163,7 @@ class KVCacheManager:
         self._published_at.clear()
         if self._tier is not None:
             self._tier.forget_evicted()
+            self._only_in_tier.clear()
         if self._events is not None:
             self._events.append(AllCleared())
 
@@ -176,15 +180,21 @@ class KVCacheManager:
         self._pool.check_integrity(expected)
 
     def _withdraw_evicted(self, block_ids: Sequence[int]) -> None:
-        lost: Sequence[bytes] = self._index.withdraw(block_ids)
+        hashes = self._index.withdraw(block_ids)
         if self._published_at:
             self._sample_lifetimes(block_ids)
-        if self._tier is not None:
-            lost = self._tier.keep_evicted(block_ids, lost)
+        lost = hashes if self._tier is None else self._tier.keep_evicted(block_ids, hashes)
         if self._events is not None:
-            for block_hash in map(BlockHash, lost):
-                if block_hash not in self._index:
-                    self._events.append(BlockRemoved(block_hash=block_hash))
+            self._record_removed(hashes, [BlockHash(block_hash) for block_hash in lost])
+
+    def _record_removed(self, evicted: Sequence[BlockHash], lost: Sequence[BlockHash]) -> None:
+        """Tell the mirrors what can be found neither in the cache nor in the tier any more."""
+        assert self._events is not None
+        self._only_in_tier.update(evicted)
+        self._only_in_tier.difference_update(lost)
+        for block_hash in lost:
+            if block_hash not in self._index:
+                self._events.append(BlockRemoved(block_hash=block_hash))
 
     def _sample_lifetimes(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:

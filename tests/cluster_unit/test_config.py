@@ -18,8 +18,8 @@ from cluster.config import (
     TransferSection,
 )
 from engine.config import CacheConfig, SchedulerConfig
-from kv_transfer.connector import ConnectorOptions
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
+from kv_transfer.options import ConnectorOptions
 from router.settings import RouterSettings
 from scripts.config_page import configuration_page
 

@@ -96,6 +96,14 @@ def test_wrong_flag_is_not_blamed_on_the_file(tmp_path: Path) -> None:
         ("decode: {scheduler: {max_num_seqs: 4096}}", ("max_num_batched_tokens (2048)", "max_num_seqs (4096)")),
         ("kv_transfer: {connector: smoke}", ("smoke", "nixl")),
         ("kv_transfer: {connector: inproc}", ("inproc", "nixl")),
+        ("kv_transfer: {connector: chain, chain: [host, inproc], host_bytes: 9}", ("chain", "inproc", "nixl")),
+        ("kv_transfer: {connector: chain, chain: [host, disk], host_bytes: 9}", ("disk", "nixl, inproc, host")),
+        ("kv_transfer: {host_bytes: 9}", ("host_bytes is 9", "connector: chain, chain: [host, nixl]")),
+        (
+            "kv_transfer: {connector: chain, chain: [host, nixl], host_bytes: 9}\n"
+            "decode: {cache: {enable_prefix_caching: false}}",
+            ("host_bytes is 9", "decode.cache.enable_prefix_caching is false"),
+        ),
         ("router: {default_timeout_s: 9000}", ("default_timeout_s (9000", "max_timeout_s (3600")),
         ("cache: {num_blocks: -1}", ("num_blocks", "at least 1", "-1")),
         ("decode: {cache: {kv_cache_bytes: 0}}", ("kv_cache_bytes", "at least 1", "got 0")),

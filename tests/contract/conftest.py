@@ -11,12 +11,12 @@ from tests.support.kv_engine import KVEngine
 from tests.support.kv_world import KVWorld
 
 
-@pytest.fixture(scope="package", params=["inproc", "nixl-default", "nixl-tcp"])
+@pytest.fixture(scope="package", params=["inproc", "inproc-chain", "nixl-default", "nixl-tcp"])
 def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "nixl-tcp":
             patch.setenv("UCX_TLS", "tcp,self")
-        world = KVWorld(request.param.partition("-")[0])
+        world = KVWorld(request.param.partition("-")[0], is_chain=request.param.endswith("-chain"))
         yield world
         world.close()
 

@@ -13,7 +13,8 @@ from engine.engine_core import EngineCore
 from engine.messages import FinishReason, GenerateRequest, SamplingParams
 from engine.models.generation import load_generation_defaults
 from engine.offline import step_or_wait
-from kv_transfer.connector import ConnectorBuilder, ConnectorOptions
+from kv_transfer.connector import ConnectorBuilder
+from kv_transfer.options import ConnectorOptions
 from router.text.chat_template import load_chat_template
 from router.text.tokenizer import Tokenizer
 from tests.support.disaggregated import CoreBuilder, joined_cores

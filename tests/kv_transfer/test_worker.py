@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import pytest
 
 from kv_transfer.announcements import Announcements
-from kv_transfer.connector import ConnectorOptions, ConnectorOrders, LoadOrder, Rendezvous
+from kv_transfer.connector import ConnectorOrders, LoadOrder, Rendezvous
 from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
 from kv_transfer.factory import build_connector
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.lease import LeaseTable
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from kv_transfer.worker import TransferWorker
 from tests.support.kv_child import NobodyToMeet

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine_core import EngineCore
-from kv_transfer.connector import Connector, ConnectorBuilder, ConnectorOptions, WakeCallback
+from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 
 CoreBuilder = Callable[[ConnectorBuilder], EngineCore]

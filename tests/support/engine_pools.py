@@ -9,9 +9,10 @@ from typing import TypeVar
 from decode.server import DecodeServer
 from engine.errors import EngineDeadError, RequestRefusedError
 from engine.messages import GenerateRequest, StepMessage, WorkerInfo
-from kv_transfer.connector import Connector, ConnectorBuilder, ConnectorOptions, WakeCallback
+from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.options import ConnectorOptions
 from prefill.server import PrefillServer
 from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 from tests.support.chain_engine import chain_engine

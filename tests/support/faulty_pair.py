@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from engine.config import SchedulerConfig
 from engine.engine_core import EngineCore
 from engine.messages import FinishReason, GenerateRequest, LoadReport, RequestError, TokenDelta
-from kv_transfer.connector import Connector, ConnectorBuilder, ConnectorOptions, WakeCallback
+from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from tests.support.chain_engine import chain_engine
 

@@ -9,18 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kv_transfer.connector import (
-    ConnectorOptions,
-    LeaseEnded,
-    LoadEnded,
-    RemoteMatch,
-    Rendezvous,
-    TransferStats,
-)
+from kv_transfer.chain.worker import ChainWorker
+from kv_transfer.connector import LeaseEnded, LoadEnded, RemoteMatch, Rendezvous, TransferStats
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.worker import TransferWorker
 
@@ -34,6 +29,8 @@ class KVEngineSpec:
     engine_id: str
     incarnation: str = "1"
     connector: str = "inproc"
+    chain: tuple[str, ...] = ()
+    num_host_blocks: int = 0
     model_hash: str = "model"
     block_size: int = 4
     head_dim: int = 64
@@ -90,6 +87,8 @@ class KVEngine:
         self.connector = build_connector(
             ConnectorOptions(
                 connector=spec.connector,
+                chain=spec.chain,
+                host_bytes=spec.num_host_blocks * spec.layout.block_bytes,
                 lease_ttl_s=spec.lease_ttl_s,
                 load_timeout_s=spec.load_timeout_s,
                 handshake_timeout_s=spec.handshake_timeout_s,
@@ -138,13 +137,20 @@ class KVEngine:
         """End a lease at its source."""
         self.connector.scheduler.abort_lease(request_id)
 
-    def match(self, params: KVTransferParams | None, num_prompt_tokens: int, num_local_tokens: int) -> RemoteMatch:
+    def match(
+        self,
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
+        block_hashes: tuple[bytes, ...] = (),
+    ) -> RemoteMatch:
         """Ask the scheduler's half."""
         match = self.connector.scheduler.match(
             request_id="match",
             params=params,
             num_prompt_tokens=num_prompt_tokens,
             num_local_tokens=num_local_tokens,
+            block_hashes=block_hashes,
         )
         assert match is not None
         return match
@@ -265,15 +271,11 @@ class KVEngine:
 
     def hello(self) -> Hello:
         """How this engine introduces itself."""
-        worker = self.connector.worker
-        assert isinstance(worker, TransferWorker)
-        return worker.hello
+        return self._lender().hello
 
     def has_reads(self) -> bool:
         """True while something may write this engine's memory."""
-        worker = self.connector.worker
-        assert isinstance(worker, TransferWorker)
-        return worker.has_reads
+        return self._lender().has_reads
 
     def accept(self, hello: Hello) -> Hello:
         """Meet a peer."""
@@ -286,6 +288,12 @@ class KVEngine:
     def close(self) -> None:
         """Close the connector."""
         self.connector.worker.close()
+
+    def _lender(self) -> TransferWorker:
+        worker = self.connector.worker
+        lender = worker.lender if isinstance(worker, ChainWorker) else worker
+        assert isinstance(lender, TransferWorker)
+        return lender
 
     def _wait_until(self, is_true: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S

@@ -14,8 +14,9 @@ from tests.support.kv_engine import KVEngine, KVEngineSpec
 class KVWorld:
     """Engines of one connector. Closing it closes them, and ends the process that it started."""
 
-    def __init__(self, connector: str) -> None:
+    def __init__(self, connector: str, *, is_chain: bool = False) -> None:
         self.connector = connector
+        self.is_chain = is_chain
         self.fabric = InProcessFabric()
         self.rendezvous = PipeRendezvous()
         self.child = ChildProcess() if connector == "nixl" else None
@@ -32,7 +33,10 @@ class KVWorld:
 
     def spec(self, name: str, **changes: Any) -> KVEngineSpec:
         """A spec with an engine id of its own."""
-        return replace(KVEngineSpec(engine_id=self.unique(name), connector=self.connector), **changes)
+        spec = KVEngineSpec(engine_id=self.unique(name), connector=self.connector)
+        if self.is_chain:
+            spec = replace(spec, connector="chain", chain=("host", self.connector), num_host_blocks=16)
+        return replace(spec, **changes)
 
     def make_reader(self, spec: KVEngineSpec) -> KVEngine:
         """An engine in this process."""

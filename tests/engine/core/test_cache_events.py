@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from engine.core.block_hash import BlockHash, hash_block, root_hash
-from engine.core.cache_events import AllCleared, BlockRemoved, BlockStored, CacheEventBatch, CacheEventLog
-from engine.core.request import pack_tokens
+from engine.core.block_hash import BlockHash, root_hash
+from engine.core.cache_events import AllCleared, BlockStored, CacheEventBatch, CacheEventLog
+from tests.support.cache_mirror import mirrored
 from tests.support.scheduler_requests import fresh_prompt, make_config, make_request
 from tests.support.scheduler_world import SchedulerWorld
-
-
-def mirrored(batch: CacheEventBatch, mirror: set[BlockHash] | None = None) -> set[BlockHash]:
-    """The index as a router rebuilds it."""
-    mirror = set() if mirror is None else mirror
-    for event in batch.events:
-        if isinstance(event, BlockStored):
-            assert event.block_hash not in mirror
-            assert event.block_hash == hash_block(event.parent_hash, pack_tokens(event.token_ids).tobytes())
-            mirror.add(event.block_hash)
-        elif isinstance(event, BlockRemoved):
-            mirror.remove(event.block_hash)
-        else:
-            mirror.clear()
-    return mirror
 
 
 def test_b4_a_mirror_follows_the_index_through_decoding_eviction_loads_and_resets() -> None:

@@ -12,7 +12,7 @@ ROWS = re.findall(r"^\| ([A-Z]\d+) \| .*? \| (.*) \|$", (ROOT / "docs" / "schedu
 REQUIRED = {
     *(f"C{number}" for number in range(1, 15)),
     *(f"B{number}" for number in range(1, 7)),
-    *("K1", "K2", "K3", "K4", "K6", "K7", "O2", "O3", "O4", "O6", "I2"),
+    *("K1", "K2", "K3", "K4", "K6", "K7", "K9", "O2", "O3", "O4", "O6", "I2"),
 }
 
 

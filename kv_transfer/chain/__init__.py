@@ -1,0 +1,1 @@
+"""Several sources of KV asked in order, as one connector (K9)."""

@@ -1,0 +1,157 @@
+"""The scheduler's half of a chain: each source is asked for what those before it do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders, RemoteMatch, SchedulerConnector
+from kv_transfer.params import KVStreamParams, KVTransferParams
+
+_NOTHING: Final = RemoteMatch(num_tokens=0, is_async=False)
+
+
+class ChainBooks:
+    """Implements ``SchedulerConnector``. Owned by the engine's thread.
+
+    Parts lie behind each other in the order of the sources; one that does not end with a full block is the last.
+    Leases are granted by the ``lender``-th source, and the ``keeper``-th keeps what is evicted.
+    """
+
+    def __init__(
+        self, sources: Sequence[SchedulerConnector], *, block_size: int, lender: int, keeper: int | None
+    ) -> None:
+        self.sources = tuple(sources)
+        self._block_size = block_size
+        self._lender = self.sources[lender]
+        self._keeper = self.sources[keeper] if keeper is not None else None
+        self._plan: list[tuple[SchedulerConnector, int]] = []
+
+    @property
+    def can_stream(self) -> bool:
+        """True when the lender can."""
+        return self._lender.can_stream
+
+    def expect(self, params: KVTransferParams) -> None:
+        """Every source may know what to do with it."""
+        for source in self.sources:
+            source.expect(params)
+
+    def match(
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
+        block_hashes: Sequence[bytes] = (),
+    ) -> RemoteMatch | None:
+        """Offer what the sources have together; None as soon as one of them does not know yet."""
+        self._plan = []
+        end = num_local_tokens
+        for source in self.sources:
+            match = source.match(
+                request_id=request_id,
+                params=params,
+                num_prompt_tokens=num_prompt_tokens,
+                num_local_tokens=end,
+                block_hashes=block_hashes,
+            )
+            if match is None:
+                self._plan = []
+                return None
+            if match.num_tokens > 0:
+                end += match.num_tokens
+                self._plan.append((source, -(-end // self._block_size)))
+            if end % self._block_size:
+                break
+        if not self._plan:
+            return _NOTHING
+        return RemoteMatch(num_tokens=end - num_local_tokens, is_async=True)
+
+    def begin_load(
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        first_block: int,
+        block_ids: tuple[int, ...],
+        stream_id: str | None = None,
+    ) -> None:
+        """Give each source its part, and the lender what is left; a hand-over that no part needs is released."""
+        if stream_id is not None:
+            self._plan = []
+        used: list[SchedulerConnector] = []
+        begin, end = first_block, first_block + len(block_ids)
+        for source, end_block in self._plan:
+            part = block_ids[begin - first_block : min(end_block, end) - first_block]
+            if part:
+                source.begin_load(request_id=request_id, params=params, first_block=begin, block_ids=part)
+                used.append(source)
+                begin += len(part)
+        if begin < end:
+            self._lender.begin_load(
+                request_id=request_id,
+                params=params,
+                first_block=begin,
+                block_ids=block_ids[begin - first_block :],
+                stream_id=stream_id,
+            )
+            used.append(self._lender)
+        self._plan = []
+        if params is not None:
+            for source in self.sources:
+                if source not in used:
+                    source.release(params)
+
+    def begin_stream(
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> bool:
+        """Let the lender read from its peer."""
+        return self._lender.begin_stream(
+            stream_id=stream_id, request_id=request_id, params=params, first_block=first_block, block_ids=block_ids
+        )
+
+    def cancel_stream(self, stream_id: str) -> bool:
+        """Stop the lender's stream."""
+        return self._lender.cancel_stream(stream_id)
+
+    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+        """Let the lender tell its peers."""
+        self._lender.announce(request_id=request_id, first_block=first_block, block_ids=block_ids)
+
+    def withdraw(self, request_id: str) -> None:
+        """Let the lender tell its peers."""
+        self._lender.withdraw(request_id)
+
+    def cancel_load(self, request_id: str) -> None:
+        """Each source ignores what it does not load."""
+        for source in self.sources:
+            source.cancel_load(request_id)
+
+    def release(self, params: KVTransferParams) -> None:
+        """The source that knows the lease lets it end."""
+        for source in self.sources:
+            source.release(params)
+
+    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Let the keeper have the blocks; without one all of it is lost."""
+        return block_hashes if self._keeper is None else self._keeper.keep_evicted(block_ids, block_hashes)
+
+    def forget_evicted(self) -> None:
+        """Let the keeper forget."""
+        if self._keeper is not None:
+            self._keeper.forget_evicted()
+
+    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        """Have the lender pin blocks for a reader."""
+        return self._lender.grant_lease(request_id=request_id, block_ids=block_ids, num_tokens=num_tokens)
+
+    def abort_lease(self, request_id: str) -> None:
+        """End the lender's lease."""
+        self._lender.abort_lease(request_id)
+
+    def take_orders(self) -> ConnectorOrders:
+        """The orders of each source, in the order of the sources."""
+        parts = tuple(source.take_orders() for source in self.sources)
+        return NO_ORDERS if all(part.is_empty for part in parts) else ConnectorOrders(parts=parts)

@@ -1,0 +1,113 @@
+"""The worker's half of a chain: gives each source its orders, and joins the parts of a load into one end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+from kv_transfer.connector import (
+    NO_EVENTS,
+    ConnectorEvents,
+    ConnectorOrders,
+    LeaseEnded,
+    LoadEnded,
+    TransferStats,
+    WorkerConnector,
+)
+from kv_transfer.params import Hello
+
+
+@dataclass(slots=True)
+class _OpenLoad:
+    """The parts of one request's load that have not ended, and what the others left."""
+
+    num_open: int = 0
+    ended: list[LoadEnded] = field(default_factory=list)
+    has_stalled: bool = False
+
+    def joined(self) -> LoadEnded:
+        """One event for all parts; they ran beside each other."""
+        errors = [part.error for part in self.ended if part.error is not None]
+        return LoadEnded(
+            request_id=self.ended[0].request_id,
+            failed_block_ids=tuple(block_id for part in self.ended for block_id in part.failed_block_ids),
+            num_bytes=sum(part.num_bytes for part in self.ended),
+            duration_s=max(part.duration_s for part in self.ended),
+            error="; ".join(errors) or None,
+        )
+
+
+class ChainWorker:
+    """Implements ``WorkerConnector``. ``lender`` is the source that peers meet."""
+
+    def __init__(self, sources: Sequence[WorkerConnector], *, lender: int) -> None:
+        self._sources = tuple(sources)
+        self.lender = self._sources[lender]
+        self._loads: dict[str, _OpenLoad] = {}
+
+    def execute(self, orders: ConnectorOrders) -> None:
+        """Start what was ordered, copies of evicted blocks first: the loads of others may write these blocks."""
+        if orders.is_empty:
+            return
+        for part in orders.parts:
+            for load in part.loads:
+                self._loads.setdefault(load.request_id, _OpenLoad()).num_open += 1
+        pairs = list(zip(self._sources, orders.parts, strict=True))
+        for source, part in sorted(pairs, key=lambda pair: not pair[1].stores):
+            source.execute(part)
+
+    def collect(self) -> ConnectorEvents:
+        """Take what ended; a load ends with the last of its parts."""
+        loads: list[LoadEnded] = []
+        leases: list[LeaseEnded] = []
+        stalled: list[str] = []
+        ended_streams: list[str] = []
+        for source in self._sources:
+            events = source.collect()
+            leases.extend(events.leases)
+            ended_streams.extend(events.ended_streams)
+            stalled.extend(request_id for request_id in events.stalled if self._is_first_stall(request_id))
+            for part in events.loads:
+                loads.extend(self._end_part(part))
+        joined = ConnectorEvents(
+            loads=tuple(loads), leases=tuple(leases), stalled=tuple(stalled), ended_streams=tuple(ended_streams)
+        )
+        return NO_EVENTS if joined.is_empty else joined
+
+    def stats(self) -> TransferStats:
+        """The sums over all sources."""
+        stats = [source.stats() for source in self._sources]
+        return TransferStats(
+            **{item.name: sum(getattr(part, item.name) for part in stats) for item in fields(TransferStats)}
+        )
+
+    def accept(self, hello: Hello) -> Hello:
+        """Let the lender meet a peer.
+
+        Raises:
+            HandshakeRefusedError: Protocol version or layout differ.
+        """
+        return self.lender.accept(hello)
+
+    def close(self) -> None:
+        """Close every source. Idempotent."""
+        for source in self._sources:
+            source.close()
+
+    def _is_first_stall(self, request_id: str) -> bool:
+        load = self._loads.get(request_id)
+        if load is None or load.has_stalled:
+            return False
+        load.has_stalled = True
+        return True
+
+    def _end_part(self, part: LoadEnded) -> list[LoadEnded]:
+        load = self._loads.get(part.request_id)
+        if load is None:
+            return [part]  # for the scheduler to count as unknown
+        load.ended.append(part)
+        load.num_open -= 1
+        if load.num_open:
+            return []
+        del self._loads[part.request_id]
+        return [load.joined()]

@@ -1,0 +1,40 @@
+"""The host tier's memory for blocks that lie on a GPU. Loads torch: import it only where there is a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kv_transfer.device_bytes import device_blocks
+from kv_transfer.host.arena import host_region
+from kv_transfer.layout import KVRegion
+
+
+class PinnedArena:
+    """Page-locked memory, so that copies run at the speed of the bus.
+
+    Each direction has a stream of its own, and its call returns when the copies are over: so it does not matter on
+    which stream, or by which network card, the blocks are written next. What a step in flight writes is never evicted.
+    """
+
+    def __init__(self, blocks: KVRegion, *, num_slots: int) -> None:
+        self._blocks = device_blocks(blocks)
+        self._slots = torch.empty((num_slots, blocks.block_bytes), dtype=torch.uint8, pin_memory=True)
+        self._store_stream = torch.cuda.Stream(self._blocks.device)  # type: ignore[no-untyped-call]
+        self._load_stream = torch.cuda.Stream(self._blocks.device)  # type: ignore[no-untyped-call]
+        self.region = host_region(self._slots.data_ptr(), num_slots=num_slots, block_bytes=blocks.block_bytes)
+
+    def store(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy blocks into slots."""
+        with torch.cuda.stream(self._store_stream):
+            for block_id, slot in zip(block_ids, slots, strict=True):
+                self._slots[slot].copy_(self._blocks[block_id], non_blocking=True)
+        self._store_stream.synchronize()
+
+    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy slots into blocks."""
+        with torch.cuda.stream(self._load_stream):
+            for slot, block_id in zip(slots, block_ids, strict=True):
+                self._blocks[block_id].copy_(self._slots[slot], non_blocking=True)
+        self._load_stream.synchronize()

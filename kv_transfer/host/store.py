@@ -1,0 +1,114 @@
+"""Which content lies in which slot of the host tier: bounded, least recently used out first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where content goes. ``is_new``: it must be copied there. ``evicted`` is what lay there before."""
+
+    slot: int
+    is_new: bool
+    evicted: bytes | None = None
+
+
+class HostStore:
+    """A fixed number of slots. Owned by the engine's thread; moves no bytes.
+
+    A *pinned* slot is being read, or is about to be: it is not given to other content. What is kept is in the order
+    of its last use, and of one chain the head is used last, so that the tail goes first.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.num_evicted = 0
+        self._slot_of: dict[bytes, int] = {}
+        self._hash_of: list[bytes | None] = [None] * num_slots
+        self._num_pins = [0] * num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._unpinned: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._slot_of
+
+    def find(self, block_hashes: Sequence[bytes]) -> list[int]:
+        """The slots of the longest run of content, from the first address on, that is kept."""
+        slots: list[int] = []
+        for block_hash in block_hashes:
+            slot = self._slot_of.get(block_hash)
+            if slot is None:
+                break
+            slots.append(slot)
+        return slots
+
+    def place(self, block_hash: bytes) -> Placed | None:
+        """Find room for content, which counts as used now; None when every slot is pinned."""
+        slot = self._slot_of.get(block_hash)
+        if slot is not None:
+            if not self._num_pins[slot]:
+                self._unpinned.move_to_end(slot)
+            return Placed(slot=slot, is_new=False)
+        evicted = None
+        if self._free:
+            slot = self._free.pop()
+        elif self._unpinned:
+            slot, _ = self._unpinned.popitem(last=False)
+            evicted = self._hash_of[slot]
+            assert evicted is not None, f"slot {slot} is neither free nor used"
+            del self._slot_of[evicted]
+            self.num_evicted += 1
+        else:
+            return None
+        self._slot_of[block_hash] = slot
+        self._hash_of[slot] = block_hash
+        self._unpinned[slot] = None
+        return Placed(slot=slot, is_new=True, evicted=evicted)
+
+    def pin(self, slots: Sequence[int]) -> None:
+        """Keep these slots as they are until ``unpin``; pins add up."""
+        for slot in slots:
+            if not self._num_pins[slot]:
+                del self._unpinned[slot]
+            self._num_pins[slot] += 1
+
+    def unpin(self, slots: Sequence[int]) -> None:
+        """Let go of a chain's slots, which count as used now."""
+        for slot in reversed(slots):
+            self._num_pins[slot] -= 1
+            assert self._num_pins[slot] >= 0, f"slot {slot} was unpinned twice"
+            if self._num_pins[slot]:
+                continue
+            if self._hash_of[slot] is None:
+                self._free.append(slot)
+            else:
+                self._unpinned[slot] = None
+
+    def clear(self) -> None:
+        """Forget all content; pinned slots become free when they are let go of."""
+        self._slot_of.clear()
+        for slot in range(self.num_slots):
+            self._hash_of[slot] = None
+        self._free.extend(self._unpinned)
+        self._unpinned.clear()
+
+    def check_integrity(self, expected_pins: Sequence[int]) -> None:
+        """Compare with the pins that the callers know of (I2).
+
+        Raises:
+            AssertionError: A slot leaked, or is in two places.
+        """
+        assert list(expected_pins) == self._num_pins, f"pins {self._num_pins}, expected {expected_pins}"
+        pinned = {slot for slot, num_pins in enumerate(self._num_pins) if num_pins}
+        places = [*self._free, *self._unpinned, *pinned]
+        assert sorted(places) == list(range(self.num_slots)), "free, kept and pinned slots are not all slots"
+        kept = {slot for slot, block_hash in enumerate(self._hash_of) if block_hash is not None}
+        assert kept == set(self._slot_of.values()), "the two directions of the index disagree"
+        assert kept >= set(self._unpinned), "a slot without content can be evicted"
+        assert not kept & set(self._free), "a slot with content is free"

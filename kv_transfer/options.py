@@ -1,0 +1,85 @@
+"""The settings of connectors: checked when built, never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kv_transfer.errors import InvalidOptionError, UnknownConnectorError
+from kv_transfer.fault_options import FaultOptions
+
+KNOWN_CONNECTORS = ("nixl", "inproc", "chain")
+LENDERS = ("nixl", "inproc")
+HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorOptions:
+    """Settings that every connector understands.
+
+    ``chain`` names the sources that the connector ``chain`` asks, in order: one that lends to peers, and ``host``,
+    which keeps evicted blocks in ``host_bytes`` of main memory. ``checksums`` None means: where the KV cache lies in
+    host memory.
+
+    Raises:
+        UnknownConnectorError: ``connector`` is not one of them.
+        InvalidOptionError: Options contradict each other, or ``faults`` are configured and not allowed.
+    """
+
+    connector: str = "nixl"
+    chain: tuple[str, ...] = ()
+    host_bytes: int = 0
+    lease_ttl_s: float = 30.0
+    handshake_timeout_s: float = 10.0
+    load_timeout_s: float = 30.0
+    streamed: bool = True
+    checksums: bool | None = None
+    faults: FaultOptions | None = None
+    allow_faults: bool = False
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, and faults that nobody allowed."""
+        if self.connector not in KNOWN_CONNECTORS:
+            raise UnknownConnectorError(name=self.connector, known=KNOWN_CONNECTORS)
+        if self.connector == "chain":
+            self._check_chain()
+        elif self.chain:
+            raise InvalidOptionError(
+                f"chain {list(self.chain)} is given, but connector is {self.connector!r}; say connector: chain"
+            )
+        if self.host_bytes < 0:
+            raise InvalidOptionError(f"host_bytes must be >= 0, got {self.host_bytes}")
+        if self.host_bytes and HOST not in self.chain:
+            raise InvalidOptionError(
+                f"host_bytes is {self.host_bytes}, but no host tier is used; say connector: chain, chain: "
+                f"[host, {self.lender}]"
+            )
+        if HOST in self.chain and not self.host_bytes:
+            raise InvalidOptionError(
+                f"chain {list(self.chain)} has a host tier, but host_bytes is 0; say how large it is"
+            )
+        if self.faults is not None and not self.allow_faults:
+            raise InvalidOptionError("faults are configured, but allow_faults is not true")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What supplies KV, in the order in which it is asked."""
+        return self.chain or (self.connector,)
+
+    @property
+    def lender(self) -> str:
+        """The source that moves blocks between engines."""
+        return next((source for source in self.sources if source in LENDERS), LENDERS[0])
+
+    def _check_chain(self) -> None:
+        sources = list(self.chain)
+        known = (*LENDERS, HOST)
+        for source in sources:
+            if source not in known:
+                raise InvalidOptionError(f"chain: unknown source {source!r}; known sources: {', '.join(known)}")
+        if len(set(sources)) < len(sources):
+            raise InvalidOptionError(f"chain: {sources} names a source twice")
+        if sum(source in LENDERS for source in sources) != 1:
+            raise InvalidOptionError(
+                f"chain: {sources} needs exactly one source that moves blocks between workers: {' or '.join(LENDERS)}"
+            )

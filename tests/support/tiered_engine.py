@@ -1,0 +1,139 @@
+"""An engine without a model whose connector is a chain with a host tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from engine.config import SchedulerConfig
+from engine.engine_core import EngineCore
+from engine.messages import FinishReason, GenerateRequest
+from kv_transfer.chain.books import ChainBooks
+from kv_transfer.connector import Connector, ConnectorBuilder, TransferStats, WakeCallback
+from kv_transfer.factory import build_connector
+from kv_transfer.fault_options import FaultOptions
+from kv_transfer.host.books import HostBooks
+from kv_transfer.inproc import InProcessFabric
+from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.options import ConnectorOptions
+from kv_transfer.params import PeerIdentity
+from tests.support.chain_engine import chain_engine
+from tests.support.chain_runner import ChainRunner
+from tests.support.faulty_pair import fast_clock
+
+BLOCK_SIZE = 4
+BLOCK_BYTES = 8 * BLOCK_SIZE
+
+
+@dataclass
+class TieredEngine:
+    """``run`` drives it until every request has ended."""
+
+    core: EngineCore
+    connector: Connector
+
+    @property
+    def runner(self) -> ChainRunner:
+        """The model's place."""
+        assert isinstance(self.core.runner, ChainRunner)
+        return self.core.runner
+
+    @property
+    def tier(self) -> HostBooks:
+        """The host tier's books."""
+        books = self.connector.scheduler
+        assert isinstance(books, ChainBooks)
+        (tier,) = [source for source in books.sources if isinstance(source, HostBooks)]
+        return tier
+
+    def run(self, *requests: GenerateRequest) -> dict[str, list[int]]:
+        """The tokens of each request; one that ends with an error fails the test."""
+        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        for request in requests:
+            self.core.add_request(request)
+        while self.core.has_unfinished():
+            deltas = [delta for deltas in self.core.step().values() for delta in deltas]
+            for delta in deltas:
+                assert delta.finish_reason is not FinishReason.ERROR, delta.error
+                tokens[delta.request_id].extend(delta.token_ids)
+            if not deltas:
+                self.core.wake.wait(0.01)
+                self.core.wake.clear()
+        return tokens
+
+    def num_computed_by(self, *requests: GenerateRequest) -> int:
+        """Run, and return how many positions were computed."""
+        before = self.runner.num_computed_positions
+        self.run(*requests)
+        return self.runner.num_computed_positions - before
+
+    def stats(self) -> TransferStats:
+        """The connector's counters."""
+        return self.core.stats().transfer
+
+    def assert_rests(self) -> None:
+        """Nothing is held but what is kept."""
+        while any(self.tier._leased.values()):
+            self.core.wake.wait(0.01)
+            self.core.wake.clear()
+            self.core.collect()
+        self.core.scheduler.check_integrity()
+        self.tier.check_integrity()
+        load = self.core.load_report()
+        assert (load.num_running, load.num_waiting, load.num_loading, load.num_held_blocks) == (0, 0, 0, 0)
+
+
+@contextmanager
+def tiered_engine(
+    *,
+    num_blocks: int = 16,
+    num_host_blocks: int = 64,
+    order: Sequence[str] = ("host", "inproc"),
+    fabric: InProcessFabric | None = None,
+    engine_id: str = "engine",
+    faults: FaultOptions | None = None,
+    scheduler: SchedulerConfig | None = None,
+) -> Iterator[TieredEngine]:
+    """A small device cache before a larger tier; the connector is closed at the end."""
+    fabric = fabric or InProcessFabric()
+    options = ConnectorOptions(
+        connector="chain",
+        chain=tuple(order),
+        host_bytes=num_host_blocks * BLOCK_BYTES,
+        faults=faults,
+        allow_faults=faults is not None,
+    )
+    built: list[Connector] = []
+    core = chain_engine(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        scheduler=scheduler or SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8),
+        build_connector=_builder(fabric, engine_id, options, built),
+    )
+    try:
+        yield TieredEngine(core, built[0])
+    finally:
+        core.close()
+        core.collect()
+
+
+def _builder(
+    fabric: InProcessFabric, engine_id: str, options: ConnectorOptions, built: list[Connector]
+) -> ConnectorBuilder:
+    def build(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
+        built.append(
+            build_connector(
+                options,
+                identity=PeerIdentity(engine_id=engine_id, incarnation="1"),
+                layout=layout,
+                region=region,
+                rendezvous=fabric,
+                wake=wake,
+                clock=fast_clock,
+                fabric=fabric,
+            )
+        )
+        return built[-1]
+
+    return build
