@@ -52,6 +52,9 @@ class AsyncEngine:
         self._local: dict[str, ClientStream] = {}
         self._requests_of: dict[str, set[str]] = {}
         self._progress = Progress()
+        self._is_draining = False
+        self._moves_out = False
+        self._delivered = asyncio.Event()
 
     # ---- life
 
@@ -87,7 +90,10 @@ class AsyncEngine:
     @property
     def load(self) -> LoadReport:
         """The engine's load after its last step, and whether that is too long ago."""
-        return replace(self._load, is_stalled=True) if self.is_stalled else self._load
+        load = self._load
+        if self.is_stalled or self._is_draining:
+            return replace(load, is_stalled=self.is_stalled, is_draining=self._is_draining)
+        return load
 
     @property
     def is_stalled(self) -> bool:
@@ -166,6 +172,25 @@ class AsyncEngine:
                 del self._streams[client_id]
                 self.abort_nowait(tuple(self._requests_of.pop(client_id, ())))
 
+    async def drain(self, *, moves_out: bool) -> None:
+        """Take no more requests, and return when nothing is left here: no request, and no lease of a finished one.
+
+        With ``moves_out`` running requests end at once with a hand-over of what was computed for them, and waiting
+        ones unserved, for another engine to go on; otherwise they run to their end. The caller bounds the wait.
+        """
+        self._is_draining = True
+        self._moves_out = moves_out
+        for _ in range(2):  # the first call ends the admissions, the second comes after the report that knows of them
+            await self._call(lambda: None)
+        while not self._load.is_empty:
+            self._delivered.clear()
+            await self._delivered.wait()
+
+    def end_streams(self) -> None:
+        """Close all streams, whose clients learn that nothing more comes."""
+        for stream in self._streams.values():
+            stream.close()
+
     def abort_nowait(self, request_ids: Sequence[str]) -> None:
         """End requests at the next step boundary; unknown ids are ignored, and so is everything after the end."""
         if request_ids and not self._has_ended:
@@ -179,6 +204,7 @@ class AsyncEngine:
 
     def _deliver(self, deltas: DeltasByClient, load: LoadReport) -> None:
         self._load = load
+        self._delivered.set()
         for client_id, of_client in deltas.items():
             if client_id == LOCAL_CLIENT:
                 for delta in of_client:
@@ -204,8 +230,7 @@ class AsyncEngine:
             local.put((dead_delta(request_id),))
         for client_id, request_ids in list(self._requests_of.items()):
             self._deliver({client_id: [dead_delta(request_id) for request_id in request_ids]}, self._load)
-        for stream in self._streams.values():
-            stream.close()
+        self.end_streams()
 
     async def _call(self, function: Callable[[], T]) -> T:
         answer: Future[T] = Future()
@@ -230,6 +255,8 @@ class AsyncEngine:
     # ---- the thread's side
 
     def _try_add(self, request: GenerateRequest) -> RequestRefusedError | None:
+        if self._is_draining:
+            return RequestRefusedError("the worker is being drained and takes no more requests", code="draining")
         try:
             self._core.add_request(request)
         except RequestRefusedError as refusal:
@@ -249,6 +276,8 @@ class AsyncEngine:
                 self._core.wake.clear()
                 self._run_commands()
                 self._core.collect()
+                if self._moves_out:
+                    self._core.move_out()
                 if self._core.has_work():
                     deltas = self._core.step()
                     self._to_loop(self._deliver, deltas, self._core.load_report())

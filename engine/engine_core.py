@@ -62,6 +62,10 @@ class EngineCore:
         for request_id in request_ids:
             self.scheduler.abort(request_id)
 
+    def move_out(self) -> int:
+        """End the requests that can go on elsewhere, their KV under leases; returns how many. Between steps only."""
+        return self.scheduler.move_out()
+
     def collect(self) -> None:
         """Take what ended in the connector: loads that arrived or failed, leases that ended."""
         if self.connector is None:

@@ -92,7 +92,7 @@ class GenerateRequest:
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """Why a request ended; after HANDED_OVER it goes on elsewhere."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -172,7 +172,8 @@ class TokenDelta(NamedTuple):
 class LoadReport:
     """What a worker says of itself with every message: gauges now, counters since its start.
 
-    ``is_stalled``: it has work and makes no step any more. ``num_peers`` are the workers that its connector has met.
+    ``is_stalled``: it has work and makes no step any more. ``is_draining``: it takes no more requests, and will go.
+    ``num_peers`` are the workers that its connector has met.
     """
 
     num_blocks: int = 0
@@ -185,7 +186,13 @@ class LoadReport:
     queued_prefill_tokens: int = 0
     num_peers: int = 0
     is_stalled: bool = False
+    is_draining: bool = False
     counters: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no request is there, and no lease of one that ended."""
+        return not (self.num_running or self.num_waiting or self.num_loading or self.num_leased_blocks)
 
     @property
     def kv_usage(self) -> float:

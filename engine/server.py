@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from engine.async_engine import STEP_TIMEOUT_S, AsyncEngine
@@ -63,6 +64,21 @@ class EngineServer:
         Closing the iterator aborts the client's requests: its router is gone.
         """
         return self._engine.outputs(client_id, report_period_s=self._report_period_s)
+
+    async def drain(self, *, moves_out: bool, timeout_s: float) -> bool:
+        """Take no more requests, let those that are here go, and end the streams.
+
+        Returns:
+            False when something was left after ``timeout_s``.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._engine.drain(moves_out=moves_out)
+        except TimeoutError:
+            return False
+        finally:
+            self._engine.end_streams()
+        return True
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests in any state, the leases of finished ones included; unknown ids are ignored."""

@@ -217,6 +217,7 @@ class SchedulerConnector(Protocol):
     ) -> RemoteMatch | None:
         """Say what can be supplied beyond the local prefix; None means "not known yet, ask again" (K1).
 
+        ``num_prompt_tokens`` are the tokens known so far: with those that were generated elsewhere before a move.
         ``block_hashes`` address the full blocks that the request may take from a cache, from its first block on.
         """
 

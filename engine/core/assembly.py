@@ -13,6 +13,7 @@ from engine.core.artificial_preemption import ArtificialPreemption
 from engine.core.cache_events import CacheEventLog
 from engine.core.counters import Counters
 from engine.core.door import Door
+from engine.core.evacuation import Evacuation
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.lease_book import LeaseBook
 from engine.core.outcome import Outcome
@@ -64,6 +65,7 @@ class Parts:
     outcome: Outcome
     remote_events: RemoteEvents
     prompt_delay: PromptDelay | None
+    evacuation: Evacuation
 
 
 def assemble(
@@ -113,6 +115,7 @@ def assemble(
         outcome=outcome,
         remote_events=_remote_events(config, state, outcome),
         prompt_delay=delay,
+        evacuation=Evacuation(table=state.table, book=state.book, counters=state.counters),
     )
 
 

@@ -12,6 +12,7 @@ class Counters:
     num_requests: int = 0
     num_finished: int = 0
     num_aborted: int = 0
+    num_moved_out: int = 0
     num_preemptions: int = 0
     num_scheduled_tokens: int = 0
     num_generated_tokens: int = 0

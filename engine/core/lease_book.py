@@ -34,12 +34,11 @@ class LeaseBook:
         """The block tables that leases hold."""
         return [lease.block_ids for lease in self._leases.values()]
 
-    def grant(self, request: Request, block_ids: list[int], block_size: int) -> KVTransferParams:
-        """Pin ``block_ids``, which cover the prompt of a finished request, until ``end`` gives them back."""
+    def grant(self, request: Request, block_ids: list[int], block_size: int, *, num_tokens: int) -> KVTransferParams:
+        """Pin ``block_ids``, which cover the first tokens of a finished request, until ``end`` gives them back."""
         assert self._connector is not None, "a request without a connector cannot be handed over"
-        num_tokens = request.num_prompt_tokens
         assert len(block_ids) == -(-num_tokens // block_size), (
-            f"hand-over of {request.request_id}: {len(block_ids)} blocks do not cover {num_tokens} prompt tokens"
+            f"hand-over of {request.request_id}: {len(block_ids)} blocks do not cover {num_tokens} tokens"
         )
         params = self._connector.grant_lease(
             request_id=request.request_id, block_ids=tuple(block_ids), num_tokens=num_tokens

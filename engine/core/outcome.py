@@ -139,7 +139,7 @@ class Outcome:
         else:
             reason = FinishReason.LENGTH
         if reason is FinishReason.HANDED_OVER:
-            kv_transfer = self._book.hand_over(request)
+            kv_transfer = self._book.hand_over(request, num_tokens=request.num_prompt_tokens)
         else:
             self._book.finish(request)
         return TokenDelta(

@@ -94,7 +94,7 @@ class RemoteKV:
         match = self._connector.match(
             request_id=request.request_id,
             params=request.kv_transfer,
-            num_prompt_tokens=request.num_prompt_tokens,
+            num_prompt_tokens=request.num_tokens,
             num_local_tokens=num_local_tokens,
             block_hashes=block_hashes,
         )

@@ -126,6 +126,11 @@ class Request:
         return self.num_prompt_tokens + max(self.message.sampling.min_tokens, 1)
 
     @property
+    def is_waiting(self) -> bool:
+        """True while it holds nothing here."""
+        return self.state is RequestState.WAITING
+
+    @property
     def is_finished(self) -> bool:
         """True once its end was reported."""
         return self.state is RequestState.FINISHED

@@ -100,12 +100,12 @@ class RequestBook:
         """End a request wherever it is and free all it held (C10); the caller reports the end."""
         self._kv_cache.release(self._retire(request))
 
-    def hand_over(self, request: Request) -> KVTransferParams:
-        """End a running request and keep the blocks of its prompt under a lease (K7)."""
+    def hand_over(self, request: Request, *, num_tokens: int) -> KVTransferParams:
+        """End a running request and keep the blocks of its first tokens, which are computed, under a lease (K7)."""
         block_ids = self._retire(request)
-        num_prompt_blocks = self._kv_cache.num_blocks_for(request.num_prompt_tokens)
-        self._kv_cache.release(block_ids[num_prompt_blocks:])
-        return self._leases.grant(request, block_ids[:num_prompt_blocks], self._kv_cache.block_size)
+        num_kept = self._kv_cache.num_blocks_for(num_tokens)
+        self._kv_cache.release(block_ids[num_kept:])
+        return self._leases.grant(request, block_ids[:num_kept], self._kv_cache.block_size, num_tokens=num_tokens)
 
     def report(
         self,
@@ -114,6 +114,7 @@ class RequestBook:
         *,
         error: RequestError | None = None,
         stop_token_id: int | None = None,
+        kv_transfer: KVTransferParams | None = None,
     ) -> None:
         """Queue the end of a request that ended between steps."""
         delta = TokenDelta(
@@ -122,6 +123,7 @@ class RequestBook:
             finish_reason=reason,
             error=error,
             stop_token_id=stop_token_id,
+            kv_transfer=kv_transfer,
             num_cached_tokens=request.num_cached_tokens if request.is_silent else None,
             num_remote_tokens=request.num_remote_tokens if request.is_silent else None,
         )

@@ -66,6 +66,7 @@ class Scheduler:
         self._remote_events = parts.remote_events
         self._preparations = parts.preparations
         self._prompt_delay = parts.prompt_delay
+        self._evacuation = parts.evacuation
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 0
         self._is_quiet = True
@@ -102,6 +103,21 @@ class Scheduler:
         elif not is_leased:
             self._counters.num_unknown_ids += 1
         return is_leased or request is not None
+
+    def move_out(self) -> int:
+        """End the requests that can go on elsewhere, each with a hand-over of all that was computed for it.
+
+        While a step is in flight nothing is done: what it computes is not known yet.
+
+        Returns:
+            How many left; those that are loading do so later.
+        """
+        if self._in_flight:
+            return 0
+        num_left = self._evacuation.run()
+        if num_left:
+            self._is_quiet = False
+        return num_left
 
     # ---- a step
 

@@ -34,6 +34,7 @@ def take_snapshot(
         num_requests=counters.num_requests,
         num_finished=counters.num_finished,
         num_aborted=counters.num_aborted,
+        num_moved_out=counters.num_moved_out,
         num_preemptions=counters.num_preemptions,
         num_scheduled_tokens=counters.num_scheduled_tokens,
         num_generated_tokens=counters.num_generated_tokens,

@@ -1,0 +1,51 @@
+"""Requests leave a live engine for another one, and take their KV along (drain). Free of torch."""
+
+from __future__ import annotations
+
+from engine.core.counters import Counters
+from engine.core.request import Request
+from engine.core.request_book import RequestBook
+from engine.core.row_table import RowTable
+from engine.messages import FinishReason
+
+
+class Evacuation:
+    """Ends requests with a hand-over of all that was computed for them.
+
+    A running request's blocks stay under a lease until the engine that goes on has read them. A waiting one holds
+    nothing, and passes on the hand-over it came with. One whose KV is being loaded goes when it runs: what is on its
+    way here would be lost.
+    """
+
+    def __init__(self, *, table: RowTable, book: RequestBook, counters: Counters) -> None:
+        self._table = table
+        self._book = book
+        self._counters = counters
+
+    def run(self) -> int:
+        """Let go of everything that can go now; to be called between steps, when none is in flight.
+
+        Returns:
+            How many requests left.
+        """
+        running = self._table.running()
+        for request in running:
+            self._hand_over(request)
+        waiting = [request for request in self._book.live.values() if request.is_waiting]
+        for request in waiting:
+            params, request.kv_transfer = request.kv_transfer, None
+            self._book.finish(request)
+            self._book.report(request, FinishReason.HANDED_OVER, kv_transfer=params)
+        num_left = len(running) + len(waiting)
+        self._counters.num_moved_out += num_left
+        return num_left
+
+    def _hand_over(self, request: Request) -> None:
+        assert request.row is not None
+        num_tokens = int(self._table.num_computed[request.row])
+        if num_tokens == 0:
+            self._book.finish(request)
+            self._book.report(request, FinishReason.HANDED_OVER)
+            return
+        params = self._book.hand_over(request, num_tokens=num_tokens)
+        self._book.report(request, FinishReason.HANDED_OVER, kv_transfer=params)

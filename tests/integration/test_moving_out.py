@@ -1,0 +1,153 @@
+"""Drain: running requests leave an engine with their KV, and go on elsewhere with nothing computed twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine.engine_core import EngineCore
+from engine.messages import FinishReason, GenerateRequest, TokenDelta
+from tests.support.chain_engine import chain_engine
+from tests.support.chain_runner import expected_tokens
+from tests.support.disaggregated import inproc_pair, joined_cores
+from tests.support.engine_config import small_engine_config
+from tests.support.oracle_cases import NUM_TOKENS, OracleCase
+from tests.support.requests import greedy_request
+
+MAX_STEPS = 2000
+Ends = dict[str, TokenDelta]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[EngineCore, EngineCore]]:
+    def build(build_connector: object) -> EngineCore:
+        return chain_engine(build_connector=build_connector)  # type: ignore[arg-type]
+
+    with joined_cores(build, build) as cores:
+        yield cores
+
+
+def turn(core: EngineCore, tokens: dict[str, list[int]], ends: Ends) -> None:
+    core.collect()
+    for deltas in core.step().values():
+        for delta in deltas:
+            tokens[delta.request_id].extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                assert delta.request_id not in ends, "ended twice"
+                ends[delta.request_id] = delta
+
+
+def settle(core: EngineCore, tokens: dict[str, list[int]], ends: Ends) -> None:
+    for _ in range(MAX_STEPS):
+        core.wake.clear()
+        core.collect()
+        if core.has_work():
+            turn(core, tokens, ends)
+        elif core.has_unfinished() or core.load_report().num_leased_blocks:
+            assert core.wake.wait(10), "nothing happens"
+        else:
+            return
+    raise AssertionError("the engine does not come to rest")
+
+
+def move(
+    source: EngineCore, target: EngineCore, requests: Sequence[GenerateRequest], *, num_steps: int
+) -> tuple[dict[str, list[int]], Ends]:
+    """Start everything on one engine, and let the other one finish it."""
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    first: Ends = {}
+    for request in requests:
+        source.add_request(request)
+    for _ in range(num_steps):
+        turn(source, tokens, first)
+    source.move_out()
+    while source.has_unfinished() or source.has_work():
+        turn(source, tokens, first)
+        source.move_out()
+    final: Ends = {}
+    for request in requests:
+        end = first[request.request_id]
+        if end.finish_reason is not FinishReason.HANDED_OVER:
+            final[request.request_id] = end
+            continue
+        so_far = tuple(tokens[request.request_id])
+        target.add_request(replace(request, output_token_ids=so_far, kv_transfer=end.kv_transfer))
+    settle(target, tokens, final)
+    settle(source, tokens, first)
+    return tokens, final
+
+
+def assert_at_rest(*cores: EngineCore) -> None:
+    for core in cores:
+        core.scheduler.check_integrity()
+        load = core.load_report()
+        assert load.is_empty
+        assert load.num_free_blocks == load.num_blocks
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 5, 9, 14])
+def test_moved_requests_go_on_where_they_were(pair: tuple[EngineCore, EngineCore], num_steps: int) -> None:
+    source, target = pair
+    draw = random.Random(num_steps)
+    prompts = {str(n): [draw.randrange(900) for _ in range(draw.randrange(1, 40))] for n in range(6)}
+    requests = [greedy_request(name, prompt, max_tokens=16) for name, prompt in prompts.items()]
+
+    tokens, ends = move(source, target, requests, num_steps=num_steps)
+
+    assert tokens == {name: expected_tokens(prompt, 16) for name, prompt in prompts.items()}
+    assert {end.finish_reason for end in ends.values()} == {FinishReason.LENGTH}
+    assert_at_rest(source, target)
+
+
+def test_a_move_computes_nothing_twice(pair: tuple[EngineCore, EngineCore]) -> None:
+    source, target = pair
+    requests = [greedy_request(str(n), [n] * 21, max_tokens=20) for n in range(4)]
+
+    move(source, target, requests, num_steps=8)
+
+    computed = [core.stats().scheduler.num_scheduled_tokens for core in pair]
+    alone = chain_engine()
+    for request in requests:
+        alone.add_request(request)
+    settle(alone, {request.request_id: [] for request in requests}, {})
+    assert sum(computed) == alone.stats().scheduler.num_scheduled_tokens
+    assert computed[1] > 0
+    assert source.stats().scheduler.num_moved_out == 4
+    assert target.stats().scheduler.recomputed_tokens == 0
+
+
+def test_waiting_request_passes_its_hand_over_on(pair: tuple[EngineCore, EngineCore]) -> None:
+    source, target = pair
+    tokens: dict[str, list[int]] = {"a": []}
+    ends: Ends = {}
+    prompt = greedy_request("a", [7] * 9, max_tokens=8)
+    source.add_request(replace(prompt, hand_over=True))
+    while "a" not in ends:
+        turn(source, tokens, ends)
+    handed_over = ends.pop("a").kv_transfer
+    request = replace(prompt, output_token_ids=tuple(tokens["a"]), kv_transfer=handed_over)
+    target.add_request(request)
+    target.move_out()
+    turn(target, tokens, ends)
+
+    assert ends["a"].finish_reason is FinishReason.HANDED_OVER
+    assert ends["a"].kv_transfer == handed_over
+    target.add_request(request)
+    settle(target, tokens, {})
+    settle(source, tokens, {})
+    assert tokens["a"] == expected_tokens([7] * 9, 8)
+    assert_at_rest(source, target)
+
+
+def test_move_in_the_middle_of_a_model_gives_the_same_tokens(oracle_case: Callable[[str], OracleCase]) -> None:
+    case = oracle_case("llama")
+    requests = [greedy_request(str(n), prompt, max_tokens=NUM_TOKENS) for n, prompt in enumerate(case.prompts)]
+    with inproc_pair(small_engine_config(case.path)) as (source, target):
+        tokens, _ = move(source, target, requests, num_steps=5)
+
+        assert tuple(tuple(tokens[str(n)]) for n in range(len(requests))) == case.expected
+        assert target.stats().scheduler.remote_hit_tokens > 0
+        assert_at_rest(source, target)
