@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True)
 class RouterCounters:
-    """Sequences and tokens. ``num_failed`` ended with an error, ``num_cancelled`` were given up by their client."""
+    """Sequences and tokens. ``num_failed`` ended with an error, ``num_cancelled`` were given up by their client.
+
+    ``num_migrations`` went on at another decode worker after theirs was lost, ``num_drain_moves`` because theirs let
+    them go.
+    """
 
     num_requests: int = 0
     num_finished: int = 0
@@ -18,3 +22,4 @@ class RouterCounters:
     num_generated_tokens: int = 0
     num_prefill_retries: int = 0
     num_migrations: int = 0
+    num_drain_moves: int = 0

@@ -8,15 +8,20 @@ from dataclasses import replace
 from engine.messages import FinishReason, TokenDelta
 from kv_transfer.params import KVTransferParams
 from router.counters import RouterCounters
-from router.errors import RouterError, WorkerFailedError
+from router.errors import WorkerFailedError
 from router.generation import Generation
+from router.journey import Journey
 from router.pool import Reservation
 from router.settings import RouterSettings
-from router.worker_errors import is_lost, is_retryable, raise_for_error, refusal_error
+from router.worker_errors import DRAINING, is_lost, is_retryable, raise_for_error, refusal_error
 from router.worker_link import WorkerLink
 from router.workers import WorkerRefusedError, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
+
+
+MAX_MOVES = 32
+"""Drained replicas that a request may leave; each takes an operator's wish, so only a loop would need more."""
 
 
 class DecodePhase:
@@ -45,47 +50,62 @@ class DecodePhase:
         Raises:
             RouterError: It could not be ended well anywhere.
         """
-        num_tokens_before = len(generation.output_token_ids)
-        tried: set[str] = set()
-        reason = ""
-        failure: RouterError | None = None
-        for attempt in range(1 + self._settings.migration_limit):
-            self._counters.num_migrations += attempt > 0
-            generation.stage = "decode" if attempt == 0 else f"decode, moved {attempt} times"
-            if attempt > 0 or reservation is None or not self._pool.is_usable(reservation.replica):
-                reservation = await self._reserve(generation, tried, is_retry=attempt > 0)
-            replica_id = reservation.replica.replica_id
-            tried.add(replica_id)
-            has_decoded = len(generation.output_token_ids) > num_tokens_before
-            try:
-                final = await self._run_on(generation, reservation, None if has_decoded else kv_transfer)
-            except WorkerRefusedError as error:
-                if not is_retryable(error):
-                    raise refusal_error(error) from error
-                reason = str(error)
-                failure = refusal_error(error)
-            except WorkerUnavailableError as error:
-                reason = str(error)
-                self._pool.note_failure(replica_id, error.reason)
-            else:
-                if not is_lost(final):
-                    raise_for_error(final)
-                    return attempt == 0
-                reason = f"{replica_id} gave the request up"
-                self._pool.note_failure(replica_id, reason)
-            finally:
-                reservation.release()
-            logger.warning(
-                "decode lost: request_id=%s num_output_tokens=%d: %s",
-                generation.request_id,
-                len(generation.output_token_ids),
-                reason,
-            )
-        raise failure or WorkerFailedError(
-            f"decode failed on {1 + self._settings.migration_limit} replicas, at last with: {reason}",
-            code="decode_failed",
-            retry_after_s=self._settings.retry_after_s,
+        journey = Journey(kv_transfer=kv_transfer, num_output_tokens=len(generation.output_token_ids))
+        is_well = False
+        try:
+            while journey.num_losses <= self._settings.migration_limit and journey.num_moves <= MAX_MOVES:
+                generation.stage = journey.stage
+                if not journey.is_first or reservation is None or not self._pool.is_usable(reservation.replica):
+                    reservation = await self._reserve(generation, journey.tried, is_retry=not journey.is_first)
+                if await self._stay(generation, journey, reservation):
+                    is_well = journey.num_losses == 0
+                    return journey.is_first
+        finally:
+            if journey.lender is not None and not is_well:
+                self._link.aborts.abort(journey.lender, generation.request_id)
+        raise journey.failure or decode_failed(journey, retry_after_s=self._settings.retry_after_s)
+
+    async def _stay(self, generation: Generation, journey: Journey, reservation: Reservation) -> bool:
+        """Run a request on one replica; False when it must go on elsewhere.
+
+        Raises:
+            RouterError: It cannot be served anywhere.
+        """
+        replica_id = reservation.replica.replica_id
+        journey.tried.add(replica_id)
+        kv_transfer = journey.usable_kv(len(generation.output_token_ids))
+        try:
+            final = await self._run_on(generation, reservation, kv_transfer)
+        except WorkerRefusedError as error:
+            if not is_retryable(error):
+                raise refusal_error(error) from error
+            if error.code == DRAINING:
+                journey.num_moves += 1
+                return False
+            journey.lost(str(error), failure=refusal_error(error))
+        except WorkerUnavailableError as error:
+            journey.lost(str(error))
+            self._pool.note_failure(replica_id, error.reason)
+        else:
+            if final.finish_reason is FinishReason.HANDED_OVER:
+                self._counters.num_drain_moves += 1
+                journey.handed_over(replica_id, final, num_output_tokens=len(generation.output_token_ids))
+                return False
+            if not is_lost(final):
+                raise_for_error(final)
+                return True
+            journey.lost(f"{replica_id} gave the request up")
+            self._pool.note_failure(replica_id, journey.reason)
+        finally:
+            reservation.release()
+        self._counters.num_migrations += journey.num_losses <= self._settings.migration_limit
+        logger.warning(
+            "decode lost: request_id=%s num_output_tokens=%d: %s",
+            generation.request_id,
+            len(generation.output_token_ids),
+            journey.reason,
         )
+        return False
 
     async def _reserve(self, generation: Generation, tried: set[str], *, is_retry: bool) -> Reservation:
         replica = await self._pool.choose_or_wait(tried, is_retry=is_retry)
@@ -111,3 +131,13 @@ class DecodePhase:
             kv_transfer=kv_transfer,
         )
         return await self._link.run(reservation.replica.replica_id, request, on_delta)
+
+
+def decode_failed(journey: Journey, *, retry_after_s: float) -> WorkerFailedError:
+    """The caller's error when a request was lost too often."""
+    num_lost = f"{journey.num_losses} replica{'s' if journey.num_losses != 1 else ''}"
+    return WorkerFailedError(
+        f"decode failed on {num_lost}, at last with: {journey.reason or 'too many replicas were drained'}",
+        code="decode_failed",
+        retry_after_s=retry_after_s,
+    )

@@ -18,7 +18,7 @@ from router.errors import DeadlineExceededError, QueueFullError, RequestCancelle
 from router.generation import Generation
 from router.pool import Replica, Reservation
 from router.settings import RouterSettings
-from router.worker_errors import is_lost, is_retryable, raise_for_error, refusal_error
+from router.worker_errors import DRAINING, is_lost, is_retryable, raise_for_error, refusal_error
 from router.worker_link import WorkerLink
 from router.workers import WorkerError, WorkerRefusedError, WorkerUnavailableError
 
@@ -159,7 +159,7 @@ class Orchestrator:
                 if not is_retryable(error):
                     raise refusal_error(error) from error
                 reason = str(error)
-                failure = refusal_error(error)
+                failure = None if error.code == DRAINING else refusal_error(error)
             except WorkerError as error:
                 reason = str(error)
                 self._prefill_pool.note_failure(replica.replica_id, reason)

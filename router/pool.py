@@ -48,6 +48,11 @@ class Replica:
         return self.info is not None and not self.is_left_out
 
     @property
+    def takes_requests(self) -> bool:
+        """True when it is in service and not about to go."""
+        return self.is_in_service and not self.load.is_draining
+
+    @property
     def num_available_blocks(self) -> int:
         """Free blocks that nobody was promised."""
         return self.load.num_free_blocks - self.reserved_blocks
@@ -134,8 +139,8 @@ class ReplicaPool:
         return self._replicas.get(replica_id)
 
     def has_introduced(self) -> bool:
-        """True when at least one replica that is not left out introduced itself."""
-        return any(replica.is_in_service for replica in self._replicas.values())
+        """True when at least one replica that takes requests introduced itself."""
+        return any(replica.takes_requests for replica in self._replicas.values())
 
     def refresh(self) -> set[asyncio.Task[None]]:
         """Follow the membership, and start asking those replicas whose reports are missing or old.
@@ -202,8 +207,9 @@ class ReplicaPool:
         raise NoReplicaError(role=self.role, retry_after_s=self._settings.retry_after_s, reason=waited)
 
     def is_usable(self, replica: Replica) -> bool:
-        """True when the replica is still there and not left out."""
-        return self._replicas.get(replica.replica_id) is replica and not replica.is_left_out
+        """True when the replica is still there, not left out and not about to go."""
+        is_there = self._replicas.get(replica.replica_id) is replica
+        return is_there and not replica.is_left_out and not replica.load.is_draining
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens, by the block size that the replicas report."""
@@ -260,7 +266,7 @@ class ReplicaPool:
         fresh: list[Replica] = []
         stale: list[Replica] = []
         for replica in self._replicas.values():
-            if replica.info is None or replica.is_left_out or replica.replica_id in exclude:
+            if not replica.takes_requests or replica.replica_id in exclude:
                 continue
             (fresh if replica.reported_at_s >= limit else stale).append(replica)
         return fresh, stale

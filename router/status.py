@@ -62,6 +62,7 @@ def _totals(sums: Mapping[str, float], counters: RouterCounters) -> dict[str, ob
         "prompt_tokens": counters.num_prompt_tokens,
         "prefill_retries": counters.num_prefill_retries,
         "migrations": counters.num_migrations,
+        "drain_moves": counters.num_drain_moves,
     }
     totals.update({name: _whole(sums.get(key, 0)) for name, key in _TOTALS.items()})
     totals["counters"] = {name: _whole(value) for name, value in sorted(sums.items())}
@@ -88,6 +89,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "pid": info.pid if info else (status.pid if status else None),
         "state": status.state if status is not None else "unreachable",
         "is_left_out": replica.is_left_out,
+        "is_draining": load.is_draining,
         "report_age_s": round(age_s, 3),
         "kv_usage": round(load.kv_usage, 6),
         "num_blocks": load.num_blocks,

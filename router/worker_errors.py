@@ -6,7 +6,10 @@ from engine.messages import FinishReason, TokenDelta
 from router.errors import InvalidRequestError, QueueFullError, RouterError, WorkerFailedError
 from router.workers import WorkerRefusedError
 
-_ELSEWHERE_CODES = frozenset({"queue_full", "duplicate_request", "draining", "engine_dead"})
+DRAINING = "draining"
+"""The code of a refusal by a replica that takes no more requests, because it will go."""
+
+_ELSEWHERE_CODES = frozenset({"queue_full", "duplicate_request", DRAINING, "engine_dead"})
 _CALLER_CODES = frozenset({"prompt_too_long", "empty_prompt", "invalid_max_tokens"})
 
 

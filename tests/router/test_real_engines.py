@@ -122,6 +122,52 @@ async def test_decode_engine_that_ends_mid_stream_loses_no_token(model_dir: Path
         assert live.service.counters.num_migrations > 0
 
 
+async def test_drained_decode_engine_lets_its_requests_go_with_their_kv(model_dir: Path) -> None:
+    async with live_router(model_dir, num_decode=2) as live:
+        asked = prompts(24)
+        answers = [asyncio.create_task(live.complete(prompt, max_tokens=45)) for prompt in asked]
+        leaving = live.decode.servers["decode-0"]
+        await until(lambda: leaving.load().counters["num_generated_tokens"] > 40)
+        assert await leaving.drain(moves_out=True, timeout_s=20)
+
+        assert leaving.load().is_empty
+        for prompt, answer in zip(asked, answers, strict=True):
+            assert token_ids(await answer) == expected_tokens(prompt, 45)
+        totals = (await live.client.get("/status")).json()["totals"]
+        assert totals["drain_moves"] > 0
+        assert (totals["migrations"], totals["recomputed_tokens"], totals["failed"]) == (0, 0, 0)
+        await until(live.is_at_rest)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_rolling_drain_of_all_workers_of_a_role_loses_nothing(model_dir: Path, role: str) -> None:
+    async with live_router(model_dir, num_prefill=2, num_decode=2, settings=FAST) as live:
+        asked = prompts(32)
+        answers = [asyncio.create_task(live.complete(prompt, max_tokens=45)) for prompt in asked]
+        await until(lambda: live.service.counters.num_generated_tokens + live.service.num_alive > 20)
+        pool = live.prefill if role == "prefill" else live.decode
+        assert await pool.servers[f"{role}-0"].drain(moves_out=role == "decode", timeout_s=20)
+
+        for prompt, answer in zip(asked, answers, strict=True):
+            assert token_ids(await answer) == expected_tokens(prompt, 45)
+        again = await live.complete(asked[0])
+        assert token_ids(again) == expected_tokens(asked[0], NUM_TOKENS)
+        await until(live.is_at_rest)
+
+
+async def test_drained_prefill_engine_finishes_what_it_has_and_takes_nothing_more(model_dir: Path) -> None:
+    async with live_router(model_dir, num_prefill=2) as live:
+        leaving = live.prefill.servers["prefill-0"]
+        draining = asyncio.create_task(leaving.drain(moves_out=False, timeout_s=20))
+        await until(lambda: leaving.load().is_draining)
+        asked = prompts(8)
+        answers = await asyncio.gather(*(live.complete(prompt) for prompt in asked))
+
+        assert await draining
+        assert [token_ids(answer) for answer in answers] == [expected_tokens(prompt, NUM_TOKENS) for prompt in asked]
+        assert leaving.load().counters["num_requests"] == 0
+
+
 async def test_prefill_engine_that_ends_is_replaced(model_dir: Path) -> None:
     async with live_router(model_dir, num_prefill=2) as live:
         asked = prompts(24)

@@ -1,0 +1,55 @@
+"""A request's way over decode replicas: where it was, why it left, and where the KV it can go on with lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.messages import TokenDelta
+from kv_transfer.params import KVTransferParams
+from router.errors import RouterError
+
+
+@dataclass(slots=True, kw_only=True)
+class Journey:
+    """``kv_transfer`` holds the KV of everything up to ``num_output_tokens``; ``lender`` is the decode replica that
+    keeps it, None while it is the prefill replica's.
+    """
+
+    kv_transfer: KVTransferParams | None
+    num_output_tokens: int
+    lender: str | None = None
+    tried: set[str] = field(default_factory=set)
+    num_losses: int = 0
+    num_moves: int = 0
+    reason: str = ""
+    failure: RouterError | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """True until the first replica is left."""
+        return not (self.num_losses or self.num_moves)
+
+    @property
+    def stage(self) -> str:
+        """For error messages."""
+        num_times = self.num_losses + self.num_moves
+        return "decode" if self.is_first else f"decode, moved {num_times} time{'s' if num_times > 1 else ''}"
+
+    def usable_kv(self, num_output_tokens: int) -> KVTransferParams | None:
+        """What the next replica can read; nothing once tokens were generated whose KV is not in it."""
+        return self.kv_transfer if num_output_tokens == self.num_output_tokens else None
+
+    def lost(self, reason: str, *, failure: RouterError | None = None) -> None:
+        """The replica failed."""
+        self.num_losses += 1
+        self.reason = reason
+        self.failure = failure or self.failure
+
+    def handed_over(self, replica_id: str, final: TokenDelta, *, num_output_tokens: int) -> None:
+        """The replica is being drained: it let the request go, with its KV if it has any."""
+        self.num_moves += 1
+        if final.kv_transfer is None or final.kv_transfer == self.kv_transfer:
+            return
+        self.kv_transfer = final.kv_transfer
+        self.num_output_tokens = num_output_tokens
+        self.lender = replica_id
