@@ -22,8 +22,8 @@ from functools import partial
 import numpy as np
 
 from benchmarks.report import Row, add_json_option, publish
+from engine.block_hash import hash_chain, root_hash
 from engine.config import CacheConfig, SchedulerConfig
-from engine.core.block_hash import hash_chain, root_hash
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.scheduler import Scheduler
 from engine.messages import GenerateRequest, SamplingParams

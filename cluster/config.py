@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
+from router.policies import policy_names
 from router.security import SecuritySettings
 from router.settings import RouterSettings
 
@@ -118,8 +119,12 @@ RouterSection = section_of(
         "connect_timeout_s": "How long opening the stream of a decode worker may take.",
         "stream_silence_timeout_s": "How long a decode worker may say nothing before it counts as lost.",
         "unresponsive_after_s": "How long a worker may leave status calls unanswered before it counts as lost.",
-        "local_prefill_tokens": "Prompts up to this length are computed on the decode worker itself; 0 sends all to "
-        "prefill workers.",
+        "local_prefill_tokens": "A prompt of which the decode worker lacks at most so many tokens is computed there, "
+        "not on a prefill worker; 0 sends all to prefill workers.",
+        "session_header": "Header whose value names a session: its requests go to the same workers; null ignores it.",
+        "session_max_usage_lead": "A session's worker may be so much fuller than the emptiest, in KV usage.",
+        "session_max_queue_lead": "It may have so many more prompt tokens waiting than the worker with the fewest.",
+        "max_mirrored_blocks": "Blocks of prefix caches that a router remembers at most, about 200 bytes each.",
         "max_prefill_attempts": "Prefill workers tried for one request at most.",
         "write_timeout_s": "How long a client may leave an event unread before its request is given up.",
         "migration_limit": "How often a request may move to another decode worker.",
@@ -132,8 +137,8 @@ RouterSection = section_of(
         "backoff_min_s": "First wait before a failed worker is tried again.",
         "backoff_max_s": "Longest such wait.",
         "retry_after_s": "What `Retry-After` tells a client that was turned away.",
-        "prefill_policy": "How a prefill worker is chosen.",
-        "decode_policy": "How a decode worker is chosen.",
+        "prefill_policy": f"How a prefill worker is chosen: {', '.join(policy_names())}.",
+        "decode_policy": "How a decode worker is chosen, likewise.",
     },
 )
 
@@ -261,7 +266,11 @@ class BatonConfig(Section):
             ),
             cache=settings_from(CacheConfig, self.cache, section.cache),
             scheduler=settings_from(
-                SchedulerConfig, self.scheduler, section.scheduler, max_model_len=self.max_model_len
+                SchedulerConfig,
+                self.scheduler,
+                section.scheduler,
+                max_model_len=self.max_model_len,
+                **({"enable_cache_events": True} if self._is_mirrored(pool) else {}),
             ),
         )
 
@@ -279,6 +288,11 @@ class BatonConfig(Section):
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""
         return settings_from(SecuritySettings, self.security)
+
+    def _is_mirrored(self, pool: PoolName) -> bool:
+        """True when the routers need to know what is cached in a pool."""
+        router = self.router_settings()
+        return router.mirrors_prefill_cache if pool == "prefill" else router.mirrors_decode_cache
 
     @property
     def num_workers(self) -> int:

@@ -11,6 +11,7 @@ from router.workers import ReplicaStatus, WorkerRefusedError
 
 ABORT_TIMEOUT_S = 10.0
 SUBMIT_TIMEOUT_S = 30.0
+RESYNC_TIMEOUT_S = 10.0
 
 
 class RayWorkerPool:
@@ -42,6 +43,10 @@ class RayWorkerPool:
         )
         return [answer.to_error() if answer is not None else None for answer in answers]
 
-    def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+    def outputs(self, replica_id: str, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
         """Open the stream of everything that concerns ``client_id``; it raises WorkerUnavailableError."""
-        return self._caller.stream(replica_id, "outputs", client_id)
+        return self._caller.stream(replica_id, "outputs", client_id, mirrors_cache)
+
+    async def resync_cache(self, replica_id: str, client_id: str) -> None:
+        """Ask for the whole prefix cache again; raises WorkerUnavailableError."""
+        await self._caller.call(replica_id, "resync_cache", client_id, timeout_s=RESYNC_TIMEOUT_S)

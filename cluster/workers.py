@@ -112,10 +112,14 @@ class Worker:
         answers = await self._server.submit(requests)
         return [Refusal.of(answer) if answer is not None else None for answer in answers]
 
-    async def outputs(self, client_id: str) -> AsyncIterator[StepMessage]:
+    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
         """Yield everything that concerns one router, one message a step."""
-        async for message in self._server.outputs(client_id):
+        async for message in self._server.outputs(client_id, mirrors_cache):
             yield message
+
+    async def resync_cache(self, client_id: str) -> None:
+        """Tell one router anew what is in the prefix cache."""
+        self._server.resync_cache(client_id)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests in any state; unknown ids are ignored."""

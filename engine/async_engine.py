@@ -10,10 +10,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
+from engine.cache_feed import CacheFeed
 from engine.client_stream import ClientStream, dead_delta, merge_deltas
 from engine.engine_core import DeltasByClient, EngineCore
 from engine.errors import EngineDeadError, EngineStalledError, RequestRefusedError
-from engine.messages import GenerateRequest, LoadReport, StepMessage, TokenDelta
+from engine.messages import CacheNews, GenerateRequest, LoadReport, StepMessage, TokenDelta
 from engine.progress import Progress
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -152,21 +153,25 @@ class AsyncEngine:
             if is_unfinished:
                 self.abort_nowait([request.request_id])
 
-    async def outputs(self, client_id: str, *, report_period_s: float) -> AsyncIterator[StepMessage]:
+    async def outputs(
+        self, client_id: str, *, report_period_s: float, mirrors_cache: bool = False
+    ) -> AsyncIterator[StepMessage]:
         """Yield one message a step with all of a client's news, and one every ``report_period_s`` when idle.
 
-        A second stream of the same client takes over from the first. Closing the iterator aborts the client's requests.
+        With ``mirrors_cache`` the messages also tell of the prefix cache, from a snapshot on. A second stream of the
+        same client takes over from the first. Closing the iterator aborts the client's requests.
         """
         self.check_health()
         previous = self._streams.get(client_id)
-        stream = self._streams[client_id] = ClientStream()
+        stream = self._streams[client_id] = ClientStream(cache=CacheFeed() if mirrors_cache else None)
         if previous is not None:
             previous.close()
         try:
-            yield StepMessage(deltas=(), load=self.load)
+            yield StepMessage(deltas=(), load=self.load, cache=await self._take_cache_news(stream.cache))
             while not stream.is_closed:
                 deltas = await stream.take(timeout_s=report_period_s)
-                yield StepMessage(deltas=tuple(deltas), load=self.load)
+                cache = await self._take_cache_news(stream.cache)
+                yield StepMessage(deltas=tuple(deltas), load=self.load, cache=cache)
         finally:
             if self._streams.get(client_id) is stream:
                 del self._streams[client_id]
@@ -191,6 +196,12 @@ class AsyncEngine:
         for stream in self._streams.values():
             stream.close()
 
+    def resync_cache(self, client_id: str) -> None:
+        """Let the next message of a client's stream tell of the whole prefix cache."""
+        stream = self._streams.get(client_id)
+        if stream is not None and stream.cache is not None:
+            stream.cache.needs_snapshot = True
+
     def abort_nowait(self, request_ids: Sequence[str]) -> None:
         """End requests at the next step boundary; unknown ids are ignored, and so is everything after the end."""
         if request_ids and not self._has_ended:
@@ -202,9 +213,25 @@ class AsyncEngine:
 
     # ---- the loop's side
 
-    def _deliver(self, deltas: DeltasByClient, load: LoadReport) -> None:
+    async def _take_cache_news(self, cache: CacheFeed | None) -> tuple[CacheNews, ...]:
+        if cache is None:
+            return ()
+        if not cache.needs_snapshot:
+            return cache.take()
+        # What happens from here on is kept: some of it may be in the snapshot already, which does no harm.
+        cache.take()
+        cache.needs_snapshot = False
+        try:
+            snapshot = await self._call(self._core.cache_snapshot)
+        except EngineDeadError:
+            return ()
+        return (snapshot, *cache.take())
+
+    def _deliver(self, deltas: DeltasByClient, load: LoadReport, news: CacheNews | None = None) -> None:
         self._load = load
         self._delivered.set()
+        if news is not None:
+            self._pass_on(news)
         for client_id, of_client in deltas.items():
             if client_id == LOCAL_CLIENT:
                 for delta in of_client:
@@ -216,6 +243,11 @@ class AsyncEngine:
                     self._forget(client_id, delta.request_id)
             if (stream := self._streams.get(client_id)) is not None:
                 stream.put(of_client)
+
+    def _pass_on(self, news: CacheNews) -> None:
+        for stream in self._streams.values():
+            if stream.cache is not None:
+                stream.cache.put(news)
 
     def _forget(self, client_id: str, request_id: str) -> None:
         ids = self._requests_of.get(client_id)
@@ -280,11 +312,11 @@ class AsyncEngine:
                     self._core.move_out()
                 if self._core.has_work():
                     deltas = self._core.step()
-                    self._to_loop(self._deliver, deltas, self._core.load_report())
+                    self._to_loop(self._deliver, deltas, self._core.load_report(), self._core.cache_news())
                 else:
                     if not self._core.has_unfinished():
                         self._core.rest()
-                    self._to_loop(self._deliver, {}, self._core.load_report())
+                    self._to_loop(self._deliver, {}, self._core.load_report(), self._core.cache_news())
                     self._progress.rest()
                     self._core.wake.wait(self._core.scheduler.idle_timeout_s())
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from engine.cache_feed import CacheFeed
 from engine.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
 
 ENGINE_DEAD = RequestError(code="engine_dead", message="the engine stopped working; the request was not finished")
@@ -14,10 +15,12 @@ class ClientStream:
     """A buffer between the engine's steps and one reader, on one event loop.
 
     A reader slower than the engine gets several steps in one take; what waits is bounded by what the client's own
-    requests may generate.
+    requests may generate. ``cache`` is there for a router that mirrors the prefix cache; its news go with the next
+    message, whenever that is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, cache: CacheFeed | None = None) -> None:
+        self.cache = cache
         self._waiting: list[TokenDelta] = []
         self._news = asyncio.Event()
         self._is_closed = False

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from engine.core.scheduler import Scheduler
-from engine.messages import GenerateRequest, LoadReport, TokenDelta
+from engine.messages import CacheNews, GenerateRequest, LoadReport, TokenDelta
 from engine.stats import EngineStats, SchedulerStats
 from engine.step import NOTHING_SAMPLED, ModelRunnerOutput, SchedulerOutput
 from kv_transfer.connector import TransferStats, WorkerConnector
@@ -48,6 +48,7 @@ class EngineCore:
         self._num_steps = 0
         self._step_s = 0.0
         self._num_integrity_failures = 0
+        self._next_cache_event = 0
 
     def add_request(self, request: GenerateRequest) -> None:
         """Accept a request.
@@ -125,6 +126,17 @@ class EngineCore:
     def load_report(self) -> LoadReport:
         """The snapshot as the message that routers get."""
         return load_report(self.stats())
+
+    def cache_news(self) -> CacheNews | None:
+        """What changed in the prefix cache since this was called last."""
+        news = self.scheduler.cache_news_since(self._next_cache_event)
+        if news is not None:
+            self._next_cache_event = news.next_sequence
+        return news
+
+    def cache_snapshot(self) -> CacheNews:
+        """All that is cached now."""
+        return self.scheduler.cache_snapshot()
 
     def close(self) -> None:
         """Stop the connector's threads. Idempotent."""

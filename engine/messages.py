@@ -201,11 +201,29 @@ class LoadReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheNews:
+    """What changed in an engine's prefix cache, for routers that mirror it.
+
+    The changes are numbered since the engine started; these are ``first_sequence`` up to ``next_sequence`` (exclusive),
+    each block with what became of it at last. A reader that knows the changes up to a smaller number than
+    ``first_sequence`` missed some. A snapshot holds all that is cached: what was known before is void.
+    ``stored`` and ``removed`` are joined keys (engine/block_hash.py).
+    """
+
+    first_sequence: int
+    next_sequence: int
+    stored: bytes = b""
+    removed: bytes = b""
+    is_snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMessage:
-    """One engine step's news for one front end: every request's new tokens, and the engine's load."""
+    """One engine step's news for one front end: every request's new tokens, the engine's load, its prefix cache."""
 
     deltas: tuple[TokenDelta, ...]
     load: LoadReport
+    cache: tuple[CacheNews, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,12 +58,17 @@ class EngineServer:
         """
         return await self._engine.submit(requests)
 
-    def outputs(self, client_id: str) -> AsyncIterator[StepMessage]:
+    def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
         """Yield one message a step with all of a client's news, and the load at least once a report period.
 
-        Closing the iterator aborts the client's requests: its router is gone.
+        With ``mirrors_cache`` they also tell what is in the prefix cache, if the engine records that. Closing the
+        iterator aborts the client's requests: its router is gone.
         """
-        return self._engine.outputs(client_id, report_period_s=self._report_period_s)
+        return self._engine.outputs(client_id, report_period_s=self._report_period_s, mirrors_cache=mirrors_cache)
+
+    def resync_cache(self, client_id: str) -> None:
+        """Let the next message to a client tell of the whole prefix cache."""
+        self._engine.resync_cache(client_id)
 
     async def drain(self, *, moves_out: bool, timeout_s: float) -> bool:
         """Take no more requests, let those that are here go, and end the streams.

@@ -7,8 +7,10 @@ import heapq
 import itertools
 from dataclasses import dataclass, field
 
+from router.demand import Demand
 from router.errors import NoReplicaError, QueueFullError
-from router.pool import ReplicaPool, Reservation
+from router.pool import ReplicaPool
+from router.replica import Reservation
 from router.settings import RouterSettings
 
 
@@ -16,6 +18,7 @@ from router.settings import RouterSettings
 class _Waiting:
     priority: int
     order: int
+    demand: Demand = field(compare=False)
     num_blocks: int = field(compare=False)
     granted: asyncio.Future[Reservation] = field(compare=False)
 
@@ -39,14 +42,14 @@ class Admission:
         """Requests for which no decode replica has room now."""
         return sum(not item.granted.done() for item in self._queue)
 
-    async def reserve(self, *, num_blocks: int, priority: int) -> Reservation:
+    async def reserve(self, demand: Demand, *, num_blocks: int, priority: int) -> Reservation:
         """Room for ``num_blocks`` on some decode replica. The caller bounds the wait.
 
         Raises:
             NoReplicaError: No decode replica is healthy, or none was for ``recovery_wait_s`` while this one waited.
             QueueFullError: As many as allowed are waiting.
         """
-        if not self._queue and (reservation := self._try(num_blocks)) is not None:
+        if not self._queue and (reservation := self._try(demand, num_blocks)) is not None:
             return reservation
         if not self._pool.has_any():
             raise NoReplicaError(role=self._pool.role, retry_after_s=self._settings.retry_after_s)
@@ -57,7 +60,7 @@ class Admission:
                 retry_after_s=self._settings.retry_after_s,
             )
         granted: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._queue, _Waiting(priority, next(self._order), num_blocks, granted))
+        heapq.heappush(self._queue, _Waiting(priority, next(self._order), demand, num_blocks, granted))
         if self._granting is None:
             self._granting = asyncio.create_task(self._grant())
         try:
@@ -74,8 +77,8 @@ class Admission:
             self._granting.cancel()
             await asyncio.gather(self._granting, return_exceptions=True)
 
-    def _try(self, num_blocks: int) -> Reservation | None:
-        replica = self._pool.choose(num_blocks=num_blocks, must_fit=True)
+    def _try(self, demand: Demand, num_blocks: int) -> Reservation | None:
+        replica = self._pool.choose(demand, num_blocks=num_blocks, must_fit=True)
         return None if replica is None else self._pool.reserve(replica, num_blocks=num_blocks)
 
     async def _grant(self) -> None:
@@ -84,7 +87,7 @@ class Admission:
                 first = self._queue[0]
                 if first.granted.done():
                     heapq.heappop(self._queue)
-                elif (reservation := self._try(first.num_blocks)) is not None:
+                elif (reservation := self._try(first.demand, first.num_blocks)) is not None:
                     heapq.heappop(self._queue)
                     first.granted.set_result(reservation)
                 elif self._pool.has_any():

@@ -11,7 +11,7 @@ from router.counters import RouterCounters
 from router.errors import WorkerFailedError
 from router.generation import Generation
 from router.journey import Journey
-from router.pool import Reservation
+from router.replica import Reservation
 from router.settings import RouterSettings
 from router.worker_errors import DRAINING, is_lost, is_retryable, raise_for_error, refusal_error
 from router.worker_link import WorkerLink
@@ -108,7 +108,7 @@ class DecodePhase:
         return False
 
     async def _reserve(self, generation: Generation, tried: set[str], *, is_retry: bool) -> Reservation:
-        replica = await self._pool.choose_or_wait(tried, is_retry=is_retry)
+        replica = await self._pool.choose_or_wait(generation.demand, tried, is_retry=is_retry)
         num_tokens = len(generation.request.prompt_token_ids) + len(generation.output_token_ids)
         return self._pool.reserve(replica, num_blocks=self._pool.blocks_for(num_tokens))
 
@@ -130,7 +130,7 @@ class DecodePhase:
             hand_over=False,
             kv_transfer=kv_transfer,
         )
-        return await self._link.run(reservation.replica.replica_id, request, on_delta)
+        return await self._link.run(reservation, request, on_delta)
 
 
 def decode_failed(journey: Journey, *, retry_after_s: float) -> WorkerFailedError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.messages import FinishReason, GenerateRequest, TokenDelta
+from router.demand import Demand
 from router.mailbox import Mailbox
 
 
@@ -20,6 +21,7 @@ class Generation:
     """
 
     request: GenerateRequest
+    demand: Demand
     timeout_s: float
     deadline_s: float
     output_token_ids: list[int] = field(default_factory=list)

@@ -14,9 +14,10 @@ from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from router.admission import Admission
 from router.counters import RouterCounters
 from router.decode_phase import DecodePhase
+from router.demand import Demand
 from router.errors import DeadlineExceededError, QueueFullError, RequestCancelledError, RouterError, WorkerFailedError
 from router.generation import Generation
-from router.pool import Replica, Reservation
+from router.replica import Replica, Reservation
 from router.settings import RouterSettings
 from router.worker_errors import DRAINING, is_lost, is_retryable, raise_for_error, refusal_error
 from router.worker_link import WorkerLink
@@ -56,8 +57,10 @@ class Orchestrator:
         """Requests that wait for room on a decode replica."""
         return self._admission.num_waiting
 
-    def start(self, request: GenerateRequest, *, timeout_s: float) -> Generation:
+    def start(self, request: GenerateRequest, *, timeout_s: float, session_id: str | None = None) -> Generation:
         """Accept a request: from here on it ends exactly once, within ``timeout_s``.
+
+        Requests of one ``session_id`` go to the same replicas where that is possible.
 
         Raises:
             QueueFullError: As many as allowed are in progress.
@@ -70,7 +73,12 @@ class Orchestrator:
                 retry_after_s=self._settings.retry_after_s,
             )
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        generation = Generation(request=request, timeout_s=timeout_s, deadline_s=deadline_s)
+        generation = Generation(
+            request=request,
+            demand=Demand(request, session_id=session_id),
+            timeout_s=timeout_s,
+            deadline_s=deadline_s,
+        )
         self._counters.num_requests += 1
         self._counters.num_prompt_tokens += len(request.prompt_token_ids)
         task = generation.start(self._drive(generation))
@@ -122,7 +130,7 @@ class Orchestrator:
     async def _live(self, generation: Generation) -> None:
         reservation = await self._reserve(generation)
         try:
-            if len(generation.request.prompt_token_ids) <= self._settings.local_prefill_tokens:
+            if reservation is not None and self._is_short(generation, reservation.replica):
                 await self._decode_phase.run(generation, None, reservation)
                 return
             replica_id, delta = await self._prefill(generation)
@@ -141,7 +149,15 @@ class Orchestrator:
             return None
         num_growth = min(request.sampling.max_tokens, self._settings.growth_headroom_tokens)
         num_blocks = self._decode_pool.blocks_for(len(request.prompt_token_ids) + num_growth)
-        return await self._admission.reserve(num_blocks=num_blocks, priority=request.priority)
+        return await self._admission.reserve(generation.demand, num_blocks=num_blocks, priority=request.priority)
+
+    def _is_short(self, generation: Generation, replica: Replica) -> bool:
+        """True when the decode replica should compute by itself what it lacks of the prompt."""
+        limit = self._settings.local_prefill_tokens
+        if not limit:
+            return False
+        num_tokens = len(generation.request.prompt_token_ids)
+        return num_tokens - self._decode_pool.num_cached_tokens(replica, generation.demand) <= limit
 
     async def _prefill(self, generation: Generation) -> tuple[str, TokenDelta]:
         """The first token, from whichever prefill replica manages it."""
@@ -151,7 +167,7 @@ class Orchestrator:
         failure: RouterError | None = None
         for attempt in range(self._settings.max_prefill_attempts):
             self._counters.num_prefill_retries += attempt > 0
-            replica = await self._prefill_pool.choose_or_wait(tried, is_retry=attempt > 0)
+            replica = await self._prefill_pool.choose_or_wait(generation.demand, tried, is_retry=attempt > 0)
             tried.add(replica.replica_id)
             try:
                 delta = await self._prefill_on(generation, replica)
@@ -179,10 +195,11 @@ class Orchestrator:
     async def _prefill_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         request = replace(generation.request, hand_over=True)
         timeout_s = self._settings.prefill_timeout_s
-        reservation = self._prefill_pool.reserve(replica, num_tokens=len(request.prompt_token_ids))
+        num_cached = self._prefill_pool.num_cached_tokens(replica, generation.demand)
+        reservation = self._prefill_pool.reserve(replica, num_tokens=len(request.prompt_token_ids) - num_cached)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._prefill_link.run(replica.replica_id, request, lambda _: None)
+                return await self._prefill_link.run(reservation, request, lambda _: None)
         except TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
             raise WorkerUnavailableError(replica_id=replica.replica_id, reason=reason) from None

@@ -152,7 +152,8 @@ class OutputStreams:
     async def _read(self, stream: OutputStream) -> None:
         replica_id = stream.replica_id
         error = WorkerUnavailableError(replica_id=replica_id, reason="its output stream ended")
-        messages = self._workers.outputs(replica_id, stream.client_id)
+        self._pool.forget_cache(replica_id)
+        messages = self._workers.outputs(replica_id, stream.client_id, mirrors_cache=self._pool.mirror is not None)
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if hasattr(messages, "aclose"):
@@ -182,5 +183,7 @@ class OutputStreams:
                 stream.connected.set_result(None)
             self._pool.note_load(stream.replica_id, message.load)
             stream.dispatch(message)
+            if message.cache and not self._pool.note_cache(stream.replica_id, message.cache):
+                await self._workers.resync_cache(stream.replica_id, stream.client_id)
             if message.load.is_stalled:
                 raise WorkerUnavailableError(replica_id=stream.replica_id, reason=STALLED)

@@ -6,104 +6,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from engine.messages import LoadReport, WorkerInfo
+from engine.messages import CacheNews, LoadReport
+from router.demand import Demand
 from router.errors import NoReplicaError
-from router.policies import Policy, make_policy
+from router.policies import PREFIX, Ask, Policy, make_policy
+from router.policies.session import home_of, is_overloaded
 from router.pool_counters import PoolCounters
+from router.prefix_mirror import PrefixMirror
+from router.replica import Replica, Reservation
 from router.settings import RouterSettings
 from router.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 STALLED = "its engine makes no step though it has work"
+NOTHING_CACHED: Mapping[str, int] = {}
 
 LATE_PERIODS = 1.5
 """Report periods without news after which a replica is asked; reports of healthy ones come a little late, too."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Replica:
-    """One replica as this router sees it. Only the pool writes it.
-
-    ``reserved_blocks`` and ``reserved_tokens`` belong to requests that were sent there and are not yet in its reports.
-    """
-
-    replica_id: str
-    info: WorkerInfo | None = None
-    load: LoadReport = field(default_factory=LoadReport)
-    reported_at_s: float = 0.0
-    reserved_blocks: int = 0
-    reserved_tokens: int = 0
-    num_reserved: int = 0
-    num_failures: int = 0
-    is_left_out: bool = False
-    probe_at_s: float = 0.0
-
-    @property
-    def is_in_service(self) -> bool:
-        """True when it introduced itself and does not fail."""
-        return self.info is not None and not self.is_left_out
-
-    @property
-    def takes_requests(self) -> bool:
-        """True when it is in service and not about to go."""
-        return self.is_in_service and not self.load.is_draining
-
-    @property
-    def num_available_blocks(self) -> int:
-        """Free blocks that nobody was promised."""
-        return self.load.num_free_blocks - self.reserved_blocks
-
-    @property
-    def promised_usage(self) -> float:
-        """Share of its KV blocks that is in use or promised; can exceed 1."""
-        num_blocks = self.load.num_blocks
-        return 1.0 - self.num_available_blocks / num_blocks if num_blocks else 1.0
-
-    @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens that wait to be computed there, those on their way included."""
-        return self.load.queued_prefill_tokens + self.reserved_tokens
-
-    @property
-    def num_queued(self) -> int:
-        """Requests that wait there or are on their way."""
-        return self.load.num_waiting + self.load.num_loading + self.num_reserved
-
-    @property
-    def is_idle(self) -> bool:
-        """True when nothing of anybody occupies it, as far as we know."""
-        load = self.load
-        return not (self.num_reserved or load.num_running or load.num_waiting or load.num_loading)
-
-
-class Reservation:
-    """Room on one replica for one request, until its own reports show the request. Released once, by whoever first."""
-
-    __slots__ = ("_is_released", "_pool", "num_blocks", "num_tokens", "replica")
-
-    def __init__(self, pool: ReplicaPool, replica: Replica, *, num_blocks: int, num_tokens: int) -> None:
-        self._pool = pool
-        self._is_released = False
-        self.replica = replica
-        self.num_blocks = num_blocks
-        self.num_tokens = num_tokens
-        replica.reserved_blocks += num_blocks
-        replica.reserved_tokens += num_tokens
-        replica.num_reserved += 1
-
-    def release(self) -> None:
-        """Give the room back. Idempotent."""
-        if self._is_released:
-            return
-        self._is_released = True
-        self.replica.reserved_blocks -= self.num_blocks
-        self.replica.reserved_tokens -= self.num_tokens
-        self.replica.num_reserved -= 1
-        self._pool.notify()
 
 
 class ReplicaPool:
@@ -116,6 +38,7 @@ class ReplicaPool:
         *,
         policy: str,
         settings: RouterSettings,
+        mirrors_cache: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.role = role
@@ -124,7 +47,9 @@ class ReplicaPool:
         self.on_lost: Callable[[WorkerUnavailableError], None] = lambda _: None
         self._settings = settings
         self._clock = clock
-        self._policy: Policy = make_policy(policy)
+        self._policy: Policy = make_policy(policy, role)
+        self._uses_cache = policy == PREFIX
+        self.mirror = PrefixMirror(settings.max_mirrored_blocks) if mirrors_cache else None
         self._replicas: dict[str, Replica] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -153,10 +78,11 @@ class ReplicaPool:
         for replica_id in [known for known in self._replicas if known not in current]:
             logger.info("%s replica %s is gone", self.role, replica_id)
             del self._replicas[replica_id]
+            self.forget_cache(replica_id)
             self.notify()
         self.counters.keep(current)
         for replica_id in current.difference(self._replicas):
-            self._replicas[replica_id] = Replica(replica_id=replica_id, probe_at_s=now)
+            self._replicas[replica_id] = Replica(replica_id, probe_at_s=now)
         for replica in self.replicas:
             if replica.replica_id in self._asking:
                 if replica.is_in_service and self.age_s(replica) >= self._settings.unresponsive_after_s:
@@ -172,21 +98,44 @@ class ReplicaPool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def choose(self, *, num_blocks: int = 0, exclude: Collection[str] = (), must_fit: bool = False) -> Replica | None:
-        """The replica that should take a request, by the pool's policy.
+    def choose(
+        self, demand: Demand, *, num_blocks: int = 0, exclude: Collection[str] = (), must_fit: bool = False
+    ) -> Replica | None:
+        """The replica that should take a request: its session's, or by the pool's policy.
 
         Replicas with fresh reports are preferred to those with stale ones. With ``must_fit`` only those that have room
         for ``num_blocks`` count, or that are idle, so that a wrong report cannot keep a request waiting for ever.
         """
-        fresh, stale = self._candidates(exclude)
-        candidates = fresh or stale
+        candidates = self._candidates(exclude)
         if must_fit:
             candidates = [item for item in candidates if item.num_available_blocks >= num_blocks or item.is_idle]
-        if not candidates:
-            return None
-        return candidates[0] if len(candidates) == 1 else self._policy(candidates)
+        if len(candidates) <= 1:
+            return candidates[0] if candidates else None
+        if demand.session_id is not None:
+            home = home_of(candidates, demand.session_id)
+            settings = self._settings
+            if not is_overloaded(
+                home,
+                candidates,
+                max_usage_lead=settings.session_max_usage_lead,
+                max_queue_lead=settings.session_max_queue_lead,
+            ):
+                return home
+        cached = self._cached_tokens(demand) if self._uses_cache else NOTHING_CACHED
+        return self._policy(candidates, Ask(num_tokens=demand.num_tokens, cached_tokens=cached))
 
-    async def choose_or_wait(self, tried: Collection[str], *, is_retry: bool) -> Replica:
+    def num_cached_tokens(self, replica: Replica, demand: Demand) -> int:
+        """How many tokens of a prompt a replica has in its prefix cache, as far as we know."""
+        return self._cached_tokens(demand).get(replica.replica_id, 0)
+
+    def _cached_tokens(self, demand: Demand) -> Mapping[str, int]:
+        if self.mirror is None or not self.mirror.num_blocks:
+            return NOTHING_CACHED
+        block_size = self._block_size()
+        counts = self.mirror.num_cached(demand.block_keys(block_size))
+        return {name: count * block_size for name, count in counts.items()}
+
+    async def choose_or_wait(self, demand: Demand, tried: Collection[str] = (), *, is_retry: bool = False) -> Replica:
         """A replica for a request, if possible one that it has not tried.
 
         A request that lost a replica waits a while for another, or for the lost one to come back; a new one does not.
@@ -197,7 +146,7 @@ class ReplicaPool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.recovery_wait_s):
                 while True:
-                    replica = self.choose(exclude=tried) or self.choose()
+                    replica = self.choose(demand, exclude=tried) or self.choose(demand)
                     if replica is not None:
                         return replica
                     if not is_retry:
@@ -213,27 +162,37 @@ class ReplicaPool:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens, by the block size that the replicas report."""
-        info = next((replica.info for replica in self._replicas.values() if replica.info is not None), None)
-        return -(-num_tokens // info.block_size) if info is not None else 0
+        block_size = self._block_size()
+        return -(-num_tokens // block_size) if block_size else 0
 
     def reserve(self, replica: Replica, *, num_blocks: int = 0, num_tokens: int = 0) -> Reservation:
         """Promise room on a replica to a request."""
-        return Reservation(self, replica, num_blocks=num_blocks, num_tokens=num_tokens)
+        return Reservation(replica, num_blocks=num_blocks, num_tokens=num_tokens, notify=self.notify)
 
     def has_any(self, exclude: Collection[str] = ()) -> bool:
         """True when some replica could be tried at all."""
-        fresh, stale = self._candidates(exclude)
-        return bool(fresh or stale)
+        return bool(self._candidates(exclude))
 
     def note_load(self, replica_id: str, load: LoadReport) -> None:
         """Take a report that came with a message."""
         replica = self._replicas.get(replica_id)
         if replica is not None:
-            replica.load = load
-            replica.reported_at_s = self._clock()
+            replica.report(load, self._clock())
             if replica.info is not None:
                 self.counters.note(replica_id, replica.info.incarnation, load.counters)
             self.notify()
+
+    def note_cache(self, replica_id: str, news: Iterable[CacheNews]) -> bool:
+        """Take news of a replica's prefix cache; False when some before them are missing."""
+        mirror = self.mirror
+        if mirror is None or replica_id not in self._replicas:
+            return True
+        return all(mirror.apply(replica_id, item) for item in news)
+
+    def forget_cache(self, replica_id: str) -> None:
+        """Nothing is known any more of what a replica has cached."""
+        if self.mirror is not None:
+            self.mirror.forget(replica_id)
 
     def note_failure(self, replica_id: str, reason: str) -> None:
         """Leave a replica out until a probe succeeds; each failure in a row doubles the wait."""
@@ -246,6 +205,7 @@ class ReplicaPool:
         replica.num_failures = min(replica.num_failures + 1, 32)
         replica.is_left_out = True
         replica.probe_at_s = self._clock() + backoff_s
+        replica.update()
         self.notify()
 
     def notify(self) -> None:
@@ -261,15 +221,14 @@ class ReplicaPool:
         """Seconds since the replica's last report."""
         return self._clock() - replica.reported_at_s
 
-    def _candidates(self, exclude: Collection[str]) -> tuple[list[Replica], list[Replica]]:
+    def _candidates(self, exclude: Collection[str]) -> list[Replica]:
+        """The replicas in service whose reports are fresh; if there are none, those with stale ones."""
         limit = self._clock() - self._settings.stale_after_s
-        fresh: list[Replica] = []
-        stale: list[Replica] = []
-        for replica in self._replicas.values():
-            if not replica.takes_requests or replica.replica_id in exclude:
-                continue
-            (fresh if replica.reported_at_s >= limit else stale).append(replica)
-        return fresh, stale
+        usable = [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
+        return [item for item in usable if item.reported_at_s >= limit] or usable
+
+    def _block_size(self) -> int:
+        return next((item.info.block_size for item in self._replicas.values() if item.info is not None), 0)
 
     def _wants_asking(self, replica: Replica, now: float) -> bool:
         if replica.is_left_out or replica.info is None:
@@ -306,9 +265,9 @@ class ReplicaPool:
         replica.info = status.info
         replica.is_left_out = False
         replica.num_failures = 0
-        replica.load = status.load or LoadReport(
-            num_blocks=status.info.num_blocks, num_free_blocks=status.info.num_blocks
+        replica.report(
+            status.load or LoadReport(num_blocks=status.info.num_blocks, num_free_blocks=status.info.num_blocks),
+            self._clock(),
         )
-        replica.reported_at_s = self._clock()
         self.counters.note(replica.replica_id, status.info.incarnation, replica.load.counters)
         self.notify()

@@ -47,6 +47,7 @@ class TextRequest:
     priority: int = 0
     cache_salt: str | None = None
     timeout_s: float | None = None
+    session_id: str | None = None
 
 
 class RouterService:
@@ -78,8 +79,8 @@ class RouterService:
         self.counters = RouterCounters()
         self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
         self._links = (
-            self._link("prefill", prefill, self.settings.prefill_policy),
-            self._link("decode", decode, self.settings.decode_policy),
+            self._link("prefill", prefill, self.settings.prefill_policy, self.settings.mirrors_prefill_cache),
+            self._link("decode", decode, self.settings.decode_policy, self.settings.mirrors_decode_cache),
         )
         self.prefill_pool, self.decode_pool = (link.pool for link in self._links)
         self.metrics = RouterMetrics((self.prefill_pool, self.decode_pool), router_id=self.router_id)
@@ -89,8 +90,10 @@ class RouterService:
         )
         self._refreshing: asyncio.Task[None] | None = None
 
-    def _link(self, role: str, workers: WorkerPool, policy: str) -> WorkerLink:
-        pool = ReplicaPool(role, workers, policy=policy, settings=self.settings, clock=self._clock)
+    def _link(self, role: str, workers: WorkerPool, policy: str, mirrors_cache: bool) -> WorkerLink:
+        pool = ReplicaPool(
+            role, workers, policy=policy, settings=self.settings, mirrors_cache=mirrors_cache, clock=self._clock
+        )
         return WorkerLink(workers, pool, settings=self.settings, clock=self._clock)
 
     async def start(self) -> None:
@@ -182,7 +185,7 @@ class RouterService:
             cache_salt=text.cache_salt,
         )
         timeout_s = self.settings.default_timeout_s if text.timeout_s is None else text.timeout_s
-        generation = self._orchestrator.start(request, timeout_s=timeout_s)
+        generation = self._orchestrator.start(request, timeout_s=timeout_s, session_id=text.session_id)
         return TextOutput(
             generation,
             detokenizer=self._detokenizers.make(text.prompt_token_ids, skip_special_tokens=text.skip_special_tokens),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
-from router.policies import make_policy
+from router.policies import PREFIX, make_policy
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 _AT_LEAST_ONE = ("max_body_bytes", "max_body_values", "max_num_requests", "max_num_choices", "max_prefill_attempts")
 
@@ -23,7 +26,10 @@ class RouterSettings:
     answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
     which the router itself did not run does not count.
     ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
-    Prompts of up to ``local_prefill_tokens`` are computed on the decode replica itself; 0 sends all to prefill.
+    A prompt of which the decode replica lacks at most ``local_prefill_tokens`` is computed there; 0 sends all to
+    prefill.
+    Requests with the same value of ``session_header`` go to one replica, unless its KV usage leads the emptiest one's
+    by more than ``session_max_usage_lead`` or its queue by more than ``session_max_queue_lead`` tokens.
     """
 
     max_body_bytes: int = 8 * 1024 * 1024
@@ -53,8 +59,22 @@ class RouterSettings:
     backoff_min_s: float = 0.5
     backoff_max_s: float = 30.0
     retry_after_s: float = 1.0
+    session_header: str | None = "X-Session-Id"
+    session_max_usage_lead: float = 0.2
+    session_max_queue_lead: int = 8192
+    max_mirrored_blocks: int = 500_000
     prefill_policy: str = "queued_tokens"
     decode_policy: str = "kv_usage"
+
+    @property
+    def mirrors_prefill_cache(self) -> bool:
+        """True when the choice of a prefill replica depends on what is cached there."""
+        return self.prefill_policy == PREFIX
+
+    @property
+    def mirrors_decode_cache(self) -> bool:
+        """True when the choice of a decode replica, or of who computes a prompt, depends on what is cached there."""
+        return self.decode_policy == PREFIX or self.local_prefill_tokens > 0
 
     @property
     def stale_after_s(self) -> float:
@@ -75,8 +95,10 @@ class RouterSettings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("prefill_policy", "decode_policy"):
-            make_policy(getattr(self, name))
+        for role in ("prefill", "decode"):
+            make_policy(getattr(self, f"{role}_policy"), role)
+        if self.session_header is not None and not _HEADER_NAME.fullmatch(self.session_header):
+            raise ValueError(f"session_header must be the name of a header, got {self.session_header!r}")
         if self.default_max_tokens is not None and self.default_max_tokens < 1:
             raise ValueError(f"default_max_tokens must be at least 1, got {self.default_max_tokens}")
         if self.default_timeout_s > self.max_timeout_s:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from engine.messages import LoadReport
 from router.counters import RouterCounters
-from router.pool import Replica, ReplicaPool
+from router.pool import ReplicaPool
+from router.replica import Replica
 from router.workers import ReplicaStatus, WorkerError
 
 _TOTALS = {

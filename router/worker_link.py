@@ -11,6 +11,7 @@ from engine.messages import GenerateRequest, TokenDelta
 from router.aborts import AbortSender
 from router.output_streams import OutputStreams
 from router.pool import ReplicaPool
+from router.replica import Reservation
 from router.settings import RouterSettings
 from router.submissions import Submissions
 from router.workers import WorkerPool, WorkerRefusedError, WorkerUnavailableError
@@ -57,9 +58,9 @@ class WorkerLink:
         pool.on_lost = self.streams.give_up
 
     async def run(
-        self, replica_id: str, request: GenerateRequest, on_delta: Callable[[TokenDelta], None]
+        self, reservation: Reservation, request: GenerateRequest, on_delta: Callable[[TokenDelta], None]
     ) -> TokenDelta:
-        """The last delta of a request on one replica; ``on_delta`` sees every one.
+        """The last delta of a request on the replica that was reserved; ``on_delta`` sees every one.
 
         Whatever else happens, the request is aborted there.
 
@@ -67,11 +68,13 @@ class WorkerLink:
             WorkerRefusedError: The engine refused it.
             WorkerUnavailableError: The replica is gone, silent, or does not answer.
         """
+        replica_id = reservation.replica.replica_id
         stream = await self.streams.connect(replica_id)
         run = Run(on_delta)
         stream.attach(request.request_id, run)
         try:
             await self._submit(replica_id, replace(request, client_id=stream.client_id), run)
+            reservation.accepted()
             return await run.ended
         except WorkerRefusedError:
             raise

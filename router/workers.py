@@ -65,13 +65,20 @@ class WorkerPool(Protocol):
             WorkerUnavailableError: The replica is gone or does not answer.
         """
 
-    def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+    def outputs(self, replica_id: str, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
         """Open the stream of everything that concerns ``client_id``; one message a step, and one a report period
-        while idle. Closing it aborts that client's requests.
+        while idle. Closing it aborts that client's requests. ``mirrors_cache`` asks for the news of the prefix cache.
 
         On a prefill worker each request has one delta: with ``kv_transfer`` and ``FinishReason.HANDED_OVER`` when a
         decode worker must go on, or with the reason for which the request ended right there.
 
         Raises:
             WorkerUnavailableError: From the iterator: the replica died.
+        """
+
+    async def resync_cache(self, replica_id: str, client_id: str) -> None:
+        """Ask that the next message of a stream holds the whole prefix cache.
+
+        Raises:
+            WorkerUnavailableError: The replica is gone or does not answer.
         """

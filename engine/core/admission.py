@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from engine.block_hash import BlockHash
 from engine.config import SchedulerConfig
 from engine.core.admission_gate import AdmissionGate, Verdict
-from engine.core.block_hash import BlockHash
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.pending_prefixes import PendingPrefixes

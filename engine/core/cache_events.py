@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from engine.core.block_hash import BlockHash
+from engine.block_hash import BlockHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.core.block_hash import BlockHash
+from engine.block_hash import BlockHash
 from engine.core.block_pool import BlockPool
 from engine.core.cache_events import AllCleared, BlockRemoved, BlockStored, CacheEventLog
 from engine.core.prefix_index import PrefixIndex
@@ -93,6 +93,10 @@ class KVCacheManager:
     def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
         """The blocks of the longest published prefix of a chain, not yet held."""
         return self._index.longest_prefix(hashes)
+
+    def published(self) -> Iterator[BlockHash]:
+        """All contents that can be found."""
+        return iter(self._index)
 
     def is_published(self, block_hash: BlockHash) -> bool:
         """True when a block with this content can be found."""

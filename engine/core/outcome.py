@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.core.block_hash import BlockHash, hash_block, hash_chain
+from engine.block_hash import BlockHash, hash_block, hash_chain
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.pending_prefixes import PendingPrefixes

@@ -7,7 +7,7 @@ computes that prefix once, and damaged blocks that several requests share are re
 
 from __future__ import annotations
 
-from engine.core.block_hash import BlockHash
+from engine.block_hash import BlockHash
 from engine.core.request import Request
 
 

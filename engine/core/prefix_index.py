@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from engine.core.block_hash import BlockHash
+from engine.block_hash import BlockHash
 
 
 class PrefixIndex:
@@ -19,6 +19,9 @@ class PrefixIndex:
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._block_of
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        return iter(self._block_of)
 
     def block_of(self, block_hash: BlockHash) -> int | None:
         """The block with this content, if one is published."""

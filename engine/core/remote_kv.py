@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from engine.core.block_hash import BlockHash
+from engine.block_hash import BlockHash
 from engine.core.request import Request, RequestState, Span
 from kv_transfer.connector import LoadEnded, RemoteMatch, SchedulerConnector
 from kv_transfer.params import KVTransferParams

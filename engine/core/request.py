@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from engine.core.block_hash import BlockHash, hash_chain, root_hash
+from engine.block_hash import BlockHash, hash_chain, prompt_root
 from engine.core.prompt_logprobs import PromptLogprobs
 from engine.messages import GenerateRequest
 from engine.step import EMPTY_INTS, IntArray
@@ -91,7 +91,7 @@ class Request:
         self.full_limit = full_limit
         self.limit = min(full_limit, self.num_tokens + 1) if message.hand_over else full_limit
         self.stop_ids = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else sampling.eos_token_ids))
-        self.root: BlockHash = root_hash((message.cache_salt,) if message.cache_salt else ())
+        self.root: BlockHash = prompt_root(message.cache_salt)
         self.block_hashes: list[BlockHash] = []
         self.block_ids: list[int] = []
         self.num_computed_tokens = 0

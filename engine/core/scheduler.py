@@ -12,10 +12,11 @@ from engine.config import CacheConfig, SchedulerConfig
 from engine.core.admission_gate import AdmissionGate
 from engine.core.assembly import assemble
 from engine.core.cache_events import CacheEventBatch
+from engine.core.cache_news import cache_news, cache_snapshot
 from engine.core.snapshot import take_snapshot
 from engine.core.step_draft import Batch, StepDraft, StepInFlight
 from engine.core.step_result import StepResult
-from engine.messages import FinishReason, GenerateRequest
+from engine.messages import CacheNews, FinishReason, GenerateRequest
 from engine.stats import SchedulerStats
 from engine.step import ModelRunnerOutput, SchedulerOutput
 from kv_transfer.connector import NO_ORDERS, ConnectorEvents, SchedulerConnector
@@ -231,6 +232,21 @@ class Scheduler:
         if self._cache_events is None:
             return CacheEventBatch(first_sequence=0, events=())
         return self._cache_events.since(sequence)
+
+    def cache_news_since(self, sequence: int) -> CacheNews | None:
+        """The same for routers; a snapshot when events were missed, None when nothing happened."""
+        log = self._cache_events
+        if log is None or log.next_sequence == sequence:
+            return None
+        batch = log.since(sequence)
+        return cache_news(batch) if batch.first_sequence == sequence else self.cache_snapshot()
+
+    def cache_snapshot(self) -> CacheNews:
+        """All that is cached now, for routers that know nothing yet; empty unless ``enable_cache_events``."""
+        log = self._cache_events
+        if log is None:
+            return cache_snapshot((), next_sequence=0)
+        return cache_snapshot(self._kv_cache.published(), next_sequence=log.next_sequence)
 
     def check_integrity(self) -> None:
         """Compare every block's owners with the pool (I2).

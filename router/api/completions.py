@@ -27,6 +27,7 @@ from router.text_output import TextOutput
 logger = logging.getLogger(f"baton.{__name__}")
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+MAX_SESSION_CHARACTERS = 256
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for text completions; chats have none."""
 
@@ -113,7 +114,7 @@ def _start(
     param: str,
 ) -> list[TextOutput]:
     """Validate everything, then start every choice; if one cannot start, none runs."""
-    texts = _text_requests(service, body, prompts, head, timeout_header(service, request), limit, param=param)
+    texts = _text_requests(service, body, prompts, head, request, limit, param=param)
     logger.debug(
         "request accepted: request_id=%s answer_id=%s num_choices=%d",
         request.scope.get("baton_request_id"),
@@ -136,12 +137,14 @@ def _text_requests(
     body: GenerateBody,
     prompts: Sequence[tuple[int, ...]],
     head: AnswerHead,
-    timeout_s: float | None,
+    request: Request,
     limit: tuple[int | None, int | None],
     *,
     param: str,
 ) -> list[TextRequest]:
     num_choices = head.num_choices_per_prompt
+    timeout_s = timeout_header(service, request)
+    session_id = session_header(service, request)
     stops = stop_strings(body, service.settings)
     asked_for, default = limit
     texts: list[TextRequest] = []
@@ -168,6 +171,7 @@ def _text_requests(
                     priority=body.priority or 0,
                     cache_salt=body.cache_salt,
                     timeout_s=timeout_s,
+                    session_id=session_id,
                 )
             )
     return texts
@@ -193,3 +197,20 @@ def timeout_header(service: RouterService, request: Request) -> float | None:
             param=TIMEOUT_HEADER,
         )
     return timeout_s
+
+
+def session_header(service: RouterService, request: Request) -> str | None:
+    """The session that the caller named, if any.
+
+    Raises:
+        InvalidRequestError: The name is too long.
+    """
+    name = service.settings.session_header
+    text = request.headers.get(name) if name is not None else None
+    if text is not None and len(text) > MAX_SESSION_CHARACTERS:
+        raise InvalidRequestError(
+            f"{name} must have at most {MAX_SESSION_CHARACTERS} characters, got {len(text)}",
+            code="invalid_parameter",
+            param=name,
+        )
+    return text or None

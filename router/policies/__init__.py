@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from router.policies.candidate import Candidate, CandidateT, Policy
+from router.policies.candidate import Ask, Candidate, CandidateT, Policy
 from router.policies.kv_usage import lowest_kv_usage
 from router.policies.power_of_two import PowerOfTwo
+from router.policies.prefix import least_usage_with_bonus, least_work
 from router.policies.queued_tokens import fewest_queued_tokens
+from router.policies.random_choice import RandomChoice
 from router.policies.round_robin import RoundRobin
 
-_FACTORIES: dict[str, Callable[[], Policy]] = {
-    "kv_usage": lambda: lowest_kv_usage,
-    "queued_tokens": lambda: fewest_queued_tokens,
-    "round_robin": RoundRobin,
-    "power_of_two": PowerOfTwo,
+PREFIX = "prefix"
+"""The policy that asks what is cached where."""
+
+_FACTORIES: dict[str, Callable[[str], Policy]] = {
+    "kv_usage": lambda _: lowest_kv_usage,
+    PREFIX: lambda role: least_work if role == "prefill" else least_usage_with_bonus,
+    "queued_tokens": lambda _: fewest_queued_tokens,
+    "power_of_two": lambda _: PowerOfTwo(),
+    "round_robin": lambda _: RoundRobin(),
+    "random": lambda _: RandomChoice(),
 }
 
 
@@ -23,15 +30,15 @@ def policy_names() -> Sequence[str]:
     return tuple(_FACTORIES)
 
 
-def make_policy(name: str) -> Policy:
-    """A policy by its name.
+def make_policy(name: str, role: str) -> Policy:
+    """A policy by its name, for the replicas of one role (``prefill`` or ``decode``).
 
     Raises:
         ValueError: There is no such policy; the message lists the known ones.
     """
     if name not in _FACTORIES:
         raise ValueError(f"unknown policy {name!r}; known policies: {', '.join(_FACTORIES)}")
-    return _FACTORIES[name]()
+    return _FACTORIES[name](role)
 
 
-__all__ = ["Candidate", "CandidateT", "Policy", "make_policy", "policy_names"]
+__all__ = ["PREFIX", "Ask", "Candidate", "CandidateT", "Policy", "make_policy", "policy_names"]

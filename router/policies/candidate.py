@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 
 class Candidate(Protocol):
-    """A replica that could take the request."""
+    """A replica that could take the request. Policies read it hundreds of times a choice: plain attributes."""
 
     @property
     def replica_id(self) -> str:
         """Its name."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Size of its KV cache."""
 
     @property
     def promised_usage(self) -> float:
@@ -26,11 +31,19 @@ class Candidate(Protocol):
         """Requests that wait there or are on their way."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What the request asks for: its prompt's length, and how much of it each replica has in its prefix cache."""
+
+    num_tokens: int = 0
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)
+
+
 CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
 class Policy(Protocol):
-    """Chooses one of at least one candidates."""
+    """Chooses one of at least one candidates. Keeps nothing of a request."""
 
-    def __call__(self, candidates: Sequence[CandidateT], /) -> CandidateT:
+    def __call__(self, candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
         """The replica that takes the request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.policies.candidate import CandidateT
+from router.policies.candidate import Ask, CandidateT
 from router.policies.kv_usage import lowest_kv_usage
 
 
@@ -18,8 +18,8 @@ class PowerOfTwo:
     def __init__(self, source: random.Random | None = None) -> None:
         self._source = source or random.Random()
 
-    def __call__(self, candidates: Sequence[CandidateT], /) -> CandidateT:
+    def __call__(self, candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
         """The better one of two."""
         if len(candidates) <= 2:
-            return lowest_kv_usage(candidates)
-        return lowest_kv_usage(self._source.sample(candidates, 2))
+            return lowest_kv_usage(candidates, ask)
+        return lowest_kv_usage(self._source.sample(candidates, 2), ask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.policies.candidate import CandidateT
+from router.policies.candidate import Ask, CandidateT
 
 
 class RoundRobin:
@@ -13,9 +13,10 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = ""
 
-    def __call__(self, candidates: Sequence[CandidateT], /) -> CandidateT:
+    def __call__(self, candidates: Sequence[CandidateT], _: Ask, /) -> CandidateT:
         """The next replica after the last one chosen."""
-        after = [item for item in candidates if item.replica_id > self._last]
+        last = self._last
+        after = [item for item in candidates if item.replica_id > last]
         chosen = min(after or candidates, key=lambda item: item.replica_id)
         self._last = chosen.replica_id
         return chosen

@@ -59,7 +59,7 @@ async def test_submit_answers_each_request_in_order() -> None:
 async def test_outputs_are_the_stream_of_that_client() -> None:
     message = StepMessage(deltas=(), load=LOAD)
 
-    async def outputs(client_id: str) -> list[StepMessage]:
+    async def outputs(client_id: str, mirrors_cache: bool) -> list[StepMessage]:
         return [message] if client_id == "router-1" else []
 
     pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs}}))

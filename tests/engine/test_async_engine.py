@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.async_engine import AsyncEngine
+from engine.block_hash import KEY_BYTES
+from engine.cache_feed import MAX_WAITING_BYTES, CacheFeed
 from engine.client_stream import ENGINE_DEAD
+from engine.config import SchedulerConfig
 from engine.engine_core import EngineCore
 from engine.errors import EngineDeadError, EngineStalledError, PromptTooLongError
-from engine.messages import FinishReason, StepMessage
+from engine.messages import CacheNews, FinishReason, StepMessage
 from engine.progress import Progress
 from engine.step import ModelRunnerOutput, SchedulerOutput
 from tests.support.chain_engine import chain_engine
@@ -211,3 +214,58 @@ def test_progress_is_owed_only_by_who_has_something_to_do() -> None:
 
     progress.rest()
     assert progress.busy_s == 0
+
+
+async def next_cache_news(stream: AsyncIterator[StepMessage]) -> CacheNews:
+    async for message in stream:
+        if message.cache:
+            return message.cache[-1]
+    raise AssertionError("the stream ended")
+
+
+@pytest.fixture
+async def mirrored_engine() -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(chain_engine(scheduler=SchedulerConfig(max_num_seqs=16, enable_cache_events=True)))
+    engine.start()
+    yield engine
+    await engine.close()
+
+
+async def test_stream_with_a_mirror_begins_with_a_snapshot_and_goes_on_with_changes(
+    mirrored_engine: AsyncEngine,
+) -> None:
+    await mirrored_engine.run_to_end(greedy_request("before", range(8), max_tokens=2))
+    stream = mirrored_engine.outputs("router", report_period_s=PERIOD_S, mirrors_cache=True)
+    snapshot = await next_cache_news(stream)
+    await mirrored_engine.run_to_end(greedy_request("after", range(20, 28), max_tokens=2))
+    change = await next_cache_news(stream)
+
+    assert (snapshot.is_snapshot, len(snapshot.stored)) == (True, 2 * KEY_BYTES)
+    assert (change.is_snapshot, len(change.stored)) == (False, 2 * KEY_BYTES)
+    assert change.first_sequence == snapshot.next_sequence
+
+
+async def test_mirror_that_asks_gets_a_snapshot_again(mirrored_engine: AsyncEngine) -> None:
+    stream = mirrored_engine.outputs("router", report_period_s=PERIOD_S, mirrors_cache=True)
+    assert (await next_cache_news(stream)).is_snapshot
+    mirrored_engine.resync_cache("router")
+    mirrored_engine.resync_cache("nobody")
+
+    assert (await next_cache_news(stream)).is_snapshot
+
+
+async def test_stream_without_a_mirror_says_nothing_of_the_cache(mirrored_engine: AsyncEngine) -> None:
+    stream = mirrored_engine.outputs("router", report_period_s=PERIOD_S)
+    await mirrored_engine.run_to_end(greedy_request("a", range(8), max_tokens=2))
+
+    assert [(await anext(stream)).cache for _ in range(3)] == [(), (), ()]
+
+
+def test_feed_that_nobody_reads_forgets_what_a_snapshot_will_tell() -> None:
+    feed = CacheFeed()
+    feed.needs_snapshot = False
+    for number in range(3):
+        feed.put(CacheNews(first_sequence=number, next_sequence=number + 1, stored=bytes(MAX_WAITING_BYTES // 2)))
+
+    assert feed.needs_snapshot
+    assert feed.take() == ()

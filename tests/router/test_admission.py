@@ -9,10 +9,15 @@ import pytest
 
 from engine.messages import LoadReport
 from router.admission import Admission
+from router.demand import Demand
 from router.errors import NoReplicaError, QueueFullError
-from router.pool import ReplicaPool, Reservation
+from router.pool import ReplicaPool
+from router.replica import Reservation
 from tests.support.fake_workers import FakePrefillPool
+from tests.support.requests import greedy_request
 from tests.support.router_rig import FAST, until
+
+DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
 
 
 class Bench:
@@ -31,7 +36,7 @@ class Bench:
         self.pool.note_load("prefill-0", load)
 
     def ask(self, num_blocks: int, *, priority: int = 0) -> asyncio.Task[Reservation]:
-        return asyncio.create_task(self.admission.reserve(num_blocks=num_blocks, priority=priority))
+        return asyncio.create_task(self.admission.reserve(DEMAND, num_blocks=num_blocks, priority=priority))
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ async def bench() -> Bench:
 
 
 async def test_room_is_granted_at_once_where_there_is_some(bench: Bench) -> None:
-    reservation = await bench.admission.reserve(num_blocks=10, priority=0)
+    reservation = await bench.admission.reserve(DEMAND, num_blocks=10, priority=0)
 
     assert reservation.replica.replica_id == "prefill-0"
     assert bench.admission.num_waiting == 0
@@ -59,7 +64,7 @@ async def test_request_waits_until_a_report_shows_room(bench: Bench) -> None:
 
 
 async def test_released_reservation_lets_the_next_one_in(bench: Bench) -> None:
-    first = await bench.admission.reserve(num_blocks=10, priority=0)
+    first = await bench.admission.reserve(DEMAND, num_blocks=10, priority=0)
     waiting = bench.ask(10)
     await until(lambda: bench.admission.num_waiting == 1)
 
@@ -101,7 +106,7 @@ async def test_full_queue_refuses(bench: Bench) -> None:
     await until(lambda: bench.admission.num_waiting == 1)
 
     with pytest.raises(QueueFullError, match="1") as caught:
-        await bench.admission.reserve(num_blocks=5, priority=0)
+        await bench.admission.reserve(DEMAND, num_blocks=5, priority=0)
 
     assert caught.value.retry_after_s is not None
     waiting.cancel()
@@ -136,7 +141,7 @@ async def test_nobody_waits_where_no_replica_is_healthy(bench: Bench) -> None:
     bench.pool.note_failure("prefill-0", "test")
 
     with pytest.raises(NoReplicaError):
-        await bench.admission.reserve(num_blocks=1, priority=0)
+        await bench.admission.reserve(DEMAND, num_blocks=1, priority=0)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

@@ -8,11 +8,15 @@ import pytest
 
 from engine.messages import LoadReport
 from router.attentive_clock import AttentiveClock
+from router.demand import Demand
 from router.errors import NoReplicaError
 from router.pool import STALLED, ReplicaPool
 from tests.support.clock import ManualClock
 from tests.support.fake_workers import FakePrefillPool
+from tests.support.requests import greedy_request
 from tests.support.router_rig import FAST
+
+DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
 
 
 class Bench:
@@ -33,7 +37,7 @@ class Bench:
         self.pool.note_load(replica_id, load)
 
     def chosen(self, **arguments: object) -> str | None:
-        replica = self.pool.choose(**arguments)  # type: ignore[arg-type]
+        replica = self.pool.choose(DEMAND, **arguments)  # type: ignore[arg-type]
         return None if replica is None else replica.replica_id
 
 
@@ -71,7 +75,7 @@ async def test_usage_of_replicas_of_different_size_is_balanced(bench: Bench) -> 
 async def test_reservation_counts_until_it_is_released_once(bench: Bench) -> None:
     bench.report("prefill-0", free=60)
     bench.report("prefill-1", free=50)
-    first = bench.pool.choose()
+    first = bench.pool.choose(DEMAND)
     assert first is not None
     reservation = bench.pool.reserve(first, num_blocks=20)
 
@@ -86,7 +90,7 @@ async def test_reservation_counts_until_it_is_released_once(bench: Bench) -> Non
 async def test_room_is_asked_of_reports_less_reservations(bench: Bench) -> None:
     for name in ("prefill-0", "prefill-1"):
         bench.report(name, free=10)
-    replica = bench.pool.choose()
+    replica = bench.pool.choose(DEMAND)
     assert replica is not None
     bench.pool.reserve(replica, num_blocks=5)
 
@@ -147,7 +151,7 @@ async def test_quiet_replica_is_asked_and_a_reporting_one_is_not(bench: Bench) -
 async def test_request_waits_for_a_replica_to_come_back(bench: Bench) -> None:
     for name in ("prefill-0", "prefill-1"):
         bench.pool.note_failure(name, "test")
-    waiting = asyncio.create_task(bench.pool.choose_or_wait({"prefill-0"}, is_retry=True))
+    waiting = asyncio.create_task(bench.pool.choose_or_wait(DEMAND, {"prefill-0"}, is_retry=True))
     await asyncio.sleep(0)
     assert not waiting.done()
 
@@ -162,7 +166,7 @@ async def test_new_request_does_not_wait_for_a_replica(bench: Bench) -> None:
         bench.pool.note_failure(name, "test")
 
     with pytest.raises(NoReplicaError) as caught:
-        await bench.pool.choose_or_wait((), is_retry=False)
+        await bench.pool.choose_or_wait(DEMAND, is_retry=False)
 
     assert caught.value.retry_after_s == FAST.retry_after_s
 
@@ -171,7 +175,7 @@ async def test_untried_replica_is_preferred(bench: Bench) -> None:
     bench.report("prefill-0", free=90)
     bench.report("prefill-1", free=10)
 
-    assert (await bench.pool.choose_or_wait({"prefill-0"}, is_retry=True)).replica_id == "prefill-1"
+    assert (await bench.pool.choose_or_wait(DEMAND, {"prefill-0"}, is_retry=True)).replica_id == "prefill-1"
 
 
 async def test_replica_that_answers_nothing_is_given_up_at_its_age_and_not_later(bench: Bench) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.block_hash import BlockHash, hash_block
+from engine.block_hash import BlockHash, hash_block
 from engine.core.cache_events import BlockRemoved, BlockStored, CacheEventBatch
 from engine.core.request import pack_tokens
 

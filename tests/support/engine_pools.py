@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from decode.server import DecodeServer
+from engine.config import SchedulerConfig
 from engine.errors import EngineDeadError, RequestRefusedError
 from engine.messages import GenerateRequest, StepMessage, WorkerInfo
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
@@ -21,7 +22,7 @@ from tests.support.disaggregated import inproc_builder
 
 T = TypeVar("T")
 BLOCK_SIZE = 4
-MAX_MODEL_LEN = 128
+MAX_MODEL_LEN = 256
 REPORT_PERIOD_S = 0.02
 
 
@@ -34,6 +35,10 @@ class EnginePool:
     def replica_ids(self) -> Sequence[str]:
         """All of them."""
         return tuple(self._all)
+
+    async def resync_cache(self, replica_id: str, client_id: str) -> None:
+        """Tell everything anew."""
+        self._all[replica_id].resync_cache(client_id)
 
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
         """Constants and load; a dead engine does not answer."""
@@ -56,9 +61,11 @@ class EnginePool:
         answers = await _called(replica_id, self._all[replica_id].submit(requests))
         return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
 
-    async def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+    async def outputs(
+        self, replica_id: str, client_id: str, *, mirrors_cache: bool = False
+    ) -> AsyncIterator[StepMessage]:
         """The stream of one router."""
-        messages = self._all[replica_id].outputs(client_id)
+        messages = self._all[replica_id].outputs(client_id, mirrors_cache)
         try:
             async for message in messages:
                 yield message
@@ -125,19 +132,35 @@ class _Keeping:
 
 @asynccontextmanager
 async def engine_pools(
-    *, num_prefill: int = 1, num_decode: int = 1, num_blocks: int = 256
+    *,
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    num_blocks: int = 256,
+    decode_blocks: Sequence[int] = (),
+    max_num_seqs: int = 16,
 ) -> AsyncIterator[tuple[EnginePrefillPool, EngineDecodePool]]:
-    """Started engines around one in-process fabric; all are closed at the end."""
+    """Started engines around one in-process fabric; all are closed at the end.
+
+    ``decode_blocks`` gives each decode engine a size of its own.
+    """
     fabric = InProcessFabric()
     options = ConnectorOptions(connector="inproc")
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=max(64, max_num_seqs), max_num_seqs=max_num_seqs, enable_cache_events=True
+    )
     prefill: dict[str, PrefillServer] = {}
     decode: dict[str, DecodeServer] = {}
-    for role, count in (("prefill", num_prefill), ("decode", num_decode)):
-        for index in range(count):
+    sizes = {"prefill": [num_blocks] * num_prefill, "decode": list(decode_blocks) or [num_blocks] * num_decode}
+    for role, of_role in sizes.items():
+        for index, num_blocks in enumerate(of_role):
             name = f"{role}-{index}"
             keeping = _Keeping(inproc_builder(fabric, name, options))
             core = chain_engine(
-                num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN, build_connector=keeping
+                num_blocks=num_blocks,
+                block_size=BLOCK_SIZE,
+                max_model_len=MAX_MODEL_LEN,
+                scheduler=scheduler,
+                build_connector=keeping,
             )
             assert keeping.connector is not None
             info = _info(role, name, num_blocks)

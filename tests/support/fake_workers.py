@@ -153,7 +153,9 @@ class _FakePool:
             replica_id=replica_id, node_ip="127.0.0.1", pid=info.pid, state="running", info=info, load=replica.load()
         )
 
-    async def outputs(self, replica_id: str, client_id: str) -> AsyncIterator[StepMessage]:
+    async def outputs(
+        self, replica_id: str, client_id: str, *, mirrors_cache: bool = False
+    ) -> AsyncIterator[StepMessage]:
         """The stream of one client."""
         replica = self.replicas[replica_id]
         replica.check_alive()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.block_hash import BlockHash, root_hash
+from engine.block_hash import BlockHash, root_hash
 from engine.core.cache_events import AllCleared, BlockStored, CacheEventBatch, CacheEventLog
 from tests.support.cache_mirror import mirrored
 from tests.support.scheduler_requests import fresh_prompt, make_config, make_request

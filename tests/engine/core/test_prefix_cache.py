@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.block_hash import hash_block, hash_chain, root_hash
+from engine.block_hash import hash_block, hash_chain, root_hash
 from engine.core.request import pack_tokens
 from tests.support.scheduler_requests import fresh_prompt, make_config, make_request
 from tests.support.scheduler_world import SchedulerWorld

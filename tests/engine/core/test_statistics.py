@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from engine.core.block_hash import BlockHash
+from engine.block_hash import BlockHash
 from engine.core.kv_cache_manager import LIFETIME_SAMPLE, KVCacheManager
 from tests.support.scheduler_requests import fresh_prompt, make_config, make_request
 from tests.support.scheduler_world import SchedulerWorld

@@ -6,6 +6,7 @@ It is the same in every process, so that a router can compute it too.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Final, NewType
 
@@ -15,6 +16,9 @@ import xxhash
 from engine.step import IntArray
 
 BlockHash = NewType("BlockHash", bytes)
+
+KEY_BYTES: Final = 8
+"""Routers know a block by the first bytes of its hash: enough for a hint, and half as long."""
 
 _BYTES_PER_TOKEN: Final = 4
 _hash_bytes = xxhash.xxh3_128_digest
@@ -33,6 +37,11 @@ def root_hash(extra_keys: Sequence[str] = ()) -> BlockHash:
     return BlockHash(_hash_bytes(b"".join(parts)))
 
 
+def prompt_root(cache_salt: str | None) -> BlockHash:
+    """The parent of a prompt's first block."""
+    return root_hash((cache_salt,)) if cache_salt else NO_KEYS_ROOT
+
+
 def hash_block(parent: BlockHash, token_bytes: bytes) -> BlockHash:
     """The address of a block after ``parent``; ``token_bytes`` are its token ids as little-endian int32."""
     return BlockHash(_hash_bytes(parent + token_bytes))
@@ -48,3 +57,19 @@ def hash_chain(parent: BlockHash, token_ids: IntArray, block_size: int) -> list[
         current = _hash_bytes(current + data[start : start + block_bytes])
         hashes.append(BlockHash(current))
     return hashes
+
+
+def block_key(block_hash: BlockHash) -> bytes:
+    """What routers call a block."""
+    return block_hash[:KEY_BYTES]
+
+
+def unpack_keys(keys: bytes) -> tuple[int, ...]:
+    """Keys that were joined for the wire, as numbers."""
+    return struct.unpack(f"<{len(keys) // KEY_BYTES}Q", keys)
+
+
+def prompt_keys(token_ids: Sequence[int], cache_salt: str | None, block_size: int) -> tuple[int, ...]:
+    """The keys of all full blocks of a prompt, in order."""
+    tokens = np.fromiter(token_ids, dtype=np.int32, count=len(token_ids))
+    return unpack_keys(b"".join(map(block_key, hash_chain(prompt_root(cache_salt), tokens, block_size))))

@@ -1,0 +1,44 @@
+"""Cached prefixes traded against load, in the unit that counts for each role."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.policies.candidate import Ask, CandidateT
+
+MAX_USAGE_BONUS = 0.05
+"""A decode replica that holds all of a prompt may be so much fuller than the emptiest one and is still chosen.
+
+Replicas that the policy fills are therefore at most about this far apart."""
+
+
+def least_work(candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
+    """For prefill: fewest tokens to compute until this prompt is done, those it need not compute left out.
+
+    Both sides of the trade are tokens, so no weight has to be chosen. Ties by queue, then by KV usage, then by name.
+    """
+    if not ask.cached_tokens:
+        work = [item.queued_tokens for item in candidates]
+    else:
+        cached = ask.cached_tokens.get
+        work = [item.queued_tokens - cached(item.replica_id, 0) for item in candidates]
+    least = min(work)
+    tied = [item for item, amount in zip(candidates, work, strict=True) if amount == least]
+    if len(tied) == 1:
+        return tied[0]
+    return min(tied, key=lambda item: (item.num_queued, item.promised_usage, item.replica_id))
+
+
+def least_usage_with_bonus(candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
+    """For decode: lowest KV usage, less up to ``MAX_USAGE_BONUS`` for the share of the prompt that is there already.
+
+    What is there need not be transferred, and takes no second copy. Ties by queue, then by name.
+    """
+    if not ask.cached_tokens or not ask.num_tokens:
+        usage = [item.promised_usage for item in candidates]
+    else:
+        cached, scale = ask.cached_tokens.get, MAX_USAGE_BONUS / ask.num_tokens
+        usage = [item.promised_usage - scale * cached(item.replica_id, 0) for item in candidates]
+    lowest = min(usage)
+    tied = [item for item, value in zip(candidates, usage, strict=True) if value == lowest]
+    return tied[0] if len(tied) == 1 else min(tied, key=lambda item: (item.num_queued, item.replica_id))

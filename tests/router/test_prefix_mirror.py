@@ -1,0 +1,123 @@
+"""The mirror of the prefix caches against plain sets: whatever comes, and whatever does not come."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from engine.messages import CacheNews
+from router.prefix_mirror import PrefixMirror
+
+NAMES = [f"replica-{number}" for number in range(70)]
+"""More than fit into one machine word of a mask."""
+
+CHAIN = 12
+CHAINS = [tuple(1000 * (number + 1) + place for place in range(CHAIN)) for number in range(5)]
+"""Prompts as chains of keys."""
+
+
+def packed(keys: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+class MirrorMachine(RuleBasedStateMachine):
+    """Replicas that hold heads of chains, and what the mirror says of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mirror = PrefixMirror(100_000)
+        self.lengths: dict[str, list[int]] = {}
+        self.sequences: dict[str, int] = {}
+
+    def news(self, name: str, *, stored: Sequence[int] = (), removed: Sequence[int] = ()) -> CacheNews:
+        first = self.sequences[name]
+        self.sequences[name] = first + len(stored) + len(removed)
+        return CacheNews(
+            first_sequence=first, next_sequence=self.sequences[name], stored=packed(stored), removed=packed(removed)
+        )
+
+    def snapshot(self, name: str) -> CacheNews:
+        keys = [key for chain, length in zip(CHAINS, self.lengths[name], strict=True) for key in chain[:length]]
+        return CacheNews(first_sequence=0, next_sequence=self.sequences[name], stored=packed(keys), is_snapshot=True)
+
+    @rule(name=st.sampled_from(NAMES))
+    def join(self, name: str) -> None:
+        if name not in self.lengths:
+            self.lengths[name], self.sequences[name] = [0] * len(CHAINS), 0
+            assert self.mirror.apply(name, self.snapshot(name))
+
+    @rule(data=st.data(), chain=st.integers(0, len(CHAINS) - 1), length=st.integers(0, CHAIN), is_lost=st.booleans())
+    def change(self, data: st.DataObject, chain: int, length: int, is_lost: bool) -> None:
+        """A chain grows or loses its tail; where the message is lost, the next one shows it, and a snapshot heals."""
+        if not self.lengths:
+            return
+        name = data.draw(st.sampled_from(sorted(self.lengths)))
+        before = self.lengths[name][chain]
+        self.lengths[name][chain] = length
+        keys = CHAINS[chain]
+        news = self.news(name, stored=keys[before:length], removed=keys[length:before])
+        if not is_lost:
+            assert self.mirror.apply(name, news)
+        elif news.next_sequence > news.first_sequence:
+            later = self.news(name, stored=(9_000_000 + news.next_sequence,))
+            assert not self.mirror.apply(name, later)
+            assert name not in self.mirror.num_cached(keys)
+            assert self.mirror.apply(name, self.snapshot(name))
+
+    @rule(data=st.data())
+    def hear_something_old_again(self, data: st.DataObject) -> None:
+        if not self.lengths:
+            return
+        name = data.draw(st.sampled_from(sorted(self.lengths)))
+        old = CacheNews(first_sequence=0, next_sequence=self.sequences[name], removed=packed(CHAINS[0]))
+        assert self.mirror.apply(name, old)
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.lengths:
+            name = data.draw(st.sampled_from(sorted(self.lengths)))
+            del self.lengths[name]
+            self.mirror.forget(name)
+
+    @invariant()
+    def counts_are_those_of_the_replicas(self) -> None:
+        for index, chain in enumerate(CHAINS):
+            expected = {name: lengths[index] for name, lengths in self.lengths.items() if lengths[index]}
+            assert self.mirror.num_cached(chain) == expected
+            assert self.mirror.num_cached(chain[:3]) == {name: min(count, 3) for name, count in expected.items()}
+        assert self.mirror.num_blocks == sum(map(sum, self.lengths.values()))
+
+
+TestMirrorMachine = MirrorMachine.TestCase
+TestMirrorMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_first_news_without_a_snapshot_are_a_gap() -> None:
+    mirror = PrefixMirror(10)
+
+    assert not mirror.apply("a", CacheNews(first_sequence=3, next_sequence=4, stored=packed([1])))
+    assert mirror.num_blocks == 0
+
+
+def test_full_mirror_remembers_no_more_until_there_is_room() -> None:
+    mirror = PrefixMirror(3)
+    chain = (1, 2, 3, 4, 5)
+    mirror.apply("a", CacheNews(first_sequence=0, next_sequence=5, stored=packed(chain), is_snapshot=True))
+
+    assert (mirror.num_cached(chain), mirror.num_blocks, mirror.num_dropped) == ({"a": 3}, 3, 1)
+
+    mirror.apply("a", CacheNews(first_sequence=5, next_sequence=9, stored=packed((7, 8)), removed=packed((2, 3))))
+
+    assert (mirror.num_cached(chain), mirror.num_cached((7, 8))) == ({"a": 1}, {"a": 2})
+
+
+def test_overlap_of_a_snapshot_and_the_news_around_it_changes_nothing() -> None:
+    mirror = PrefixMirror(10)
+    mirror.apply("a", CacheNews(first_sequence=0, next_sequence=6, stored=packed((1, 2)), is_snapshot=True))
+
+    assert mirror.apply("a", CacheNews(first_sequence=4, next_sequence=7, stored=packed((2, 3)), removed=packed((9,))))
+    assert mirror.num_cached((1, 2, 3)) == {"a": 3}
