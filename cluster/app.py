@@ -10,6 +10,7 @@ from cluster.addressed_router import AddressedRouter
 from cluster.config import BatonConfig, PoolName
 from cluster.health import HealthSection
 from cluster.ingress import IngressSettings, RouterIngress
+from cluster.ingress_router import IngressRouter
 from cluster.names import DECODE, PREFILL, ROUTER
 from cluster.placement import SMALL_CPU_SHARE, Machine, share_out
 from cluster.served_model import ServedModel
@@ -39,6 +40,7 @@ def build_graph(config: BatonConfig, model: ServedModel, machine: Machine) -> se
         health_check_period_s=config.health.check_period_s,
         health_check_timeout_s=config.health.check_timeout_s,
         ray_actor_options={"num_cpus": SMALL_CPU_SHARE},
+        request_router_config={"request_router_class": IngressRouter},
         max_constructor_retry_count=MAX_START_ATTEMPTS,
     )(RouterIngress)
     return ingress.bind(

@@ -16,7 +16,7 @@ from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
 from router.policies import policy_names
 from router.security import SecuritySettings
-from router.settings import RouterSettings
+from router.settings import MetricsCompat, RouterSettings
 
 HttpProxy = Literal["serve", "haproxy"]
 PoolName = Literal["prefill", "decode"]
@@ -103,6 +103,7 @@ TransferSection = section_of(
 RouterSection = section_of(
     "RouterSection",
     RouterSettings,
+    omit={"metrics_compat"},
     descriptions={
         "max_body_bytes": "Largest request body.",
         "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",
@@ -133,6 +134,7 @@ RouterSection = section_of(
         "report_period_s": "How often idle workers report their load; twice that without news, and a worker gets "
         "requests only while no other one can take them.",
         "status_timeout_s": "How long a worker may take to report its status.",
+        "peer_period_s": "How often routers ask each other for what they counted.",
         "abort_timeout_s": "How long a worker may take to confirm an abort.",
         "backoff_min_s": "First wait before a failed worker is tried again.",
         "backoff_max_s": "Longest such wait.",
@@ -156,6 +158,14 @@ SecuritySection = section_of(
         "cors_allow_origins": "Origins of web pages that may call the API from a browser; `*` means all.",
     },
 )
+
+
+class MetricsSection(Section):
+    """What `/metrics` offers."""
+
+    compat: MetricsCompat = Field(
+        default="none", description="Add the names of another system, for dashboards made for it."
+    )
 
 
 class PoolSection(Section):
@@ -219,6 +229,7 @@ class BatonConfig(Section):
         default_factory=SecuritySection, description="Who may call the API: docs/security.md."
     )
     health: HealthSection = Field(default_factory=HealthSection, description="When workers count as hanging.")
+    metrics: MetricsSection = Field(default_factory=MetricsSection, description="What `/metrics` offers.")
     prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
 
@@ -283,7 +294,7 @@ class BatonConfig(Section):
 
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
-        return settings_from(RouterSettings, self.router)
+        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat)
 
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from cluster.refusal import Refusal
 from cluster.replica_caller import Caller
 from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
-from router.workers import ReplicaStatus, WorkerRefusedError
+from router.router_report import RouterReport
+from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 
 ABORT_TIMEOUT_S = 10.0
 SUBMIT_TIMEOUT_S = 30.0
@@ -50,3 +51,25 @@ class RayWorkerPool:
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
         """Ask for the whole prefix cache again; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "resync_cache", client_id, timeout_s=RESYNC_TIMEOUT_S)
+
+
+class RayRouterPeers:
+    """``router.router_report.RouterPeers`` over Serve: the other replicas of the router's own deployment."""
+
+    def __init__(self, caller: Caller, *, own_id: str) -> None:
+        self._caller = caller
+        self._own_id = own_id
+
+    def peer_ids(self) -> Sequence[str]:
+        """The routers that can be asked now, without a network call."""
+        return [router_id for router_id in self._caller.replica_ids() if router_id != self._own_id]
+
+    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
+        """Ask one router; raises WorkerUnavailableError."""
+        report: RouterReport | None = await self._caller.call(router_id, "report", timeout_s=timeout_s)
+        if report is None:
+            raise WorkerUnavailableError(replica_id=router_id, reason="it is starting")
+        if report.router_id != router_id:
+            # Serve's own choice takes over where the addressed replica went just now.
+            raise WorkerUnavailableError(replica_id=router_id, reason=f"{report.router_id} answered in its place")
+        return report

@@ -11,10 +11,12 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from cluster.handles import RayWorkerPool
+from cluster.handles import RayRouterPeers, RayWorkerPool
+from cluster.names import APP_NAME, ROUTER
 from cluster.replica_caller import ReplicaCaller
 from cluster.worker_log import configure_worker_logging
 from router.api.app import build_app
+from router.router_report import RouterReport
 from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
@@ -41,21 +43,31 @@ class RouterIngress:
         self._prefill = ReplicaCaller(prefill)
         self._decode = ReplicaCaller(decode)
         self._settings = settings
+        self._service: RouterService | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the application on the replica's event loop."""
         self._prefill.connect()
         self._decode.connect()
+        routers = ReplicaCaller(serve.get_deployment_handle(ROUTER, APP_NAME))
+        routers.connect()
+        router_id = serve.get_replica_context().replica_id.unique_id
         settings = self._settings
-        service = RouterService(
+        service = self._service = RouterService(
             model_dir=settings.model_dir,
             model_name=settings.model_name,
             prefill=RayWorkerPool(self._prefill),
             decode=RayWorkerPool(self._decode),
             settings=settings.router,
+            router_id=router_id,
+            peers=RayRouterPeers(routers, own_id=router_id),
         )
         # What was loaded stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
         # Serve's server adds the request's id, and cannot be told not to.
         return build_app(service, answers_request_id=False, security=settings.security)
+
+    async def report(self) -> RouterReport | None:
+        """What this router tells another; None before it serves."""
+        return self._service.view.report() if self._service is not None else None

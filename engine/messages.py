@@ -154,7 +154,8 @@ class TokenDelta(NamedTuple):
 
     The end of a request is reported exactly once (I4). ``stop_token_id`` is the token that stopped it.
     ``num_cached_tokens`` counts the prompt tokens that needed no computing here, ``num_remote_tokens`` those of them
-    whose KV came from another engine; both are set on a request's first delta on this engine.
+    whose KV came from another engine, ``queue_s`` is how long the request waited before it was first admitted; all are
+    set on a request's first delta on this engine.
     """
 
     request_id: str
@@ -166,6 +167,7 @@ class TokenDelta(NamedTuple):
     num_cached_tokens: int | None = None
     num_remote_tokens: int | None = None
     logprobs: DeltaLogprobs | None = None
+    queue_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

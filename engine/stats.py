@@ -13,6 +13,7 @@ class SchedulerStats:
 
     Prefix counts are in tokens. Those of preempted requests that resumed are apart: they would flatter the rate.
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
+    ``num_nan_logits`` counts sampled tokens whose logits held a NaN (F7).
     ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
     """
 
@@ -40,6 +41,7 @@ class SchedulerStats:
     recomputed_tokens: int = 0
     num_adopted_blocks: int = 0
     num_unknown_ids: int = 0
+    num_nan_logits: int = 0
     num_allocated_blocks: int = 0
     num_evicted_blocks: int = 0
     num_sampled_lifetimes: int = 0

@@ -10,6 +10,7 @@ from typing import Any
 from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from router.demand import Demand
 from router.mailbox import Mailbox
+from router.milestones import Milestones
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -25,10 +26,21 @@ class Generation:
     timeout_s: float
     deadline_s: float
     output_token_ids: list[int] = field(default_factory=list)
-    stage: str = "admission"
     is_satisfied: bool = False
     mailbox: Mailbox = field(default_factory=Mailbox)
     task: asyncio.Task[None] | None = None
+    times: Milestones = field(default_factory=Milestones)
+    _stage: str = "admission"
+
+    @property
+    def stage(self) -> str:
+        """What the request waits for."""
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: str) -> None:
+        self._stage = stage
+        self.times.enter(stage)
 
     @property
     def request_id(self) -> str:
@@ -61,14 +73,9 @@ class Generation:
     def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
         """Pass new tokens on to the consumer."""
         self.output_token_ids.extend(delta.token_ids)
+        if delta.token_ids:
+            self.times.token(delta.queue_s)
         if finish_reason is not delta.finish_reason:
-            delta = TokenDelta(
-                request_id=delta.request_id,
-                token_ids=delta.token_ids,
-                finish_reason=finish_reason,
-                stop_token_id=delta.stop_token_id,
-                num_cached_tokens=delta.num_cached_tokens,
-                num_remote_tokens=delta.num_remote_tokens,
-            )
+            delta = delta._replace(finish_reason=finish_reason, kv_transfer=None, error=None)
         if delta.token_ids or delta.finish_reason is not None:
             self.mailbox.put(delta)

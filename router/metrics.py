@@ -1,146 +1,127 @@
-"""What Prometheus gets: this router's own measurements, and the workers' as last reported."""
+"""What one router measures: requests, tokens, and how long each part of a request took."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
-from router.pool import ReplicaPool
-from router.replica import Replica
+from router.counters import RouterCounters
+from router.distribution import Distribution
+from router.metric_rows import Labels, MetricFamily, counter, gauge, histogram
+from router.milestones import Milestones
 
 _LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
-_GAUGES: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
-    ("baton:kv_cache_usage_ratio", "Share of the KV blocks in use.", lambda item: item.load.kv_usage),
-    ("baton:num_requests_running", "Requests that compute.", lambda item: item.load.num_running),
-    ("baton:num_requests_waiting", "Requests that wait.", lambda item: item.load.num_waiting),
-    ("baton:num_requests_loading", "Requests whose KV is on its way.", lambda item: item.load.num_loading),
-    ("baton:num_leased_blocks", "KV blocks pinned for a reader.", lambda item: item.load.num_leased_blocks),
-    ("baton:queued_prefill_tokens", "Prompt tokens that wait.", lambda item: item.load.queued_prefill_tokens),
-    ("baton:replica_up", "1 when the replica takes requests.", lambda item: float(item.is_in_service)),
-)
+FINISH_REASONS = ("stop", "length", "error", "abort")
 
-_DEPARTED = "departed"
-"""Stands for all replicas that are gone, so that the sum over a role never falls."""
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From acceptance to the first token.", _LONG_S),
+    "inter_token_latency_seconds": ("Between tokens of a sequence.", _SHORT_S),
+    "e2e_request_latency_seconds": ("From acceptance to the finish.", _LONG_S),
+    "request_queue_time_seconds": ("Waiting for room on a decode replica, and in the engine that prefills.", _LONG_S),
+    "request_prefill_time_seconds": ("From admission to the first token, without the time queued.", _LONG_S),
+    "request_handover_time_seconds": (
+        "From a prefill replica's token to the first of a decode replica: moving the KV, and one step.",
+        _LONG_S,
+    ),
+    "request_decode_time_seconds": ("From the first token to the last, the hand-over included.", _LONG_S),
+    "request_inference_time_seconds": ("Prefill and decode together.", _LONG_S),
+    "request_time_per_output_token_seconds": ("Decode time of a request by its tokens after the first.", _SHORT_S),
+    "request_prompt_tokens": ("Prompt tokens of finished requests.", _TOKENS),
+    "request_generation_tokens": ("Generated tokens of finished requests.", _TOKENS),
+    "request_params_max_tokens": ("Limits on generated tokens that finished requests had.", _TOKENS),
+}
 
-
-class _WorkerCollector(Collector):
-    """Reads the pools when Prometheus asks; nothing is copied while serving."""
-
-    def __init__(self, pools: Iterable[ReplicaPool]) -> None:
-        self._pools = tuple(pools)
-
-    def collect(self) -> Iterator[Metric]:
-        """Gauges and counters of every replica."""
-        for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=("role", "replica"))
-            for role, replica in self._replicas():
-                gauge.add_metric((role, replica.replica_id), read(replica))
-            yield gauge
-        departed = {pool.role: pool.counters.departed() for pool in self._pools}
-        living = {name for _, replica in self._replicas() for name in replica.load.counters}
-        names = sorted(living.union(*departed.values()))
-        for name in names:
-            counter = CounterMetricFamily(f"baton:worker_{name}", f"The workers' {name}.", labels=("role", "replica"))
-            for role, replica in self._replicas():
-                if name in replica.load.counters:
-                    counter.add_metric((role, replica.replica_id), replica.load.counters[name])
-            for role, sums in departed.items():
-                if name in sums:
-                    counter.add_metric((role, _DEPARTED), sums[name])
-            yield counter
-
-    def _replicas(self) -> Iterator[tuple[str, Replica]]:
-        for pool in self._pools:
-            for replica in pool.replicas:
-                yield pool.role, replica
-
-
-class _Labelled(Collector):
-    """All metrics of a registry, with the label ``router`` on every sample."""
-
-    def __init__(self, registry: CollectorRegistry, router_id: str) -> None:
-        self._registry = registry
-        self._router_id = router_id
-
-    def collect(self) -> Iterator[Metric]:
-        """The metrics as they are now."""
-        for metric in self._registry.collect():
-            metric.samples = [
-                sample._replace(labels={**sample.labels, "router": self._router_id}) for sample in metric.samples
-            ]
-            yield metric
+_COUNTERS = {
+    "num_requests": ("requests", "Sequences accepted."),
+    "num_refused": ("requests_refused", "Sequences turned away because too many were in progress."),
+    "num_prefill_retries": ("prefill_retries", "Prompts sent to another prefill replica."),
+    "num_migrations": ("migrations", "Sequences moved to another decode replica."),
+    "num_drain_moves": ("drain_moves", "Sequences moved away from a draining decode replica, with their KV."),
+}
 
 
 class RouterMetrics:
-    """This router's measurements, in a registry of its own, each with the label ``router``; the workers' have none.
+    """This router's measurements since its start."""
 
-    Behind one address each scrape may reach another router: without the label their counters would be mixed.
-    """
-
-    def __init__(self, pools: Iterable[ReplicaPool] = (), *, router_id: str = "") -> None:
-        self.registry = CollectorRegistry()
-        self._router_id = router_id
-        self._workers = CollectorRegistry()
-        self._workers.register(_WorkerCollector(pools))
-        registry = self.registry
-        self._requests = Counter("baton:http_requests", "HTTP requests by answer.", ("path", "code"), registry=registry)
-        self._finishes = Counter(
-            "baton:request_finishes", "Sequences by how they ended.", ("reason",), registry=registry
-        )
-        self.prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens of answered requests.", registry=registry)
-        self.generation_tokens = Counter("baton:generation_tokens", "Tokens generated.", registry=registry)
-        self._ttft = Histogram(
-            "baton:time_to_first_token_seconds",
-            "From acceptance to the first token.",
-            buckets=_LONG_S,
-            registry=registry,
-        )
-        self._itl = Histogram(
-            "baton:inter_token_latency_seconds", "Between tokens of a sequence.", buckets=_SHORT_S, registry=registry
-        )
-        self._e2e = Histogram(
-            "baton:e2e_request_latency_seconds", "From acceptance to the finish.", buckets=_LONG_S, registry=registry
-        )
-        self._finish_children = {
-            reason: self._finishes.labels(reason) for reason in ("stop", "length", "error", "abort")
-        }
+    def __init__(self, counters: RouterCounters | None = None) -> None:
+        self._counters = counters or RouterCounters()
+        self._started_s = time.time()
+        self._answers: Counter[tuple[str, str, str]] = Counter()
+        self._finishes: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._gauges: list[tuple[str, str, Callable[[], float]]] = []
+        self._distributions = {name: Distribution(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self._itl = self._distributions["inter_token_latency_seconds"]
 
     def watch(self, *, in_progress: Callable[[], float], waiting: Callable[[], float]) -> None:
         """Read these numbers whenever Prometheus asks."""
-        for name, text, read in (
+        self._gauges = [
             ("baton:router_requests_in_progress", "Sequences accepted and not ended.", in_progress),
             ("baton:router_requests_waiting", "Sequences that wait for room on a decode replica.", waiting),
-        ):
-            Gauge(name, text, registry=self.registry).set_function(read)
+        ]
 
-    def first_token(self, seconds: float, num_prompt_tokens: int) -> None:
-        """A sequence's first token came."""
-        self._ttft.observe(seconds)
-        self.prompt_tokens.inc(num_prompt_tokens)
+    def first_tokens(self, seconds: float, *, num_prompt_tokens: int, num_tokens: int) -> None:
+        """A sequence's first token came, perhaps with more."""
+        self._distributions["time_to_first_token_seconds"].observe(seconds)
+        self._num_prompt_tokens += num_prompt_tokens
+        self._num_generation_tokens += num_tokens
 
-    def more_tokens(self, seconds_per_token: float) -> None:
-        """More tokens came."""
-        self._itl.observe(seconds_per_token)
+    def more_tokens(self, seconds: float, *, num_tokens: int) -> None:
+        """So many more tokens came, ``seconds`` after the ones before."""
+        self._itl.observe(seconds / num_tokens, num_tokens)
+        self._num_generation_tokens += num_tokens
 
-    def ended(self, reason: str, seconds: float) -> None:
+    def ended(self, reason: str) -> None:
         """A sequence ended with ``stop`` or ``length``, with an ``error``, or its client left: ``abort``."""
-        self._finish_children[reason].inc()
-        if reason in ("stop", "length"):
-            self._e2e.observe(seconds)
+        self._finishes[reason] += 1
 
-    def answered(self, path: str, code: int) -> None:
+    def finished(self, times: Milestones, *, num_prompt_tokens: int, num_output_tokens: int, max_tokens: int) -> None:
+        """A sequence ended well: what its parts took."""
+        now_s = time.perf_counter()
+        observe = {
+            "e2e_request_latency_seconds": now_s - times.accepted_s,
+            "request_queue_time_seconds": times.queue_s,
+            "request_prefill_time_seconds": times.prefill_s,
+            "request_prompt_tokens": num_prompt_tokens,
+            "request_generation_tokens": num_output_tokens,
+            "request_params_max_tokens": max_tokens,
+        }
+        decode_s = now_s - times.first_token_s
+        observe["request_inference_time_seconds"] = times.prefill_s + decode_s
+        if num_output_tokens > 1:
+            observe["request_decode_time_seconds"] = decode_s
+            observe["request_time_per_output_token_seconds"] = decode_s / (num_output_tokens - 1)
+        if (handover_s := times.handover_s) is not None:
+            observe["request_handover_time_seconds"] = handover_s
+        for name, value in observe.items():
+            self._distributions[name].observe(value)
+
+    def answered(self, path: str, method: str, code: int) -> None:
         """An HTTP request was answered."""
-        self._requests.labels(path, str(code)).inc()
+        self._answers[path, method, str(code)] += 1
 
-    def render(self) -> bytes:
-        """The text that Prometheus reads."""
-        ours = CollectorRegistry(auto_describe=False)
-        ours.register(_Labelled(self.registry, self._router_id))
-        text: bytes = generate_latest(ours) + generate_latest(self._workers)
-        return text
+    def families(self) -> tuple[MetricFamily, ...]:
+        """All of it, without the label that says which router this is."""
+        answers: dict[Labels, float] = {
+            (("path", path), ("method", method), ("code", code)): number
+            for (path, method, code), number in self._answers.items()
+        }
+        finishes: dict[Labels, float] = {(("reason", reason),): number for reason, number in self._finishes.items()}
+        return (
+            counter("baton:http_requests", "HTTP requests by answer.", answers),
+            counter("baton:request_finishes", "Sequences by how they ended.", finishes),
+            counter("baton:prompt_tokens", "Prompt tokens of answered requests.", {(): self._num_prompt_tokens}),
+            counter("baton:generation_tokens", "Tokens generated.", {(): self._num_generation_tokens}),
+            *(
+                counter(f"baton:{name}", text, {(): getattr(self._counters, key)})
+                for key, (name, text) in _COUNTERS.items()
+            ),
+            *(histogram(f"baton:{name}", text, self._distributions[name]) for name, (text, _) in _HISTOGRAMS.items()),
+            gauge("baton:router_start_time_seconds", "Unix time of this router's start.", {(): self._started_s}),
+            *(gauge(name, text, {(): read()}) for name, text, read in self._gauges),
+        )

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 _MAX_REMEMBERED = 64
 """So many departed processes can come back (a look-up of the members that missed one) without being counted twice."""
+
+FORGOTTEN = "forgotten"
+"""Stands for those before them, all together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepartedWorker:
+    """What a process counted before it went."""
+
+    replica_id: str
+    incarnation: str
+    counters: Mapping[str, float]
 
 
 class PoolCounters:
@@ -36,17 +49,36 @@ class PoolCounters:
         for replica_id in [known for known in self._living if known not in replica_ids]:
             self._depart(replica_id)
 
-    def departed(self) -> Mapping[str, float]:
-        """The sums over the processes that are gone."""
-        sums = Counter(self._forgotten)
-        for counters in self._departed.values():
-            sums.update(counters)
+    def learn(self, departed: Iterable[DepartedWorker]) -> None:
+        """Take what another router knows of processes that are gone, where we do not know them."""
+        for worker in departed:
+            key = (worker.replica_id, worker.incarnation)
+            living = self._living.get(worker.replica_id)
+            if key not in self._departed and (living is None or living[0] != worker.incarnation):
+                self._remember(key, worker.counters)
+
+    def departed(self) -> tuple[DepartedWorker, ...]:
+        """The processes that are gone, as far as they are remembered."""
+        return tuple(
+            DepartedWorker(replica_id=replica_id, incarnation=incarnation, counters=counters)
+            for (replica_id, incarnation), counters in self._departed.items()
+        )
+
+    def by_replica(self) -> Mapping[str, Mapping[str, float]]:
+        """The counters by replica id, those of all its incarnations together."""
+        sums: dict[str, Counter[str]] = {}
+        for (replica_id, _), counters in self._departed.items():
+            sums.setdefault(replica_id, Counter()).update(counters)
+        for replica_id, (_, counters) in self._living.items():
+            sums.setdefault(replica_id, Counter()).update(counters)
+        if self._forgotten:
+            sums[FORGOTTEN] = Counter(self._forgotten)
         return sums
 
     def total(self) -> Mapping[str, float]:
         """The sums over all processes that ever reported."""
-        sums = Counter(self.departed())
-        for _, counters in self._living.values():
+        sums: Counter[str] = Counter()
+        for counters in self.by_replica().values():
             sums.update(counters)
         return sums
 
@@ -54,6 +86,9 @@ class PoolCounters:
         known = self._living.pop(replica_id, None)
         if known is None:
             return
-        self._departed[replica_id, known[0]] = known[1]
+        self._remember((replica_id, known[0]), known[1])
+
+    def _remember(self, key: tuple[str, str], counters: Mapping[str, float]) -> None:
+        self._departed[key] = counters
         if len(self._departed) > _MAX_REMEMBERED:
             self._forgotten.update(self._departed.pop(next(iter(self._departed))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import time
 import uuid
@@ -14,13 +13,14 @@ from pathlib import Path
 
 from engine.messages import GenerateRequest, SamplingParams, WorkerInfo
 from router.attentive_clock import AttentiveClock
+from router.cluster_view import ClusterView
 from router.counters import RouterCounters
 from router.errors import NoReplicaError, UnknownModelError
 from router.metrics import RouterMetrics
 from router.orchestrator import Orchestrator
 from router.pool import ReplicaPool
+from router.router_report import NoPeers, RouterPeers
 from router.settings import RouterSettings
-from router.status import cluster_status
 from router.text.chat_template import ChatTemplate, load_chat_template
 from router.text.detokenizer import DetokenizerFactory
 from router.text.generation_config import GenerationDefaults, load_generation_defaults
@@ -60,16 +60,18 @@ class RouterService:
         prefill: WorkerPool,
         decode: WorkerPool,
         settings: RouterSettings | None = None,
+        *,
+        router_id: str | None = None,
+        peers: RouterPeers | None = None,
     ) -> None:
-        """Load what turns text into tokens.
+        """Load what turns text into tokens. ``peers`` know this router as ``router_id``.
 
         Raises:
             ModelDirectoryError: The directory has no usable tokenizer or template.
         """
         self.model_name = model_name
         self.settings = settings or RouterSettings()
-        self.created_s = int(time.time())
-        self.router_id = uuid.uuid4().hex[:12]
+        self.router_id = router_id or uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)
         self.chat_template: ChatTemplate | None = load_chat_template(
             model_dir, special_tokens=self.tokenizer.special.named
@@ -83,10 +85,20 @@ class RouterService:
             self._link("decode", decode, self.settings.decode_policy, self.settings.mirrors_decode_cache),
         )
         self.prefill_pool, self.decode_pool = (link.pool for link in self._links)
-        self.metrics = RouterMetrics((self.prefill_pool, self.decode_pool), router_id=self.router_id)
+        self.metrics = RouterMetrics(self.counters)
         self._orchestrator = Orchestrator(*self._links, settings=self.settings, counters=self.counters)
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
+        )
+        self.view = ClusterView(
+            router_id=self.router_id,
+            model_name=model_name,
+            load=self._orchestrator,
+            pools=(self.prefill_pool, self.decode_pool),
+            metrics=self.metrics,
+            counters=self.counters,
+            peers=peers or NoPeers(),
+            settings=self.settings,
         )
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -102,6 +114,7 @@ class RouterService:
             return
         await self._refresh(wait=True)
         self._refreshing = asyncio.create_task(self._keep_refreshing())
+        self.view.start()
 
     async def close(self) -> None:
         """End all requests, tell the workers, stop. Idempotent."""
@@ -109,6 +122,7 @@ class RouterService:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
+        await self.view.close()
         await self._orchestrator.close()
         await self.prefill_pool.close()
         await self.decode_pool.close()
@@ -192,22 +206,6 @@ class RouterService:
             stops=StopStrings(text.stop, include=text.include_stop),
             metrics=self.metrics,
             skip_stop_token=not text.include_stop,
-        )
-
-    async def status(self) -> dict[str, object]:
-        """Fresh numbers of every replica, and the totals: of requests and tokens this router's, of workers all."""
-        return await cluster_status(
-            router={
-                "router_id": self.router_id,
-                "pid": os.getpid(),
-                "created": self.created_s,
-                "server_load": self.num_alive,
-                "num_waiting": self.num_waiting,
-            },
-            model=self.model_name,
-            pools=(self.prefill_pool, self.decode_pool),
-            counters=self.counters,
-            timeout_s=self.settings.status_timeout_s,
         )
 
     def served_models(self) -> Sequence[str]:

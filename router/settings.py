@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from router.policies import PREFIX, make_policy
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+MetricsCompat = Literal["none", "vllm"]
 
 _AT_LEAST_ONE = ("max_body_bytes", "max_body_values", "max_num_requests", "max_num_choices", "max_prefill_attempts")
 
@@ -26,6 +29,8 @@ class RouterSettings:
     answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
     which the router itself did not run does not count.
     ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
+    ``peer_period_s`` is how often routers ask each other for what they counted. ``metrics_compat`` adds metrics under
+    another system's names.
     A prompt of which the decode replica lacks at most ``local_prefill_tokens`` is computed there; 0 sends all to
     prefill.
     Requests with the same value of ``session_header`` go to one replica, unless its KV usage leads the emptiest one's
@@ -53,6 +58,7 @@ class RouterSettings:
     local_prefill_tokens: int = 0
     report_period_s: float = 0.5
     status_timeout_s: float = 2.0
+    peer_period_s: float = 5.0
     abort_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
@@ -65,6 +71,7 @@ class RouterSettings:
     max_mirrored_blocks: int = 500_000
     prefill_policy: str = "queued_tokens"
     decode_policy: str = "kv_usage"
+    metrics_compat: MetricsCompat = "none"
 
     @property
     def mirrors_prefill_cache(self) -> bool:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine.messages import LoadReport
 from router.counters import RouterCounters
 from router.pool import ReplicaPool
 from router.replica import Replica
+from router.router_report import KnownRouter
 from router.workers import ReplicaStatus, WorkerError
+
+_ROUTER_TOTALS = {
+    "requests": "num_requests",
+    "finished": "num_finished",
+    "failed": "num_failed",
+    "cancelled": "num_cancelled",
+    "refused": "num_refused",
+    "tokens": "num_generated_tokens",
+    "prompt_tokens": "num_prompt_tokens",
+    "prefill_retries": "num_prefill_retries",
+    "migrations": "num_migrations",
+    "drain_moves": "num_drain_moves",
+}
 
 _TOTALS = {
     "transfers": "num_transfers",
@@ -31,20 +45,29 @@ _TOTALS = {
 
 async def cluster_status(
     *,
-    router: Mapping[str, object],
     model: str,
+    routers: Sequence[KnownRouter],
     pools: Iterable[ReplicaPool],
-    counters: RouterCounters,
     timeout_s: float,
 ) -> dict[str, object]:
-    """Ask every replica at once, none for longer than ``timeout_s``. ``router`` says who answers."""
+    """Ask every replica at once, none for longer than ``timeout_s``. The first of ``routers`` is the one that answers.
+
+    The totals are those of all routers and of all workers, the departed included.
+    """
     rows: dict[str, list[dict[str, object]]] = {}
     sums: Counter[str] = Counter()
     for pool in pools:
         answers = await asyncio.gather(*(_ask(pool, replica, timeout_s) for replica in by_name(pool)))
         rows[pool.role] = answers
         sums.update(pool.counters.total())
-    return {"model": model, "router": dict(router), "pools": rows, "totals": _totals(sums, counters)}
+    router_rows = [_router_row(router) for router in routers]
+    return {
+        "model": model,
+        "router": router_rows[0],
+        "routers": router_rows,
+        "pools": rows,
+        "totals": _totals(sums, [router.report.counters for router in routers]),
+    }
 
 
 def by_name(pool: ReplicaPool) -> list[Replica]:
@@ -52,18 +75,23 @@ def by_name(pool: ReplicaPool) -> list[Replica]:
     return sorted(pool.replicas, key=lambda replica: replica.replica_id)
 
 
-def _totals(sums: Mapping[str, float], counters: RouterCounters) -> dict[str, object]:
+def _router_row(router: KnownRouter) -> dict[str, object]:
+    report = router.report
+    is_gone = router.state == "departed"
+    return {
+        "router_id": report.router_id,
+        "pid": report.pid,
+        "state": router.state,
+        "created": report.created_s,
+        "server_load": 0 if is_gone else report.num_alive,
+        "num_waiting": 0 if is_gone else report.num_waiting,
+        **{name: getattr(report.counters, key) for name, key in _ROUTER_TOTALS.items()},
+    }
+
+
+def _totals(sums: Mapping[str, float], counters: Sequence[RouterCounters]) -> dict[str, object]:
     totals: dict[str, object] = {
-        "requests": counters.num_requests,
-        "finished": counters.num_finished,
-        "failed": counters.num_failed,
-        "cancelled": counters.num_cancelled,
-        "refused": counters.num_refused,
-        "tokens": counters.num_generated_tokens,
-        "prompt_tokens": counters.num_prompt_tokens,
-        "prefill_retries": counters.num_prefill_retries,
-        "migrations": counters.num_migrations,
-        "drain_moves": counters.num_drain_moves,
+        name: sum(getattr(item, key) for item in counters) for name, key in _ROUTER_TOTALS.items()
     }
     totals.update({name: _whole(sums.get(key, 0)) for name, key in _TOTALS.items()})
     totals["counters"] = {name: _whole(value) for name, value in sorted(sums.items())}

@@ -46,7 +46,6 @@ class TextOutput:
         self._stops = stops
         self._metrics = metrics
         self._skip_stop_token = skip_stop_token
-        self._started_s = time.perf_counter()
         self._last_s = 0.0
         self._is_counted = False
         self.is_finished = False
@@ -97,7 +96,14 @@ class TextOutput:
         """Count how the sequence ended; the first reason is the one."""
         if not self._is_counted:
             self._is_counted = True
-            self._metrics.ended(reason, time.perf_counter() - self._started_s)
+            self._metrics.ended(reason)
+            if reason in ("stop", "length"):
+                self._metrics.finished(
+                    self._generation.times,
+                    num_prompt_tokens=self.num_prompt_tokens,
+                    num_output_tokens=self.num_output_tokens,
+                    max_tokens=self._generation.request.sampling.max_tokens,
+                )
 
     def _piece(self, delta: TokenDelta) -> TextPiece:
         if delta.num_cached_tokens is not None and self.num_output_tokens == 0:
@@ -133,8 +139,8 @@ class TextOutput:
         if num_tokens == 0:
             return
         if self.num_output_tokens == 0:
-            self._metrics.first_token(now_s - self._started_s, self.num_prompt_tokens)
+            seconds = now_s - self._generation.times.accepted_s
+            self._metrics.first_tokens(seconds, num_prompt_tokens=self.num_prompt_tokens, num_tokens=num_tokens)
         else:
-            self._metrics.more_tokens((now_s - self._last_s) / num_tokens)
-        self._metrics.generation_tokens.inc(num_tokens)
+            self._metrics.more_tokens(now_s - self._last_s, num_tokens=num_tokens)
         self._last_s = now_s

@@ -205,6 +205,7 @@ class Admission:
         counters.prefix_queried_tokens += request.num_tokens
         counters.prefix_hit_tokens += num_local_tokens
         request.num_cached_tokens = min(num_local_tokens, request.num_prompt_tokens)
+        request.queue_s = self._clock() - request.queued_at_s
 
     def _ask_again(self) -> None:
         """Put undecided requests back, oldest first, when they are due."""

@@ -25,3 +25,4 @@ class Counters:
     recomputed_tokens: int = 0
     num_adopted_blocks: int = 0
     num_unknown_ids: int = 0
+    num_nan_logits: int = 0

@@ -108,6 +108,7 @@ class Outcome:
             num_cached_tokens=request.num_cached_tokens,
             num_remote_tokens=request.num_remote_tokens,
             logprobs=DeltaLogprobs(prompt=request.prompt_logprobs.table()) if request.prompt_logprobs else None,
+            queue_s=request.queue_s,
         )
 
     @staticmethod
@@ -151,6 +152,7 @@ class Outcome:
             num_cached_tokens=first.num_cached_tokens if first else None,
             num_remote_tokens=first.num_remote_tokens if first else None,
             logprobs=first.logprobs if first else None,
+            queue_s=first.queue_s if first else None,
         )
 
     def _publish_full_blocks(self, rows: RowArray, ends: IntArray) -> None:

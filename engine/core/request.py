@@ -67,6 +67,7 @@ class Request:
         "num_published_blocks",
         "num_remote_tokens",
         "prompt_logprobs",
+        "queue_s",
         "queued_at_s",
         "request_id",
         "root",
@@ -102,6 +103,7 @@ class Request:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.num_remote_tokens = 0
+        self.queue_s = 0.0
         self.is_silent = True
         is_first = not message.output_token_ids and message.kv_transfer is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first

@@ -185,6 +185,8 @@ class Scheduler:
         self._kv_cache.step_returned(step.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_returned(step.step_id)
+        if result.has_nan is not None:
+            self._counters.num_nan_logits += int(np.count_nonzero(result.has_nan))
         return self._outcome.apply(step, output, result)
 
     # ---- the connector

@@ -47,6 +47,7 @@ def take_snapshot(
         recomputed_tokens=counters.recomputed_tokens,
         num_adopted_blocks=counters.num_adopted_blocks,
         num_unknown_ids=counters.num_unknown_ids,
+        num_nan_logits=counters.num_nan_logits,
         num_allocated_blocks=kv_cache.pool.num_allocated,
         num_evicted_blocks=kv_cache.pool.num_evicted,
         num_sampled_lifetimes=kv_cache.lifetimes.num_sampled,

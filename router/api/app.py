@@ -155,7 +155,7 @@ def _add_models(app: FastAPI, service: RouterService) -> None:
         return {
             "id": name,
             "object": "model",
-            "created": service.created_s,
+            "created": service.view.created_s,
             "owned_by": "baton",
             "root": name,
             "max_model_len": max_model_len,
@@ -194,8 +194,8 @@ def _add_operations(app: FastAPI, service: RouterService) -> None:
 
     @app.get("/status")
     async def get_status() -> dict[str, object]:
-        """Every replica, asked now, and the totals."""
-        return await service.status()
+        """Every router and every replica, asked now, and the totals of all."""
+        return await service.view.status()
 
     @app.get("/load")
     async def get_load() -> dict[str, int]:
@@ -204,5 +204,7 @@ def _add_operations(app: FastAPI, service: RouterService) -> None:
 
     @app.get("/metrics")
     async def get_metrics() -> Response:
-        """Everything measured, for Prometheus."""
-        return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Everything measured, by all routers and workers, for Prometheus."""
+        return PlainTextResponse(
+            await service.view.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )

@@ -13,6 +13,8 @@ from router.metrics import RouterMetrics
 HEADER = "x-request-id"
 _ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
 
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS"})
+
 
 class RequestIdMiddleware:
     """Gives every answer the caller's request id, or a new one if there is none or it is unusable.
@@ -36,12 +38,13 @@ class RequestIdMiddleware:
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if _ACCEPTED.fullmatch(given) else uuid.uuid4().hex
         path = scope["path"] if scope["path"] in self._paths else "other"
+        method = scope["method"] if scope["method"] in _METHODS else "other"
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if self._answers_request_id:
                     MutableHeaders(scope=message)[HEADER] = request_id
-                self._metrics.answered(path, message["status"])
+                self._metrics.answered(path, method, message["status"])
             await send(message)
 
         scope["baton_request_id"] = request_id

@@ -14,6 +14,7 @@ import httpx
 from fastapi import FastAPI
 
 from router.api.app import build_app
+from router.router_report import RouterPeers
 from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
@@ -80,11 +81,13 @@ async def router_rig(
     tokens_per_step: int = 1,
     max_model_len: int = 512,
     security: SecuritySettings | None = None,
+    router_id: str | None = None,
+    peers: RouterPeers | None = None,
 ) -> AsyncIterator[RouterRig]:
     """A started router; at the end nothing of it is left."""
     prefill = FakePrefillPool(num_prefill, next_token=next_token, max_model_len=max_model_len)
     decode = FakeDecodePool(num_decode, prefill=prefill, tokens_per_step=tokens_per_step, max_model_len=max_model_len)
-    service = RouterService(model_dir, "tiny", prefill, decode, settings)
+    service = RouterService(model_dir, "tiny", prefill, decode, settings, router_id=router_id, peers=peers)
     await service.start()
     app = build_app(service, security=security)
     transport = httpx.ASGITransport(app)

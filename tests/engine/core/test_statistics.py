@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from engine.block_hash import BlockHash
 from engine.core.kv_cache_manager import LIFETIME_SAMPLE, KVCacheManager
+from engine.step import ModelRunnerOutput
 from tests.support.scheduler_requests import fresh_prompt, make_config, make_request
 from tests.support.scheduler_world import SchedulerWorld
 
@@ -103,3 +105,34 @@ def test_c13_a_snapshot_does_not_change() -> None:
     assert stats.num_requests == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
         stats.num_requests = 1  # type: ignore[misc]
+
+
+def test_f7_tokens_whose_logits_held_a_nan_are_counted() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=32)
+    for name in ("a", "b", "c"):
+        world.add(make_request(name, 7, max_tokens=3))
+    output = world.scheduler.schedule()
+    result = ModelRunnerOutput(
+        sampled_token_ids=np.full(3, 5, dtype=np.int32), has_nan=np.array([True, False, True], dtype=np.bool_)
+    )
+
+    world.scheduler.update(output, result)
+
+    assert world.scheduler.stats().num_nan_logits == 2
+
+
+def test_first_delta_says_how_long_a_request_waited() -> None:
+    world = SchedulerWorld(make_config(seqs=1), num_blocks=32)
+    world.add(make_request("first", 7, max_tokens=2))
+    world.add(make_request("second", 7, max_tokens=2))
+    waited: dict[str, list[float]] = {}
+    for _ in range(6):
+        output = world.scheduler.schedule()
+        result = ModelRunnerOutput(sampled_token_ids=np.full(output.rows.size, 5, dtype=np.int32))
+        for deltas in world.scheduler.update(output, result).deltas_by_client().values():
+            for delta in deltas:
+                if delta.queue_s is not None:
+                    waited.setdefault(delta.request_id, []).append(delta.queue_s)
+        world.now_s += 1.0
+
+    assert waited == {"first": [0.0], "second": [2.0]}

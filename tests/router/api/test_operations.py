@@ -98,7 +98,7 @@ async def test_metrics_count_what_happened(model_dir: Path) -> None:
         assert samples["baton:request_finishes_total", "length"] == 1
         assert samples["baton:time_to_first_token_seconds_count",] == 1
         assert samples["baton:e2e_request_latency_seconds_count",] == 1
-        assert samples["baton:http_requests_total", "/v1/completions", "400"] == 0 + 1
+        assert samples["baton:http_requests_total", "/v1/completions", "400", "POST"] == 1
         assert samples["baton:replica_up", "decode", "decode-0"] == 1
         assert samples["baton:worker_num_generated_tokens_total", "decode", "decode-0"] == 4
 

@@ -1,0 +1,150 @@
+"""The whole cluster as one router can tell of it: its own numbers, those of its peers, and those of all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from router.counters import RouterCounters
+from router.metric_rows import Labels, MetricFamily, gauge, render
+from router.metrics import RouterMetrics
+from router.pool import ReplicaPool
+from router.router_report import KnownRouter, RouterBoard, RouterPeers, RouterReport
+from router.settings import RouterSettings
+from router.status import cluster_status
+from router.vllm_metrics import vllm_families
+from router.worker_metrics import worker_families
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+class Load(Protocol):
+    """How much this router has to do."""
+
+    @property
+    def num_alive(self) -> int:
+        """Sequences in progress, those that wait included."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for room on a decode replica."""
+
+
+class ClusterView:
+    """Answers /status and /metrics. Whichever router is asked, the answer tells of all of them.
+
+    Routers ask each other when they are asked, and every ``peer_period_s``, so that one that goes is remembered with
+    nearly all that it counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        router_id: str,
+        model_name: str,
+        load: Load,
+        pools: Sequence[ReplicaPool],
+        metrics: RouterMetrics,
+        counters: RouterCounters,
+        peers: RouterPeers,
+        settings: RouterSettings,
+    ) -> None:
+        self.created_s = int(time.time())
+        self._router_id = router_id
+        self._model_name = model_name
+        self._load = load
+        self._pools = tuple(pools)
+        self._metrics = metrics
+        self._counters = counters
+        self._board = RouterBoard(peers, own_id=router_id)
+        self._settings = settings
+        self._num_reports = 0
+        self._meeting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the other routers."""
+        self._meeting = asyncio.create_task(self._keep_meeting())
+
+    async def close(self) -> None:
+        """Stop following. Idempotent."""
+        if self._meeting is not None:
+            self._meeting.cancel()
+            await asyncio.gather(self._meeting, return_exceptions=True)
+            self._meeting = None
+
+    def report(self) -> RouterReport:
+        """What this router tells another."""
+        self._num_reports += 1
+        return RouterReport(
+            router_id=self._router_id,
+            number=self._num_reports,
+            pid=os.getpid(),
+            created_s=self.created_s,
+            num_alive=self._load.num_alive,
+            num_waiting=self._load.num_waiting,
+            counters=replace(self._counters),
+            families=self._metrics.families(),
+            departed={pool.role: pool.counters.departed() for pool in self._pools},
+            gone=self._board.gone(),
+        )
+
+    async def status(self) -> dict[str, object]:
+        """Every router and every replica, asked now, and the totals of all."""
+        return await cluster_status(
+            model=self._model_name,
+            routers=await self._routers(),
+            pools=self._pools,
+            timeout_s=self._settings.status_timeout_s,
+        )
+
+    async def metrics_text(self) -> bytes:
+        """Everything measured, for Prometheus: rows of routers have the label ``router``, those of workers do not."""
+        routers = await self._routers()
+        return render([*_router_families(routers), *worker_families(self._pools), *self._compatible(routers)])
+
+    def _compatible(self, routers: Sequence[KnownRouter]) -> list[MetricFamily]:
+        if self._settings.metrics_compat != "vllm":
+            return []
+        return vllm_families([router.report for router in routers], self._pools, model_name=self._model_name)
+
+    async def _routers(self) -> list[KnownRouter]:
+        """All routers, this one first."""
+        others = await self._meet()
+        return [KnownRouter(report=self.report(), state="running"), *others]
+
+    async def _meet(self) -> tuple[KnownRouter, ...]:
+        others = await self._board.refresh(timeout_s=self._settings.status_timeout_s)
+        for other in others:
+            for pool in self._pools:
+                pool.counters.learn(other.report.departed.get(pool.role, ()))
+        return others
+
+    async def _keep_meeting(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.peer_period_s)
+            try:
+                await self._meet()
+            except Exception:
+                logger.exception("asking the other routers failed")
+
+
+def _router_families(routers: Sequence[KnownRouter]) -> list[MetricFamily]:
+    families: list[MetricFamily] = []
+    for router in routers:
+        is_gone = router.state == "departed"
+        families.extend(
+            family.labelled(router=router.report.router_id)
+            for family in router.report.families
+            if not (is_gone and family.kind == "gauge")
+        )
+    is_up: dict[Labels, float] = {
+        (("router", router.report.router_id),): float(router.state == "running")
+        for router in routers
+        if router.state != "departed"
+    }
+    return [*families, gauge("baton:router_up", "1 when the router answers the one that was asked.", is_up)]

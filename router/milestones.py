@@ -1,0 +1,58 @@
+"""When a request passed from one part of its life to the next."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class Milestones:
+    """Times by ``time.perf_counter``, written as they pass; None for what has not happened.
+
+    ``engine_queue_s`` is how long the first engine let the request wait, by its own clock.
+    """
+
+    accepted_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float | None = None
+    handed_over_s: float | None = None
+    tokens_s: list[float] = field(default_factory=list)
+    engine_queue_s: float = 0.0
+
+    def enter(self, stage: str) -> None:
+        """The request leaves admission, or a prefill replica is done with it."""
+        now_s = time.perf_counter()
+        if self.admitted_s is None:
+            self.admitted_s = now_s
+        if stage == "decode" and self.tokens_s:
+            self.handed_over_s = now_s
+
+    def token(self, queue_s: float | None) -> None:
+        """Tokens came. Only the first two times count."""
+        if len(self.tokens_s) < 2:
+            self.tokens_s.append(time.perf_counter())
+            if len(self.tokens_s) == 1 and queue_s is not None:
+                self.engine_queue_s = queue_s
+
+    @property
+    def first_token_s(self) -> float:
+        """When the first token came."""
+        return self.tokens_s[0] if self.tokens_s else self.accepted_s
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds that the request waited: here for room, and there to be computed."""
+        admitted_s = self.first_token_s if self.admitted_s is None else self.admitted_s
+        return admitted_s - self.accepted_s + self.engine_queue_s
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds from there to the first token."""
+        return max(self.first_token_s - self.accepted_s - self.queue_s, 0.0)
+
+    @property
+    def handover_s(self) -> float | None:
+        """Seconds from the prefill replica's token to the first one of a decode replica."""
+        if self.handed_over_s is None or len(self.tokens_s) < 2:
+            return None
+        return self.tokens_s[1] - self.tokens_s[0]

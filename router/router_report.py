@@ -1,0 +1,126 @@
+"""What one router tells another of itself, and what each remembers of all: any of them can answer for the whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
+
+from router.counters import RouterCounters
+from router.metric_rows import MetricFamily
+from router.pool_counters import DepartedWorker
+from router.workers import WorkerError
+
+RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
+
+MAX_DEPARTED = 64
+"""So many routers that are gone stay in the totals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterReport:
+    """One router at one moment. ``number`` grows with each report of the same router.
+
+    ``departed`` are the workers, by role, that this router saw and that are gone; ``gone`` are the last reports of
+    routers that are gone, so that those who come later know of them too.
+    """
+
+    router_id: str
+    number: int
+    pid: int
+    created_s: int
+    num_alive: int
+    num_waiting: int
+    counters: RouterCounters
+    families: tuple[MetricFamily, ...]
+    departed: Mapping[str, tuple[DepartedWorker, ...]]
+    gone: tuple[RouterReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRouter:
+    """A router as it was last heard of, and whether it is there."""
+
+    report: RouterReport
+    state: RouterState
+
+
+class RouterPeers(Protocol):
+    """The other routers of the cluster. Their ids are those that they call themselves."""
+
+    def peer_ids(self) -> Sequence[str]:
+        """Those that can be asked now, without a network call."""
+
+    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
+        """Ask one.
+
+        Raises:
+            WorkerUnavailableError: It is gone, or does not answer in time.
+        """
+
+
+class NoPeers:
+    """A router that is alone."""
+
+    def peer_ids(self) -> Sequence[str]:
+        """Nobody."""
+        return ()
+
+    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
+        """Nobody can be asked."""
+        raise NotImplementedError
+
+
+class RouterBoard:
+    """The newest report of each other router; of those that are gone, the last."""
+
+    def __init__(self, peers: RouterPeers, *, own_id: str) -> None:
+        self._peers = peers
+        self._own_id = own_id
+        self._known: dict[str, KnownRouter] = {}
+
+    @property
+    def others(self) -> tuple[KnownRouter, ...]:
+        """All that were ever heard of, as of the last ``refresh``."""
+        return tuple(self._known.values())
+
+    def gone(self) -> tuple[RouterReport, ...]:
+        """The last reports of those that are gone."""
+        return tuple(known.report for known in self._known.values() if known.state == "departed")
+
+    async def refresh(self, *, timeout_s: float) -> tuple[KnownRouter, ...]:
+        """Ask all of them at once, none for longer than ``timeout_s``."""
+        router_ids = self._peers.peer_ids()
+        answers = await asyncio.gather(*(self._ask(router_id, timeout_s) for router_id in router_ids))
+        reports = [report for report in answers if report is not None]
+        answered = {report.router_id for report in reports}
+        for report in reports:
+            for gone in report.gone:
+                if gone.router_id not in answered and gone.router_id != self._own_id:
+                    self._note(gone)
+            self._note(report)
+        for router_id, known in self._known.items():
+            state: RouterState = "unreachable" if router_id in router_ids else "departed"
+            if router_id not in answered and known.state != state:
+                self._known[router_id] = KnownRouter(report=known.report, state=state)
+        self._forget_oldest()
+        return self.others
+
+    async def _ask(self, router_id: str, timeout_s: float) -> RouterReport | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._peers.report(router_id, timeout_s=timeout_s)
+        except (WorkerError, TimeoutError):
+            return None
+
+    def _note(self, report: RouterReport) -> None:
+        known = self._known.pop(report.router_id, None)
+        is_newer = known is None or report.number > known.report.number
+        newest = report if is_newer or known is None else known.report
+        self._known[report.router_id] = KnownRouter(report=replace(newest, gone=()), state="running")
+
+    def _forget_oldest(self) -> None:
+        departed = [router_id for router_id, known in self._known.items() if known.state == "departed"]
+        for router_id in departed[:-MAX_DEPARTED]:
+            del self._known[router_id]

@@ -1,0 +1,126 @@
+"""Two routers behind one address, with keys: what each answers is about both, and only for who may ask."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.security import hash_key, new_key
+from tests.support.cluster import POLL_PERIOD_S, ClusterProcess, run_baton, running_cluster
+
+USER, ADMIN = new_key(), new_key()
+NUM_REQUESTS, NUM_TOKENS = 12, 5
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(served_model: Path) -> Iterator[ClusterProcess]:
+    security = {"api_keys": [hash_key(USER)], "admin_keys": [hash_key(ADMIN)]}
+    with running_cluster(
+        model=str(served_model),
+        dtype="float32",
+        router_replicas=2,
+        security=security,
+        metrics={"compat": "vllm"},
+        router={"peer_period_s": 0.2},
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: ClusterProcess) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    with httpx.Client(base_url=cluster.url, timeout=60.0, trust_env=False, headers=headers) as client:
+        yield client
+
+
+def read_status(client: httpx.Client) -> dict[str, Any]:
+    answer: dict[str, Any] = client.get("/status").json()
+    return answer
+
+
+def generated(client: httpx.Client) -> dict[str, float]:
+    """Tokens by router, as a scrape tells it."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {
+        sample.labels["router"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "baton:generation_tokens_total"
+    }
+
+
+def complete(client: httpx.Client) -> None:
+    body = {"prompt": [5] * 9, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    assert client.post("/v1/completions", json=body).status_code == httpx.codes.OK
+
+
+def test_whichever_router_answers_tells_of_both_and_of_one_that_died(client: httpx.Client) -> None:
+    for _ in range(NUM_REQUESTS):
+        complete(client)
+
+    answers = answers_of_both(client)
+    scrapes = [generated(client) for _ in range(8)]
+
+    assert {len(answer["routers"]) for answer in answers} == {2}
+    assert {answer["totals"]["requests"] for answer in answers} == {NUM_REQUESTS}
+    assert {answer["totals"]["tokens"] for answer in answers} == {NUM_REQUESTS * NUM_TOKENS}
+    assert {sum(scrape.values()) for scrape in scrapes} == {NUM_REQUESTS * NUM_TOKENS}
+    assert {tuple(sorted(scrape.items())) for scrape in scrapes} == {tuple(sorted(scrapes[0].items()))}
+
+    victim = answers[0]["routers"][1]
+    os.kill(victim["pid"], signal.SIGKILL)
+    status = wait_for_replacement(client, victim["router_id"])
+
+    assert status["totals"]["tokens"] == NUM_REQUESTS * NUM_TOKENS
+    assert generated(client)[victim["router_id"]] == victim["tokens"]
+
+
+def answers_of_both(client: httpx.Client) -> list[dict[str, Any]]:
+    """Statuses, asked for until each router gave one: Serve chooses who answers."""
+    deadline_s = time.monotonic() + WAIT_S
+    answers = []
+    while len({answer["router"]["router_id"] for answer in answers}) < 2:
+        assert time.monotonic() < deadline_s, "only one router ever answered"
+        answers.append(read_status(client))
+    return answers
+
+
+def wait_for_replacement(client: httpx.Client, router_id: str) -> dict[str, Any]:
+    """The first status in which the router is gone and there are two others."""
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        time.sleep(POLL_PERIOD_S)
+        try:
+            status = read_status(client)
+        except (httpx.TransportError, ValueError):
+            continue
+        states = {row["router_id"]: row["state"] for row in status.get("routers", ())}
+        if states.get(router_id) == "departed" and list(states.values()).count("running") == 2:
+            return status
+    raise AssertionError(f"no replacement of {router_id} within {WAIT_S:.0f} s: {read_status(client)}")
+
+
+def test_keys_are_asked_for(cluster: ClusterProcess) -> None:
+    with httpx.Client(base_url=cluster.url, timeout=60.0, trust_env=False) as client:
+        user = {"Authorization": f"Bearer {USER}"}
+        assert client.get("/health").status_code == httpx.codes.OK
+        assert client.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
+        assert client.get("/v1/models", headers=user).status_code == httpx.codes.OK
+        assert client.get("/status", headers=user).status_code == httpx.codes.FORBIDDEN
+
+
+def test_commands_take_the_key(cluster: ClusterProcess) -> None:
+    refused = run_baton("status", "--url", cluster.url)
+    shown = run_baton("status", "--url", cluster.url, "--api-key", ADMIN)
+
+    assert (refused.returncode, "no API key was sent" in refused.stderr) == (1, True)
+    assert (shown.returncode, "prefill" in shown.stdout) == (0, True)

@@ -1,0 +1,189 @@
+"""Several routers: whichever is asked tells of all of them, and of those that are gone."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.metric_rows import MetricFamily
+from router.router_report import MAX_DEPARTED, RouterBoard, RouterReport
+from tests.support.router_peers import PeerNet
+from tests.support.router_rig import FAST, RouterRig, router_rig, until
+
+QUICK = replace(FAST, status_timeout_s=0.2, peer_period_s=0.02)
+SLOW = replace(FAST, peer_period_s=3600.0)
+
+
+@dataclass(slots=True)
+class Routers:
+    """Two routers that know each other."""
+
+    net: PeerNet
+    one: RouterRig
+    two: RouterRig
+
+
+async def two_routers(model_dir: Path, stack: AsyncExitStack, settings: Any) -> Routers:
+    net = PeerNet()
+    rigs = []
+    for name in ("one", "two"):
+        rig = await stack.enter_async_context(
+            router_rig(model_dir, settings=settings, router_id=name, peers=net.seen_by(name))
+        )
+        net.views[name] = rig.service.view
+        rigs.append(rig)
+    return Routers(net, *rigs)
+
+
+@pytest.fixture
+async def routers(model_dir: Path) -> AsyncIterator[Routers]:
+    async with AsyncExitStack() as stack:
+        yield await two_routers(model_dir, stack, SLOW)
+
+
+async def samples(rig: RouterRig) -> dict[tuple[str, ...], float]:
+    families = list(text_string_to_metric_families((await rig.client.get("/metrics")).text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names)), "a family is there twice"
+    rows = [(item.name, *item.labels.values()) for family in families for item in family.samples]
+    assert len(rows) == len(set(rows)), "a row is there twice"
+    return {(item.name, *item.labels.values()): item.value for family in families for item in family.samples}
+
+
+async def totals(rig: RouterRig) -> dict[str, Any]:
+    answer: dict[str, Any] = (await rig.client.get("/status")).json()
+    return answer["totals"]
+
+
+async def test_either_router_tells_what_both_counted(routers: Routers) -> None:
+    await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
+    await routers.two.complete([5] * 9, max_tokens=3, ignore_eos=True)
+    await routers.two.complete([5] * 9, max_tokens=3, ignore_eos=True)
+
+    for rig in (routers.one, routers.two):
+        found = await samples(rig)
+        assert found["baton:generation_tokens_total", "one"] == 5
+        assert found["baton:generation_tokens_total", "two"] == 6
+        assert found["baton:time_to_first_token_seconds_count", "one"] == 1
+        assert found["baton:time_to_first_token_seconds_count", "two"] == 2
+        status = await totals(rig)
+        assert (status["requests"], status["tokens"], status["prompt_tokens"]) == (3, 11, 25)
+
+
+async def test_status_has_a_row_for_each_router_the_one_that_answers_first(routers: Routers) -> None:
+    status = (await routers.two.client.get("/status")).json()
+
+    assert [(row["router_id"], row["state"]) for row in status["routers"]] == [("two", "running"), ("one", "running")]
+    assert status["router"] == status["routers"][0]
+
+
+async def test_router_that_does_not_answer_is_told_as_it_was_last_known(model_dir: Path) -> None:
+    async with AsyncExitStack() as stack:
+        routers = await two_routers(model_dir, stack, replace(SLOW, status_timeout_s=0.05))
+        await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
+        assert (await totals(routers.two))["tokens"] == 5
+        routers.net.silent.add("one")
+
+        status = (await routers.two.client.get("/status")).json()
+        found = await samples(routers.two)
+
+    assert [(row["router_id"], row["state"]) for row in status["routers"]][1] == ("one", "unreachable")
+    assert status["totals"]["tokens"] == 5
+    assert (found["baton:router_up", "one"], found["baton:router_up", "two"]) == (0, 1)
+
+
+async def test_router_that_is_gone_stays_in_the_counts_but_not_in_the_gauges(model_dir: Path) -> None:
+    async with AsyncExitStack() as stack:
+        routers = await two_routers(model_dir, stack, QUICK)
+        await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
+        board = routers.two.service.view._board
+        await until(lambda: any(item.report.counters.num_finished == 1 for item in board.others))
+        del routers.net.views["one"]
+
+        found = await samples(routers.two)
+        status = await totals(routers.two)
+
+    assert status["tokens"] == found["baton:generation_tokens_total", "one"] == 5
+    assert ("baton:router_up", "one") not in found
+    assert ("baton:router_requests_in_progress", "one") not in found
+
+
+async def test_router_that_comes_later_knows_of_those_that_went(model_dir: Path) -> None:
+    async with AsyncExitStack() as stack:
+        routers = await two_routers(model_dir, stack, QUICK)
+        await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
+        await totals(routers.two)
+        del routers.net.views["one"]
+        await totals(routers.two)
+        peers = routers.net.seen_by("three")
+        late = await stack.enter_async_context(router_rig(model_dir, settings=SLOW, router_id="three", peers=peers))
+
+        answer = (await late.client.get("/status")).json()
+
+    states = {row["router_id"]: row["state"] for row in answer["routers"]}
+    assert states == {"three": "running", "two": "running", "one": "departed"}
+    assert answer["totals"]["tokens"] == 5
+
+
+async def test_workers_that_only_one_router_saw_are_in_the_counts_of_both(routers: Routers) -> None:
+    one = routers.one
+    await one.complete([5] * 20, max_tokens=4, ignore_eos=True)
+    counted = (await totals(one))["counters"]["num_generated_tokens"]
+    one.decode.add("decode-new")
+    one.decode.hidden.add("decode-0")
+    await until(lambda: [item.replica_id for item in one.service.decode_pool.replicas] == ["decode-new"])
+
+    assert counted == 4
+    # The other router's own workers have the same names here; what it learns is the process that it never saw.
+    departed = one.service.view.report().departed["decode"]
+    assert [item.replica_id for item in departed] == ["decode-0"]
+
+
+async def test_report_passes_between_processes(routers: Routers) -> None:
+    await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
+    report = routers.one.service.view.report()
+
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+@dataclass(slots=True)
+class Coming:
+    """Peers that come and go."""
+
+    names: list[str] = field(default_factory=list)
+
+    def peer_ids(self) -> list[str]:
+        return self.names
+
+    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
+        from router.counters import RouterCounters
+
+        families: tuple[MetricFamily, ...] = ()
+        return RouterReport(
+            router_id=router_id,
+            number=1,
+            pid=1,
+            created_s=0,
+            num_alive=0,
+            num_waiting=0,
+            counters=RouterCounters(),
+            families=families,
+            departed={},
+        )
+
+
+async def test_only_so_many_routers_are_remembered() -> None:
+    peers = Coming()
+    board = RouterBoard(peers, own_id="me")
+    for number in range(MAX_DEPARTED + 10):
+        peers.names = [f"router-{number}"]
+        await board.refresh(timeout_s=1.0)
+
+    assert len(board.others) == MAX_DEPARTED + 1
