@@ -88,6 +88,7 @@ class Worker:
             identity=identity,
             node_ip=get_node_ip_address(),  # type: ignore[no-untyped-call]
             model_name=settings.model_name,
+            stream_chunk_tokens=settings.engine.scheduler.prefill_chunk_tokens if settings.transfer.streamed else 0,
         )
         return built, info
 

@@ -110,7 +110,9 @@ class AsyncEngine:
             EngineDeadError: Nothing was added.
         """
         new = [
-            request for request in requests if request.request_id not in self._requests_of.get(request.client_id, ())
+            request
+            for request in requests
+            if request.kv_stream is None and request.request_id not in self._requests_of.get(request.client_id, ())
         ]
         for request in new:
             self._requests_of.setdefault(request.client_id, set()).add(request.request_id)
@@ -176,6 +178,8 @@ class AsyncEngine:
             if self._streams.get(client_id) is stream:
                 del self._streams[client_id]
                 self.abort_nowait(tuple(self._requests_of.pop(client_id, ())))
+                if not self._has_ended:
+                    self._post(lambda: self._core.forget_client(client_id))
 
     async def drain(self, *, moves_out: bool) -> None:
         """Take no more requests, and return when nothing is left here: no request, and no lease of a finished one.

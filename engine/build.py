@@ -56,7 +56,15 @@ def build_engine(
     return BuiltEngine(core=core, runner=runner, connector=connector)
 
 
-def worker_info(runner: ModelRunner, *, role: str, identity: PeerIdentity, node_ip: str, model_name: str) -> WorkerInfo:
+def worker_info(
+    runner: ModelRunner,
+    *,
+    role: str,
+    identity: PeerIdentity,
+    node_ip: str,
+    model_name: str,
+    stream_chunk_tokens: int = 0,
+) -> WorkerInfo:
     """The constants of a worker around ``runner`` in this process."""
     return WorkerInfo(
         role=role,
@@ -72,4 +80,5 @@ def worker_info(runner: ModelRunner, *, role: str, identity: PeerIdentity, node_
         vocab_size=runner.model_config.vocab_size,
         device=runner.region.memory.value,
         dtype=runner.layout.dtype,
+        stream_chunk_tokens=stream_chunk_tokens,
     )

@@ -81,6 +81,13 @@ class SchedulerConfig:
     enable_cache_events: bool = False
     cache_event_capacity: int = 65_536
 
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """Most tokens of one prompt that a step computes; 0: prompts are computed whole."""
+        if not self.enable_chunked_prefill:
+            return 0
+        return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
+
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting", "cache_event_capacity"):
             if getattr(self, name) < 1:

@@ -67,6 +67,10 @@ class EngineCore:
         """End the requests that can go on elsewhere, their KV under leases; returns how many. Between steps only."""
         return self.scheduler.move_out()
 
+    def forget_client(self, client_id: str) -> None:
+        """A front end is gone: hold nothing for requests that it was still going to send."""
+        self.scheduler.forget_client(client_id)
+
     def collect(self) -> None:
         """Take what ended in the connector: loads that arrived or failed, leases that ended."""
         if self.connector is None:
@@ -152,6 +156,7 @@ _GAUGES = (
     "num_loading",
     "num_leased_blocks",
     "num_held_blocks",
+    "num_early_blocks",
     "queued_prefill_tokens",
 )
 _SCHEDULER_COUNTERS = tuple(name for name in SchedulerStats.__dataclass_fields__ if name not in _GAUGES)

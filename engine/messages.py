@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from kv_transfer.params import KVTransferParams
+from kv_transfer.params import KVStreamParams, KVTransferParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +74,9 @@ class GenerateRequest:
     ``output_token_ids`` are tokens that were generated elsewhere (the prefill worker's first token, or all tokens
     sent before a move): they count as output, for limits and penalties alike, and are not emitted again.
     ``hand_over`` ends the request after its first new token, with its blocks under a lease (the prefill role).
-    ``kv_transfer`` says where the KV of the prompt can be read from (the decode role).
+    ``kv_transfer`` says where the KV of the prompt can be read from (the decode role). ``kv_stream`` makes it the
+    notice of a request that is to come: its prompt is being computed there, and its KV can be read meanwhile. A notice
+    has no answer but a refusal; the request itself comes under the same id, or is aborted.
     ``client_id`` is the front end that gets the tokens; ``cache_salt`` keeps prefixes of different users apart.
     Lower ``priority`` values are served first. ``arrival_s`` is the router's wall clock, for ordering.
     """
@@ -88,6 +90,7 @@ class GenerateRequest:
     client_id: str = ""
     hand_over: bool = False
     kv_transfer: KVTransferParams | None = None
+    kv_stream: KVStreamParams | None = None
     cache_salt: str | None = None
 
 
@@ -176,6 +179,7 @@ class LoadReport:
 
     ``is_stalled``: it has work and makes no step any more. ``is_draining``: it takes no more requests, and will go.
     ``num_peers`` are the workers that its connector has met.
+    ``num_early_blocks`` of those that are not free are held for requests that are to come, and give way to others.
     """
 
     num_blocks: int = 0
@@ -185,6 +189,7 @@ class LoadReport:
     num_loading: int = 0
     num_leased_blocks: int = 0
     num_held_blocks: int = 0
+    num_early_blocks: int = 0
     queued_prefill_tokens: int = 0
     num_peers: int = 0
     is_stalled: bool = False
@@ -230,7 +235,10 @@ class StepMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """What does not change during a worker's life."""
+    """What does not change during a worker's life.
+
+    ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
+    """
 
     role: str
     engine_id: str
@@ -245,3 +253,4 @@ class WorkerInfo:
     vocab_size: int
     device: str
     dtype: str
+    stream_chunk_tokens: int = 0

@@ -15,6 +15,7 @@ class SchedulerStats:
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
     ``num_nan_logits`` counts sampled tokens whose logits held a NaN (F7).
     ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
+    ``num_dropped_early_loads`` gave their blocks back before their request came: it was late, or others lacked them.
     """
 
     num_running: int = 0
@@ -24,6 +25,7 @@ class SchedulerStats:
     num_free_blocks: int = 0
     num_held_blocks: int = 0
     num_leased_blocks: int = 0
+    num_early_blocks: int = 0
     queued_prefill_tokens: int = 0
     num_requests: int = 0
     num_finished: int = 0
@@ -40,6 +42,7 @@ class SchedulerStats:
     failed_blocks: int = 0
     recomputed_tokens: int = 0
     num_adopted_blocks: int = 0
+    num_dropped_early_loads: int = 0
     num_unknown_ids: int = 0
     num_nan_logits: int = 0
     num_allocated_blocks: int = 0

@@ -54,6 +54,7 @@ class SchedulerOutput:
     first_positions: [num_reqs] the position of the first token that each computes; KV of all positions before it is
         in the cache. (While damaged blocks are recomputed, valid KV may lie after the computed range as well.)
     num_scheduled_tokens: [num_reqs] how many positions each computes, at least 1.
+    settles: the KV of this step is to be in the cache when the runner returns: a peer may read it at once.
     is_sampling: [num_reqs] True where the computed range ends at the last known token: sample its successor. The
         runner appends the sampled token to its own copy of the row.
     append_rows, append_columns, append_block_ids: [num_appended] block_table[row, column] = block_id.
@@ -71,6 +72,7 @@ class SchedulerOutput:
     append_block_ids: IntArray = field(default_factory=_no_ints)
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
+    settles: bool = False
 
     @property
     def num_tokens(self) -> int:

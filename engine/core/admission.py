@@ -9,7 +9,9 @@ from typing import Final
 from engine.block_hash import BlockHash
 from engine.config import SchedulerConfig
 from engine.core.admission_gate import AdmissionGate, Verdict
+from engine.core.announcer import Announcer
 from engine.core.counters import Counters
+from engine.core.early_loads import EarlyLoad, EarlyLoads
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.pending_prefixes import PendingPrefixes
 from engine.core.remote_kv import RemoteKV
@@ -45,6 +47,8 @@ class Admission:
         book: RequestBook,
         remote: RemoteKV,
         pending: PendingPrefixes,
+        early: EarlyLoads,
+        announcer: Announcer,
         counters: Counters,
         gates: Sequence[AdmissionGate] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -55,6 +59,8 @@ class Admission:
         self._book = book
         self._remote = remote
         self._pending = pending
+        self._early = early
+        self._announcer = announcer
         self._counters = counters
         self._gates = gates
         self._clock = clock
@@ -72,6 +78,8 @@ class Admission:
         self._serve(self._book.ready, self._start, draft)
         if not draft.is_blocked:
             self._serve(self._book.waiting, self._admit, draft)
+            if len(self._early) and not self._book.num_waiting:
+                self._begin_early()
 
     def _serve(self, queue: RequestQueue, admit: Callable[[Request, StepDraft], Verdict], draft: StepDraft) -> None:
         """Let in whoever may start, from the head of a queue up to the first barrier."""
@@ -94,12 +102,15 @@ class Admission:
             verdict = gate.ask(request, draft)
             if verdict is not Verdict.ADMITTED:
                 return verdict
+        early = self._early.find(request)
+        if early is not None and self._take_over(request, early):
+            return Verdict.ADMITTED
         local = self.local_prefix(request)
         if request.kv_transfer is None and self._is_computed_by_other(request, len(local)):
             return Verdict.PASSED_OVER
         num_local_tokens = len(local) * self._kv_cache.block_size
         num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
-        if self._num_missing_blocks(request, local) > 0:
+        if self._make_room(request, local) > 0:
             return Verdict.BARRIER
         match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
         if match is None:
@@ -127,6 +138,42 @@ class Admission:
             self._run(request, draft)
         return Verdict.ADMITTED
 
+    def _take_over(self, request: Request, early: EarlyLoad) -> bool:
+        """Go on with what an early load of this very request holds; False, and it is dropped, when that is no use."""
+        num_local_tokens = early.num_local_blocks * self._kv_cache.block_size
+        match = self._remote.match(request, num_local_tokens)
+        if match is None or not match.num_tokens:
+            self._early.drop(request.request_id)
+            return False
+        self._early.take(early)
+        self._book.leave_waiting(request)
+        request.block_hashes = early.request.block_hashes
+        request.block_ids = early.block_ids
+        request.num_published_blocks = early.num_local_blocks
+        request.num_computed_tokens = num_local_tokens
+        self._count_hits(request, num_local_tokens)
+        self._remote.begin(
+            request,
+            num_local_blocks=early.num_local_blocks,
+            num_tokens=min(num_local_tokens + match.num_tokens, request.num_tokens),
+            block_size=self._kv_cache.block_size,
+            stream_id=early.stream_id,
+        )
+        return True
+
+    def _begin_early(self) -> None:
+        """Let early loads in while there is room to spare; there will be one more token than is known now."""
+        for early in self._early.pending():
+            request = early.request
+            local = self.local_prefix(request)
+            num_blocks = self._kv_cache.num_blocks_for(request.num_tokens + 1)
+            if num_blocks - len(local) + self._headroom(request) > self._kv_cache.num_free_without(local):
+                return
+            if len(local) >= self._kv_cache.num_blocks_for(request.num_tokens):
+                self._early.drop(request.request_id)
+            else:
+                self._early.begin(early, local=local, num_blocks=num_blocks)
+
     def _start(self, request: Request, draft: StepDraft) -> Verdict:
         """Give a loaded request its row."""
         if self._kv_cache.enable_prefix_caching:
@@ -151,14 +198,24 @@ class Admission:
         for cap in (self._config.long_prefill_token_threshold, draft.prefill_share):
             num_tokens = min(num_tokens, cap or num_tokens)
         draft.start(self._table, request, block_ids, num_tokens)
+        if request.message.hand_over:
+            is_complete = int(self._table.num_computed[row]) >= request.num_prompt_tokens
+            self._announcer.started(request, is_complete=is_complete)
 
     def _fits_budget(self, num_tokens: int, draft: StepDraft) -> bool:
         """Without chunked prefill a prompt is computed whole or not at all (C3)."""
         return self._config.enable_chunked_prefill or num_tokens <= draft.token_budget
 
     def num_missing_blocks(self, request: Request) -> int:
-        """Blocks that would have to become free before a waiting request could start."""
-        return self._num_missing_blocks(request, self.local_prefix(request))
+        """Blocks that would have to become free before a waiting request could start; early loads give way first."""
+        return self._make_room(request, self.local_prefix(request))
+
+    def _make_room(self, request: Request, local: list[int]) -> int:
+        """Blocks that ``request`` lacks after early loads gave way to it."""
+        num_missing = self._num_missing_blocks(request, local)
+        while num_missing > self._kv_cache.num_fenced and self._early.drop_newest():
+            num_missing = self._num_missing_blocks(request, local)
+        return num_missing
 
     def _num_missing_blocks(self, request: Request, local: list[int]) -> int:
         num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)

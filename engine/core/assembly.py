@@ -9,10 +9,12 @@ from typing import Protocol
 from engine.config import CacheConfig, SchedulerConfig
 from engine.core.admission import Admission
 from engine.core.admission_gate import AdmissionGate
+from engine.core.announcer import Announcer
 from engine.core.artificial_preemption import ArtificialPreemption
 from engine.core.cache_events import CacheEventLog
 from engine.core.counters import Counters
 from engine.core.door import Door
+from engine.core.early_loads import EarlyLoads
 from engine.core.evacuation import Evacuation
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.lease_book import LeaseBook
@@ -48,6 +50,8 @@ class State:
     table: RowTable
     remote: RemoteKV
     leases: LeaseBook
+    early: EarlyLoads
+    announcer: Announcer
     pending: PendingPrefixes
     book: RequestBook
     preemption: PreemptionPolicy
@@ -89,6 +93,7 @@ def assemble(
         kv_cache=state.kv_cache,
         book=state.book,
         pending=state.pending,
+        announcer=state.announcer,
         counters=state.counters,
     )
     return Parts(
@@ -97,6 +102,7 @@ def assemble(
             config,
             book=state.book,
             remote=state.remote,
+            early=state.early,
             max_model_len=max_model_len,
             max_kv_tokens=num_blocks * cache.block_size,
             has_connector=connector is not None,
@@ -108,6 +114,7 @@ def assemble(
             table=state.table,
             kv_cache=state.kv_cache,
             book=state.book,
+            early=state.early,
             preemption=state.preemption,
             partial_prefills=partial_prefills,
         ),
@@ -139,6 +146,8 @@ def _state(
     )
     table = RowTable(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=cache.block_size)
     remote, leases, pending, counters = RemoteKV(connector), LeaseBook(connector), PendingPrefixes(), Counters()
+    early = EarlyLoads(connector, kv_cache=kv_cache, max_num=config.max_num_seqs, clock=clock)
+    announcer = Announcer(connector, table=table)
     book = RequestBook(
         policy=config.policy,
         table=table,
@@ -146,6 +155,7 @@ def _state(
         remote=remote,
         leases=leases,
         pending=pending,
+        announcer=announcer,
         counters=counters,
     )
     return State(
@@ -155,6 +165,8 @@ def _state(
         table=table,
         remote=remote,
         leases=leases,
+        early=early,
+        announcer=announcer,
         pending=pending,
         book=book,
         preemption=PreemptionPolicy(config.policy),
@@ -171,6 +183,8 @@ def _admission(
         book=state.book,
         remote=state.remote,
         pending=state.pending,
+        early=state.early,
+        announcer=state.announcer,
         counters=state.counters,
         gates=gates,
         clock=clock,
@@ -183,6 +197,7 @@ def _remote_events(config: SchedulerConfig, state: State, outcome: Outcome) -> R
         kv_cache=state.kv_cache,
         book=state.book,
         remote=state.remote,
+        early=state.early,
         leases=state.leases,
         outcome=outcome,
         counters=state.counters,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.config import SchedulerConfig
+from engine.core.early_loads import EarlyLoads
 from engine.core.remote_kv import RemoteKV
 from engine.core.request import Request
 from engine.core.request_book import RequestBook
@@ -21,6 +22,7 @@ class Door:
         *,
         book: RequestBook,
         remote: RemoteKV,
+        early: EarlyLoads,
         max_model_len: int,
         max_kv_tokens: int,
         has_connector: bool,
@@ -29,6 +31,7 @@ class Door:
         self._config = config
         self._book = book
         self._remote = remote
+        self._early = early
         self._max_model_len = max_model_len
         self._max_kv_tokens = max_kv_tokens
         self._has_connector = has_connector
@@ -36,7 +39,7 @@ class Door:
         self._next_sequence = 0
 
     def enter(self, message: GenerateRequest) -> None:
-        """Queue a request; one whose output is complete already ends right here.
+        """Queue a request, or take note of one that is to come; one whose output is complete already ends right here.
 
         Raises:
             RequestRefusedError: It cannot be served; its subclasses say more.
@@ -49,18 +52,26 @@ class Door:
         try:
             self._check(message)
         except RequestRefusedError:
+            self._early.drop(message.request_id)
             if message.kv_transfer is not None:
                 self._remote.release_params(message.kv_transfer)
             raise
+        request = self._make_request(message)
+        if message.kv_stream is not None:
+            self._early.add(request, message.kv_stream)
+            return
+        self._book.add(request)
+        if message.kv_transfer is not None:
+            self._remote.expect(message.kv_transfer)
+        self._end_if_complete(request)
+
+    def _make_request(self, message: GenerateRequest) -> Request:
         full_limit = min(
             len(message.prompt_token_ids) + message.sampling.max_tokens, self._max_model_len, self._max_kv_tokens + 1
         )
         request = Request(message, sequence=self._next_sequence, full_limit=full_limit, queued_at_s=self._clock())
         self._next_sequence += 1
-        self._book.add(request)
-        if message.kv_transfer is not None:
-            self._remote.expect(message.kv_transfer)
-        self._end_if_complete(request)
+        return request
 
     def _check(self, message: GenerateRequest) -> None:
         num_prompt_tokens = len(message.prompt_token_ids)
@@ -98,8 +109,10 @@ class Door:
             return
         last_token = request.message.output_token_ids[-1]
         if last_token in request.stop_ids and request.num_tokens >= request.first_stop:
+            self._early.drop(request.request_id)
             self._book.finish(request)
             self._book.report(request, FinishReason.STOP, stop_token_id=last_token)
         elif request.num_tokens >= request.full_limit:
+            self._early.drop(request.request_id)
             self._book.finish(request)
             self._book.report(request, FinishReason.LENGTH)

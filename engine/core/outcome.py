@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.block_hash import BlockHash, hash_block, hash_chain
+from engine.core.announcer import Announcer
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.pending_prefixes import PendingPrefixes
@@ -27,12 +28,14 @@ class Outcome:
         kv_cache: KVCacheManager,
         book: RequestBook,
         pending: PendingPrefixes,
+        announcer: Announcer,
         counters: Counters,
     ) -> None:
         self._table = table
         self._kv_cache = kv_cache
         self._book = book
         self._pending = pending
+        self._announcer = announcer
         self._counters = counters
 
     def apply(self, step: StepInFlight, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
@@ -48,6 +51,8 @@ class Outcome:
             sampled_token_ids = sampled_token_ids[is_live]
             num_sampling = int(is_sampling.sum())
         all_rows, all_ends = rows, ends
+        if self._announcer.is_active:
+            self._announcer.step_returned(rows[~is_sampling], ends[~is_sampling])
         if num_sampling != rows.size:
             rows, ends, sampled_token_ids = rows[is_sampling], ends[is_sampling], sampled_token_ids[is_sampling]
         self._table.store_tokens(rows, ends, sampled_token_ids)

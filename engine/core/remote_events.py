@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.config import SchedulerConfig
 from engine.core.counters import Counters
+from engine.core.early_loads import EarlyLoads
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.lease_book import LeaseBook
 from engine.core.outcome import Outcome
@@ -24,6 +25,7 @@ class RemoteEvents:
         kv_cache: KVCacheManager,
         book: RequestBook,
         remote: RemoteKV,
+        early: EarlyLoads,
         leases: LeaseBook,
         outcome: Outcome,
         counters: Counters,
@@ -32,6 +34,7 @@ class RemoteEvents:
         self._kv_cache = kv_cache
         self._book = book
         self._remote = remote
+        self._early = early
         self._leases = leases
         self._outcome = outcome
         self._counters = counters
@@ -42,6 +45,8 @@ class RemoteEvents:
             self._end_load(load)
         for request_id in events.stalled:
             self._give_up_load(request_id)
+        for stream_id in events.ended_streams:
+            self._counters.num_unknown_ids += not self._early.end(stream_id)
         for lease in events.leases:
             self._end_lease(lease)
 

@@ -105,8 +105,19 @@ class RemoteKV:
             return NOTHING_REMOTE
         return match
 
-    def begin(self, request: Request, *, num_local_blocks: int, num_tokens: int, block_size: int) -> None:
-        """Load the request's tokens from the ``num_local_blocks``-th block up to ``num_tokens`` (K2)."""
+    def begin(
+        self,
+        request: Request,
+        *,
+        num_local_blocks: int,
+        num_tokens: int,
+        block_size: int,
+        stream_id: str | None = None,
+    ) -> None:
+        """Load the request's tokens from the ``num_local_blocks``-th block up to ``num_tokens`` (K2).
+
+        ``stream_id`` names the stream that has begun to write these blocks.
+        """
         assert self._connector is not None
         end_block = -(-num_tokens // block_size)
         self._connector.begin_load(
@@ -114,6 +125,7 @@ class RemoteKV:
             params=request.kv_transfer,
             first_block=num_local_blocks,
             block_ids=tuple(request.block_ids[num_local_blocks:end_block]),
+            stream_id=stream_id,
         )
         request.kv_transfer = None
         request.state = RequestState.LOADING

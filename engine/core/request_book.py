@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.config import QueuePolicy
+from engine.core.announcer import Announcer
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.lease_book import LeaseBook
@@ -31,6 +32,7 @@ class RequestBook:
         remote: RemoteKV,
         leases: LeaseBook,
         pending: PendingPrefixes,
+        announcer: Announcer,
         counters: Counters,
     ) -> None:
         self.live: dict[str, Request] = {}
@@ -43,6 +45,7 @@ class RequestBook:
         self._remote = remote
         self._leases = leases
         self._pending = pending
+        self._announcer = announcer
         self._counters = counters
         self._news: list[tuple[str, TokenDelta]] = []
         self._finished_ids: list[str] = []
@@ -102,6 +105,7 @@ class RequestBook:
 
     def hand_over(self, request: Request, *, num_tokens: int) -> KVTransferParams:
         """End a running request and keep the blocks of its first tokens, which are computed, under a lease (K7)."""
+        self._announcer.finish(request)
         block_ids = self._retire(request)
         num_kept = self._kv_cache.num_blocks_for(num_tokens)
         self._kv_cache.release(block_ids[num_kept:])
@@ -167,6 +171,7 @@ class RequestBook:
         if request.state is RequestState.RUNNING:
             assert request.row is not None
             row = request.row
+            self._announcer.give_up(request)
             block_ids = self._table.release(row)
             self._released_rows.append(row)
         elif request.state is RequestState.READY:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.config import SchedulerConfig
+from engine.core.early_loads import EarlyLoads
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.partial_prefills import PartialPrefills
 from engine.core.preemption import PreemptionPolicy
@@ -25,6 +26,7 @@ class RunningPass:
         table: RowTable,
         kv_cache: KVCacheManager,
         book: RequestBook,
+        early: EarlyLoads,
         preemption: PreemptionPolicy,
         partial_prefills: PartialPrefills | None = None,
     ) -> None:
@@ -32,6 +34,7 @@ class RunningPass:
         self._table = table
         self._kv_cache = kv_cache
         self._book = book
+        self._early = early
         self._preemption = preemption
         self._partial_prefills = partial_prefills
 
@@ -124,6 +127,8 @@ class RunningPass:
         while self._kv_cache.num_free < num_blocks:
             if self._kv_cache.num_free + self._kv_cache.num_fenced >= num_blocks:
                 return False
+            if self._early.drop_newest():
+                continue
             victim = self._preemption.victim_for(asker, self._table.running(), list(self._book.ready))
             if victim is None:
                 return False

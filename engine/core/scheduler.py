@@ -60,6 +60,8 @@ class Scheduler:
         self._book = parts.state.book
         self._remote = parts.state.remote
         self._leases = parts.state.leases
+        self._early = parts.state.early
+        self._announcer = parts.state.announcer
         self._door = parts.door
         self._running = parts.running
         self._admission = parts.admission
@@ -75,7 +77,7 @@ class Scheduler:
     # ---- requests come and go
 
     def add_request(self, message: GenerateRequest) -> None:
-        """Queue a request.
+        """Queue a request, or take note of one that is to come.
 
         Raises:
             PromptTooLongError: It can never fit.
@@ -84,10 +86,15 @@ class Scheduler:
         """
         self._is_quiet = False
         self._door.enter(message)
-        self._counters.num_requests += 1
+        self._counters.num_requests += message.kv_stream is None
+
+    def forget_client(self, client_id: str) -> None:
+        """A front end is gone: hold nothing for requests that it was still going to send."""
+        self._is_quiet = False
+        self._early.drop_client(client_id)
 
     def abort(self, request_id: str) -> bool:
-        """End a request in whatever state it is, or the lease of a finished one (C10).
+        """End a request in whatever state it is, announced ones included, or the lease of a finished one (C10).
 
         Its end is among the next news. Unknown ids are counted and ignored.
 
@@ -96,14 +103,15 @@ class Scheduler:
         """
         self._is_quiet = False
         request = self._book.live.get(request_id)
-        is_leased = self._leases.abort(request_id)
+        is_known = self._leases.abort(request_id)
+        is_known |= self._early.drop(request_id)
         if request is not None:
             self._book.finish(request)
             self._book.report(request, FinishReason.ABORT)
             self._counters.num_aborted += 1
-        elif not is_leased:
+        elif not is_known:
             self._counters.num_unknown_ids += 1
-        return is_leased or request is not None
+        return is_known or request is not None
 
     def move_out(self) -> int:
         """End the requests that can go on elsewhere, each with a hand-over of all that was computed for it.
@@ -118,12 +126,14 @@ class Scheduler:
         num_left = self._evacuation.run()
         if num_left:
             self._is_quiet = False
+        self._early.drop_all()
         return num_left
 
     # ---- a step
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step: running requests first, then waiting ones if none was preempted (C2)."""
+        self._early.expire()
         draft = StepDraft(token_budget=self._config.max_num_batched_tokens)
         for preparation in self._preparations:
             preparation.prepare(draft)
@@ -151,6 +161,7 @@ class Scheduler:
             released_rows=self._book.take_released_rows(),
             finished_request_ids=self._book.take_finished_ids(),
             connector_orders=self._connector.take_orders() if self._connector is not None else NO_ORDERS,
+            settles=self._announcer.is_active,
         )
         self._next_step_id += 1
         if batch.rows.size:
@@ -202,13 +213,17 @@ class Scheduler:
         """True when a step would do something now: something can compute, or the runner or a client must be told."""
         if not self._is_quiet or self._book.has_reports or self._book.has_news:
             return True
-        due = self._admission.ask_again_at_s
+        due = self._next_due_s()
         return due is not None and self._clock() >= due
 
     def idle_timeout_s(self) -> float | None:
         """How long an idle engine may sleep before it asks ``has_work`` again; None: until something happens."""
-        due = self._admission.ask_again_at_s
+        due = self._next_due_s()
         return None if due is None else max(due - self._clock(), 0.0)
+
+    def _next_due_s(self) -> float | None:
+        dues = (self._admission.ask_again_at_s, self._early.next_deadline_s)
+        return min((due for due in dues if due is not None), default=None)
 
     def has_unfinished(self) -> bool:
         """True while a request is live."""
@@ -223,6 +238,7 @@ class Scheduler:
             kv_cache=self._kv_cache,
             remote=self._remote,
             leases=self._leases,
+            early=self._early,
         )
 
     def num_common_prefix_blocks(self) -> int:
@@ -256,7 +272,7 @@ class Scheduler:
         Raises:
             AssertionError: Books and pool disagree.
         """
-        tables = self._leases.tables() + self._remote.abandoned_tables()
+        tables = self._leases.tables() + self._remote.abandoned_tables() + self._early.tables()
         holders = self._remote.loading() + list(self._book.ready) + self._table.running()
         tables += [self._book.block_ids(request) for request in holders]
         self._kv_cache.check_integrity(tables)
@@ -265,12 +281,13 @@ class Scheduler:
         """Drop the prefix cache (B5).
 
         Without ``preempt_running`` it is refused while any request holds blocks. With it, running and loaded requests
-        are preempted first, and what loads still bring is not used.
+        are preempted first, and what loads still bring is not used. Early loads give way in any case.
 
         Returns:
             False when it was refused.
         """
         self._is_quiet = False
+        self._early.drop_all()
         holders = self._table.running() + list(self._book.ready) + self._remote.loading()
         if holders and not preempt_running:
             return False

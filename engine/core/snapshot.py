@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.core.counters import Counters
+from engine.core.early_loads import EarlyLoads
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.lease_book import LeaseBook
 from engine.core.remote_kv import RemoteKV
@@ -19,6 +20,7 @@ def take_snapshot(
     kv_cache: KVCacheManager,
     remote: RemoteKV,
     leases: LeaseBook,
+    early: EarlyLoads,
 ) -> SchedulerStats:
     """What is, and what has been counted since the start."""
     num_free = kv_cache.num_free
@@ -30,6 +32,7 @@ def take_snapshot(
         num_free_blocks=num_free,
         num_held_blocks=kv_cache.num_blocks - num_free - leases.num_leased_blocks,
         num_leased_blocks=leases.num_leased_blocks,
+        num_early_blocks=early.num_blocks,
         queued_prefill_tokens=book.queued_prefill_tokens + table.num_prefill_tokens_left(),
         num_requests=counters.num_requests,
         num_finished=counters.num_finished,
@@ -46,6 +49,7 @@ def take_snapshot(
         failed_blocks=counters.failed_blocks,
         recomputed_tokens=counters.recomputed_tokens,
         num_adopted_blocks=counters.num_adopted_blocks,
+        num_dropped_early_loads=early.num_dropped,
         num_unknown_ids=counters.num_unknown_ids,
         num_nan_logits=counters.num_nan_logits,
         num_allocated_blocks=kv_cache.pool.num_allocated,

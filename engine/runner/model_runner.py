@@ -166,6 +166,8 @@ class ModelRunner:
             token_ids[output.is_sampling] = sampled.token_ids
             has_nan[output.is_sampling] = sampled.has_nan
             logprobs = sampled.logprobs
+        elif output.settles and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # sampling waits for the device; nothing else did
         return ModelRunnerOutput(
             sampled_token_ids=token_ids,
             has_nan=has_nan,

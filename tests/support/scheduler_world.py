@@ -251,6 +251,25 @@ class SchedulerWorld:
         """Report that a load ran out of time; it still has not ended."""
         self.handle(ConnectorEvents(stalled=(request_id,)))
 
+    def announce(self, request: GenerateRequest) -> None:
+        """Tell the scheduler of a request that is to come; refusals pass through."""
+        assert request.kv_stream is not None
+        self.scheduler.add_request(request)
+        assert self.scheduler.take_news().is_empty
+
+    def begin_early_read(self, stream_id: str) -> None:
+        """A read of a stream is under way from now on; it writes when it ends."""
+        self.connector.open_streams[stream_id].is_reading = True
+
+    def end_early_read(self, stream_id: str) -> None:
+        """It ends: nobody knows yet what it brought, so it brings garbage."""
+        stream = self.connector.open_streams[stream_id]
+        stream.is_reading = False
+        self.runner.spoil(stream.block_ids)
+        if stream.is_cancelled:
+            del self.connector.open_streams[stream_id]
+            self.handle(ConnectorEvents(ended_streams=(stream_id,)))
+
     def end_lease(self, lease_id: str, reason: LeaseEnd = LeaseEnd.DONE) -> None:
         """End a lease, after checking that its blocks still hold the prompt's KV."""
         lease = self.connector.open_leases.pop(lease_id)

@@ -5,17 +5,21 @@ Covers I1, I2, I3, I4, C1-C14, B1-B3, K1-K4, K6, K7 and known-failures 3-11, 19,
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.config import SchedulerConfig
-from engine.errors import PromptTooLongError
+from engine.errors import PromptTooLongError, RequestRefusedError
 from engine.messages import FinishReason, GenerateRequest, SamplingParams
 from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
-from kv_transfer.params import KVTransferParams
+from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 from tests.support.scheduler_world import NUM_VALUES, SchedulerWorld, undisturbed_output
+from tests.support.scripted_connector import PEER
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -78,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
         )
         self.num_added = 0
+        self.announced: dict[str, GenerateRequest] = {}
 
     def _add(
         self,
@@ -130,6 +135,59 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         offer = self.world.connector.offer(prompt, is_known=is_known)
         self._add(prompt, sampling, priority, num_output_tokens=num_output_tokens, kv_transfer=offer)
+
+    @rule(
+        prompt=PROMPTS,
+        sampling=SAMPLING,
+        source=st.sampled_from([PEER, PEER, PEER, PeerIdentity(engine_id="died meanwhile", incarnation="1")]),
+    )
+    def announce(self, prompt: tuple[int, ...], sampling: SamplingParams, source: PeerIdentity) -> None:
+        stream = KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=1.5)
+        request = GenerateRequest(
+            request_id=f"r{self.num_added}",
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            client_id="client-0",
+            kv_stream=stream,
+        )
+        self.num_added += 1
+        with contextlib.suppress(RequestRefusedError):
+            self.world.announce(request)
+            self.announced[request.request_id] = request
+            self.world.step()
+
+    @precondition(lambda self: self.announced)
+    @rule(data=st.data(), is_same=st.sampled_from([True, True, True, False]), priority=st.integers(0, 2))
+    def announced_request_comes(self, data: st.DataObject, is_same: bool, priority: int) -> None:
+        announced = self.announced.pop(data.draw(st.sampled_from(sorted(self.announced))))
+        prompt = announced.prompt_token_ids if is_same else (*announced.prompt_token_ids[1:], 4)
+        first_token = undisturbed_output(replace(announced, prompt_token_ids=prompt), self.world.max_total_tokens)[0]
+        self.world.add(
+            replace(
+                announced,
+                prompt_token_ids=prompt,
+                output_token_ids=(first_token,),
+                priority=priority,
+                arrival_s=float(self.num_added),
+                kv_stream=None,
+                kv_transfer=self.world.connector.offer(prompt),
+            )
+        )
+        self.world.schedule()
+
+    @precondition(lambda self: self.world.connector.open_streams)
+    @rule(data=st.data())
+    def early_read(self, data: st.DataObject) -> None:
+        streams = self.world.connector.open_streams
+        stream_id = data.draw(st.sampled_from(sorted(streams)))
+        if streams[stream_id].is_reading:
+            self.world.end_early_read(stream_id)
+        else:
+            self.world.begin_early_read(stream_id)
+
+    @rule()
+    def front_end_goes(self) -> None:
+        self.world.scheduler.forget_client("client-0")
 
     @precondition(lambda self: self.num_added)
     @rule(data=st.data())
@@ -193,8 +251,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         ended = [LoadEnded(request_id=name, failed_block_ids=(), num_bytes=0, duration_s=0.0) for name in unknown]
         lease = LeaseEnded(request_id=f"r{number}", lease_id="never granted", reason=LeaseEnd.EXPIRED)
         before = self.world.scheduler.stats().num_unknown_ids
-        self.world.handle(ConnectorEvents(loads=tuple(ended), leases=(lease,)))
-        assert self.world.scheduler.stats().num_unknown_ids == before + len(unknown) + 1
+        self.world.handle(ConnectorEvents(loads=tuple(ended), leases=(lease,), ended_streams=("never begun",)))
+        assert self.world.scheduler.stats().num_unknown_ids == before + len(unknown) + 2
 
     @rule(preempt_running=st.booleans())
     def reset_prefix_cache(self, preempt_running: bool) -> None:
@@ -212,9 +270,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def never_idle_with_work(self) -> None:
         """Never "nothing runs, something waits, nothing in flight" (known-failures 7, 8)."""
         world = self.world
-        pending = world.in_flight or world.connector.open_loads or world.connector.open_leases
+        connector = world.connector
+        is_reading = any(stream.is_reading for stream in connector.open_streams.values())
+        pending = world.in_flight or connector.open_loads or connector.open_leases or is_reading
         if not pending and not world.scheduler.has_work():
-            waits_to_ask = world.scheduler.idle_timeout_s() is not None
+            waits_to_ask = bool(connector.undecided)
             assert waits_to_ask or not world.scheduler.has_unfinished(), "work that nothing will ever wake"
 
     def _is_live(self, request_id: str) -> bool:
@@ -227,12 +287,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.connector.undecided.clear()
-        world.now_s += 1.0
+        world.now_s += 2.0
         for _ in range(400):
             while world.in_flight:
                 world.complete_step()
             for request_id in list(world.connector.open_loads):
                 world.end_load(request_id)
+            for stream_id, stream in list(world.connector.open_streams.items()):
+                if stream.is_reading:
+                    world.end_early_read(stream_id)
             for lease_id in list(world.connector.open_leases):
                 world.end_lease(lease_id, LeaseEnd.EXPIRED)
             if not world.scheduler.has_work():
@@ -243,6 +306,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             world.check_output(request_id)
         stats = world.scheduler.stats()
         assert stats.num_free_blocks == stats.num_blocks
+        assert not world.connector.open_streams, "a stream was neither taken over nor cancelled"
+        assert not world.connector.announced, "what was announced was neither handed over nor withdrawn"
         assert not world.connector.offers, "a hand-over was neither read nor released"
         assert sorted(world.finished_ids) == sorted(world.requests)
         world.scheduler.check_integrity()
