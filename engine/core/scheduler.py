@@ -123,10 +123,12 @@ class Scheduler:
         """
         if self._in_flight:
             return 0
+        if len(self._early):
+            self._early.drop_all()
+            self._is_quiet = False
         num_left = self._evacuation.run()
         if num_left:
             self._is_quiet = False
-        self._early.drop_all()
         return num_left
 
     # ---- a step

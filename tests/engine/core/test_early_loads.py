@@ -94,7 +94,7 @@ def test_request_that_does_not_come_in_time_is_forgotten() -> None:
     assert world.scheduler.idle_timeout_s() is None
 
 
-@pytest.mark.parametrize("how", ["abort", "front end gone", "reset"])
+@pytest.mark.parametrize("how", ["abort", "front end gone", "reset", "drain"])
 def test_nothing_is_held_for_a_request_that_will_not_come(how: str) -> None:
     world = decode_world()
     announce(world, "a", fresh_prompt(20), client_id="router")
@@ -103,6 +103,8 @@ def test_nothing_is_held_for_a_request_that_will_not_come(how: str) -> None:
         assert world.scheduler.abort("a")
     elif how == "reset":
         assert world.scheduler.reset_prefix_cache()
+    elif how == "drain":
+        assert world.scheduler.move_out() == 0
     else:
         world.scheduler.forget_client("router")
     world.run()
