@@ -44,6 +44,11 @@ class HostBooks:
         self._cancelled: list[str] = []
 
     @property
+    def num_loading(self) -> int:
+        """Loads whose slots are still pinned."""
+        return len(self._leased)
+
+    @property
     def can_stream(self) -> bool:
         """Nothing here is computed while it is read."""
         return False
@@ -130,24 +135,25 @@ class HostBooks:
 
     def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Queue copies of what is not kept already; returns what cannot be found here any more."""
-        lost: list[bytes] = []
+        lost: dict[bytes, None] = {}
         stored: list[int] = []
         slots: list[int] = []
         for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
             placed = self.store.place(block_hash)
             if placed is None:
                 self.num_refused_blocks += 1
-                lost.append(block_hash)
+                lost[block_hash] = None
                 continue
+            lost.pop(block_hash, None)
             if placed.evicted is not None:
-                lost.append(placed.evicted)
+                lost[placed.evicted] = None
             if placed.is_new:
                 stored.append(block_id)
                 slots.append(placed.slot)
         if stored:
             self.num_stored_blocks += len(stored)
             self._stores.append(StoreOrder(block_ids=tuple(stored), slots=tuple(slots)))
-        return lost
+        return tuple(lost)
 
     def forget_evicted(self) -> None:
         """Forget all content; what is being loaded stays pinned until its load ended."""

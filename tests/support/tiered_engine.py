@@ -21,6 +21,7 @@ from kv_transfer.params import PeerIdentity
 from tests.support.chain_engine import chain_engine
 from tests.support.chain_runner import ChainRunner
 from tests.support.faulty_pair import fast_clock
+from tests.support.kv_engine import wait_until
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 8 * BLOCK_SIZE
@@ -68,16 +69,17 @@ class TieredEngine:
         self.run(*requests)
         return self.runner.num_computed_positions - before
 
+    def _tier_reads_nothing(self) -> bool:
+        self.core.collect()
+        return not self.tier.num_loading
+
     def stats(self) -> TransferStats:
         """The connector's counters."""
         return self.core.stats().transfer
 
     def assert_rests(self) -> None:
         """Nothing is held but what is kept."""
-        while any(self.tier._leased.values()):
-            self.core.wake.wait(0.01)
-            self.core.wake.clear()
-            self.core.collect()
+        wait_until(self._tier_reads_nothing)
         self.core.scheduler.check_integrity()
         self.tier.check_integrity()
         load = self.core.load_report()

@@ -1,0 +1,120 @@
+"""K9: sources asked in order; each supplies a part, and a part that fails costs no more than itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kv_transfer.connector import LeaseEnd, RemoteMatch
+from tests.support.kv_engine import KVEngine
+from tests.support.kv_world import KVWorld
+
+BLOCK_SIZE = 4
+PROMPT = tuple(b"hash-%d" % index for index in range(5))
+
+
+@pytest.fixture
+def world() -> Iterator[KVWorld]:
+    world = KVWorld("inproc", is_chain=True)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def source(world: KVWorld) -> Any:
+    source = world.make_source(world.spec("source"))
+    source.fill((10, 11, 12, 13, 14), world.seed())
+    return source
+
+
+def _reader(world: KVWorld, source: KVEngine, *chain: str, num_kept: int = 2) -> KVEngine:
+    """An engine whose tier keeps the first blocks of the prompt that the source has."""
+    reader = world.make_reader(world.spec("reader", chain=chain))
+    reader.memory[:num_kept] = source.memory[10 : 10 + num_kept]
+    reader.connector.scheduler.keep_evicted(range(num_kept), PROMPT[:num_kept])
+    reader.step()
+    reader.memory[:num_kept] = 0
+    return reader
+
+
+def _load(reader: KVEngine, source: KVEngine, world: KVWorld, block_ids: tuple[int, ...]) -> Any:
+    request_id = world.unique("request")
+    params = source.grant(request_id, (10, 11, 12, 13, 14))
+    num_tokens = len(block_ids) * BLOCK_SIZE
+    assert reader.match(params, 20, 0, PROMPT) == RemoteMatch(num_tokens=num_tokens, is_async=True)
+    reader.begin(request_id, params, block_ids)
+    return reader.wait_load(request_id), params
+
+
+def test_k9_each_source_supplies_its_part_in_order(world: KVWorld, source: KVEngine) -> None:
+    reader = _reader(world, source, "host", "inproc")
+
+    ended, params = _load(reader, source, world, (20, 21, 22, 23, 24))
+
+    assert (ended.error, ended.failed_block_ids) == (None, ())
+    assert reader.content((20, 21, 22, 23, 24)) == source.content((10, 11, 12, 13, 14))
+    stats = reader.stats()
+    assert (stats.num_blocks, stats.num_host_loaded_blocks) == (5, 2)
+    assert ended.num_bytes == stats.num_bytes
+    assert source.wait_lease(params.lease_id).reason is LeaseEnd.DONE
+
+
+def test_k9_the_first_source_in_order_is_asked_first(world: KVWorld, source: KVEngine) -> None:
+    reader = _reader(world, source, "inproc", "host")
+
+    ended, _ = _load(reader, source, world, (20, 21, 22, 23, 24))
+
+    assert ended.error is None
+    assert (reader.stats().num_blocks, reader.stats().num_host_loaded_blocks) == (5, 0)
+
+
+def test_k9_a_hand_over_that_the_tier_makes_needless_is_released(world: KVWorld, source: KVEngine) -> None:
+    reader = _reader(world, source, "host", "inproc", num_kept=5)
+
+    ended, params = _load(reader, source, world, (20, 21, 22, 23, 24))
+
+    assert ended.error is None
+    assert reader.stats().num_host_loaded_blocks == reader.stats().num_blocks == 5
+    assert reader.content((20, 21, 22, 23, 24)) == source.content((10, 11, 12, 13, 14))
+    assert source.wait_lease(params.lease_id).reason is LeaseEnd.ABORTED
+
+
+def test_k9_a_part_that_fails_costs_no_more_than_itself(world: KVWorld, source: KVEngine) -> None:
+    reader = _reader(world, source, "host", "inproc")
+    params = source.grant("request", (10, 11, 12, 13, 14))
+    assert reader.match(params, 20, 0, PROMPT).num_tokens == 20
+    source.advance_clock(source.spec.lease_ttl_s + 1)
+    source.wait_lease(params.lease_id)
+
+    reader.begin("request", params, (20, 21, 22, 23, 24))
+    ended = reader.wait_load("request")
+
+    assert ended.failed_block_ids == (22, 23, 24)
+    assert "lease" in str(ended.error)
+    assert reader.content((20, 21)) == source.content((10, 11))
+
+
+def test_k9_a_cancelled_load_ends_once_with_its_last_part(world: KVWorld, source: KVEngine) -> None:
+    reader = _reader(world, source, "host", "inproc")
+    params = source.grant("request", (10, 11, 12, 13, 14))
+    reader.match(params, 20, 0, PROMPT)
+    reader.connector.scheduler.begin_load(
+        request_id="request", params=params, first_block=0, block_ids=(20, 21, 22, 23, 24)
+    )
+    reader.cancel("request")
+
+    assert reader.wait_load("request").failed_block_ids == (20, 21, 22, 23, 24)
+    assert source.wait_lease(params.lease_id).reason is LeaseEnd.ABORTED
+    ended, _ = _load(reader, source, world, (20, 21, 22, 23, 24))
+    assert ended.error is None
+
+
+def test_k9_what_lies_behind_a_local_prefix_is_found(world: KVWorld, source: KVEngine) -> None:
+    reader = _reader(world, source, "host", "inproc")
+
+    assert reader.match(None, 20, BLOCK_SIZE, PROMPT).num_tokens == BLOCK_SIZE
+    assert reader.match(None, 20, 2 * BLOCK_SIZE, PROMPT).num_tokens == 0
+    assert reader.match(None, 20, 0, PROMPT[1:]).num_tokens == BLOCK_SIZE, "content is found by its address alone"
+    assert reader.match(None, 20, 0, ()).num_tokens == 0
