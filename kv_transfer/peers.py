@@ -20,14 +20,24 @@ logger = logging.getLogger(f"baton.{__name__}")
 _FIRST_BACKOFF_S = 1.0
 _LAST_BACKOFF_S = 60.0
 _JOIN_MARGIN_S = 5.0
+_MAX_PEERS = 256
+_MAX_BACKOFFS = 1024
+_IDLE_S = 600.0
+_IDLE_READER_S = 2 * _IDLE_S
+"""A peer that met us is kept longer than it keeps us: it would wait for answers over a connection that is gone."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Peer:
-    """An engine that was met. ``name`` is the transport's; reads in flight keep its connection from being removed."""
+    """An engine that was met. ``name`` is the transport's; reads in flight keep its connection from being removed.
+
+    ``is_reader``: it met us, and may be waiting for our answers. ``used_s`` is when it was needed or heard of last.
+    """
 
     hello: Hello
     name: str
+    is_reader: bool
+    used_s: float
     num_reads: int = 0
     bytes_in_flight: int = 0
 
@@ -59,6 +69,9 @@ class PeerTable:
     A handshake runs in a thread of its own, so that a peer that does not answer delays nobody else; there is at most
     one per engine id. A new life of a known engine replaces the old one only when it was met successfully. After a
     failure the same life is not asked again before a delay of 1 s, doubled up to 60 s, has passed.
+
+    A peer that is never heard of again is forgotten after a while of idleness, and the one idle longest when there are
+    too many: whoever is needed again is met again.
     """
 
     def __init__(
@@ -80,6 +93,8 @@ class PeerTable:
         self._post = post
         self._counters = counters
         self._peers: dict[str, Peer] = {}
+        self._names: dict[str, Peer] = {}
+        self._next_expiry_s = clock() + _IDLE_S
         self._leaving: list[Peer] = []
         self._handshakes: dict[str, tuple[Handshake, threading.Thread]] = {}
         self._backoffs: dict[str, _Backoff] = {}
@@ -87,7 +102,27 @@ class PeerTable:
     def find(self, identity: PeerIdentity) -> Peer | None:
         """The peer, if this very life of it was met."""
         peer = self._peers.get(identity.engine_id)
-        return peer if peer is not None and peer.identity == identity else None
+        if peer is None or peer.identity != identity:
+            return None
+        peer.used_s = self._clock()
+        return peer
+
+    def heard(self, name: str) -> None:
+        """A message came from the peer of that name; unknown names are ignored."""
+        peer = self._names.get(name)
+        if peer is not None:
+            peer.used_s = self._clock()
+
+    def expire_idle(self) -> None:
+        """Forget peers that were not needed for long; looks at them every now and then only."""
+        now_s = self._clock()
+        if now_s < self._next_expiry_s:
+            return
+        self._next_expiry_s = now_s + _IDLE_S / 4
+        for peer in tuple(self._peers.values()):
+            if not peer.num_reads and now_s - peer.used_s >= (_IDLE_READER_S if peer.is_reader else _IDLE_S):
+                logger.info("idle peer forgotten: engine_id=%s", peer.identity.engine_id)
+                self.drop(peer)
 
     def meet(self, identity: PeerIdentity) -> Handshake:
         """Begin to meet a peer, or join the handshake under way; finished at once while it must not be asked."""
@@ -128,7 +163,9 @@ class PeerTable:
         if known is not None:
             logger.info("peer restarted: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
             self.drop(known)
-        self._peers[engine_id] = Peer(hello=hello, name=name)
+        peer = Peer(hello=hello, name=name, is_reader=is_introduction, used_s=self._clock())
+        self._peers[engine_id] = self._names[name] = peer
+        self._make_room(besides=peer)
         self._counters.num_handshakes += 1
         logger.info("peer met: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
 
@@ -136,14 +173,16 @@ class PeerTable:
         """Forget a peer; its connection goes when its last read has ended, since removing it stops no read."""
         if self._peers.get(peer.identity.engine_id) is peer:
             del self._peers[peer.identity.engine_id]
+            if self._names.get(peer.name) is peer:
+                del self._names[peer.name]
             self._leaving.append(peer)
             self.sweep()
 
     def drop_by_name(self, name: str) -> None:
         """Forget the peer of that name; unknown names are ignored."""
-        for peer in tuple(self._peers.values()):
-            if peer.name == name:
-                self.drop(peer)
+        peer = self._names.get(name)
+        if peer is not None:
+            self.drop(peer)
 
     def sweep(self) -> None:
         """Remove the connections of dropped peers whose last read ended."""
@@ -155,6 +194,11 @@ class PeerTable:
         """Join the handshakes under way; each ends within its timeout."""
         for _, thread in self._handshakes.values():
             thread.join(self._handshake_timeout_s + _JOIN_MARGIN_S)
+
+    def _make_room(self, *, besides: Peer) -> None:
+        idle = [peer for peer in self._peers.values() if not peer.num_reads and peer is not besides]
+        if len(self._peers) > _MAX_PEERS and idle:
+            self.drop(min(idle, key=lambda peer: peer.used_s))
 
     def _meet(self, handshake: Handshake, identity: PeerIdentity) -> None:
         """Runs in the handshake's thread."""
@@ -194,6 +238,8 @@ class PeerTable:
         self._counters.num_handshakes_failed += 1
         last = self._backoffs.get(identity.engine_id)
         delay_s = last.next_delay_s if last is not None and last.identity == identity else _FIRST_BACKOFF_S
+        while len(self._backoffs) >= _MAX_BACKOFFS:
+            del self._backoffs[next(iter(self._backoffs))]
         self._backoffs[identity.engine_id] = _Backoff(
             identity=identity,
             until_s=self._clock() + delay_s,

@@ -244,7 +244,9 @@ class TransferWorker:
             self._inbox.popleft()()
             did_anything = True
         self._leases.expire()
+        self._peers.expire_idle()
         for sender, message in self._transport.receive():
+            self._peers.heard(sender)
             self._take(sender, message)
             did_anything = True
         for reader, announce in self._announcements.take_due():

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from engine.block_hash import BlockHash
@@ -95,8 +96,8 @@ class KVCacheManager:
         return self._index.longest_prefix(hashes)
 
     def published(self) -> Iterator[BlockHash]:
-        """All contents that can be found."""
-        return iter(self._index)
+        """All contents that can be found, here or where evicted blocks are kept."""
+        return chain(self._index, self._only_in_tier)
 
     def is_published(self, block_hash: BlockHash) -> bool:
         """True when a block with this content can be found."""

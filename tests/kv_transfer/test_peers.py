@@ -199,3 +199,54 @@ def test_hello_with_other_block_bytes_is_refused() -> None:
     bench.answer = replace(_hello(FIRST), block_bytes=1)
 
     assert "bytes of a block" in str(bench.meet_and_wait(FIRST).error)
+
+
+def test_peers_that_are_not_heard_of_again_are_forgotten() -> None:
+    """A peer that died for good leaves nothing behind; one that is needed stays, and one that comes again is met."""
+    bench = Bench()
+    readers = [PeerIdentity(engine_id=f"reader-{number}", incarnation="1") for number in range(2)]
+    for reader in readers:
+        bench.table.admit(_hello(reader), is_introduction=True)
+    bench.meet_and_wait(FIRST)
+    for _ in range(9):
+        bench.now_s += 150.0
+        bench.table.heard("reader-0/1")
+        bench.table.expire_idle()
+
+    assert bench.transport.peers == ["reader-0/1"]
+    assert bench.table.find(readers[0]) is not None
+    assert bench.table.find(FIRST) is None
+    assert bench.meet_and_wait(FIRST).error is None
+
+
+def test_a_peer_outlasts_its_readers_idea_of_idleness() -> None:
+    """Else a reader would wait for an answer that cannot be sent to it."""
+    bench = Bench()
+    bench.table.admit(_hello(SECOND), is_introduction=True)
+    bench.now_s = 1199.0
+    bench.table.expire_idle()
+
+    assert bench.table.find(SECOND) is not None
+
+
+def test_the_number_of_peers_is_bounded_and_the_one_idle_longest_goes() -> None:
+    bench = Bench()
+    peers = [PeerIdentity(engine_id=f"peer-{number}", incarnation="1") for number in range(300)]
+    for peer in peers:
+        bench.now_s += 0.1
+        bench.table.admit(_hello(peer), is_introduction=True)
+        bench.table.heard("peer-0/1")
+
+    assert bench.table.find(peers[0]) is not None
+    assert len([peer for peer in peers if bench.table.find(peer) is not None]) == 256
+    assert bench.table.find(peers[44]) is None
+    assert bench.table.find(peers[45]) is not None
+
+
+def test_delays_of_peers_that_are_gone_are_bounded() -> None:
+    bench = Bench()
+    bench.answer = PeerUnreachableError(engine_id="gone", reason="dead")
+    for number in range(1100):
+        bench.meet_and_wait(PeerIdentity(engine_id=f"gone-{number}", incarnation="1"))
+
+    assert len(bench.table._backoffs) == 1024
