@@ -41,8 +41,8 @@ class ChainWorker:
     """Implements ``WorkerConnector``. ``lender`` is the source that peers meet."""
 
     def __init__(self, sources: Sequence[WorkerConnector], *, lender: int) -> None:
-        self._sources = tuple(sources)
-        self.lender = self._sources[lender]
+        self.sources = tuple(sources)
+        self.lender = self.sources[lender]
         self._loads: dict[str, _OpenLoad] = {}
 
     def execute(self, orders: ConnectorOrders) -> None:
@@ -52,7 +52,7 @@ class ChainWorker:
         for part in orders.parts:
             for load in part.loads:
                 self._loads.setdefault(load.request_id, _OpenLoad()).num_open += 1
-        pairs = list(zip(self._sources, orders.parts, strict=True))
+        pairs = list(zip(self.sources, orders.parts, strict=True))
         for source, part in sorted(pairs, key=lambda pair: not pair[1].stores):
             source.execute(part)
 
@@ -62,7 +62,7 @@ class ChainWorker:
         leases: list[LeaseEnded] = []
         stalled: list[str] = []
         ended_streams: list[str] = []
-        for source in self._sources:
+        for source in self.sources:
             events = source.collect()
             leases.extend(events.leases)
             ended_streams.extend(events.ended_streams)
@@ -76,7 +76,7 @@ class ChainWorker:
 
     def stats(self) -> TransferStats:
         """The sums over all sources."""
-        stats = [source.stats() for source in self._sources]
+        stats = [source.stats() for source in self.sources]
         return TransferStats(
             **{item.name: sum(getattr(part, item.name) for part in stats) for item in fields(TransferStats)}
         )
@@ -91,7 +91,7 @@ class ChainWorker:
 
     def close(self) -> None:
         """Close every source. Idempotent."""
-        for source in self._sources:
+        for source in self.sources:
             source.close()
 
     def _is_first_stall(self, request_id: str) -> bool:

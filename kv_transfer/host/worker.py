@@ -27,14 +27,14 @@ class HostWorker:
     ) -> None:
         self._reader = reader
         self._books = books
-        self._arena = arena
+        self.arena = arena
         self._memory = memory
         self._checksums = [0] * arena.region.num_blocks
 
     def execute(self, orders: ConnectorOrders) -> None:
         """Copy what was evicted, then start the loads."""
         for store in orders.stores:
-            self._arena.store(store.block_ids, store.slots)
+            self.arena.store(store.block_ids, store.slots)
             self._remember_checksums(store.slots)
         self._reader.execute(replace(orders, stores=(), loads=tuple(map(self._with_checksums, orders.loads))))
 
@@ -48,7 +48,7 @@ class HostWorker:
 
     def stats(self) -> TransferStats:
         """Counters since the start. Leases and handshakes are the tier's own business, and not counted."""
-        stats, books, block_bytes = self._reader.stats(), self._books, self._arena.region.block_bytes
+        stats, books, block_bytes = self._reader.stats(), self._books, self.arena.region.block_bytes
         return replace(
             stats,
             num_leases_granted=0,

@@ -18,10 +18,11 @@ def _params_of_nobody(like: KVTransferParams) -> KVTransferParams:
     return replace(like, source=PeerIdentity(engine_id="nobody", incarnation="1"), lease_id="no-lease")
 
 
+@pytest.mark.known_failure(18)
 def test_load_from_an_unknown_engine_fails_and_others_go_on(
     world: KVWorld, source: Any, reader: KVEngine, request_id: str
 ) -> None:
-    """known-failures 18: a failed handshake is a failed load."""
+    """A failed handshake is a failed load."""
     params = source.grant(request_id, (1,))
     lost = world.unique("request")
 
@@ -80,8 +81,9 @@ def test_other_protocol_version_is_refused_naming_both(source: Any, reader: KVEn
     assert (refused.value.ours, refused.value.theirs) == (PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 
 
+@pytest.mark.known_failure(12)
 def test_restarted_engine_is_met_again_and_its_old_leases_are_void(world: KVWorld, reader: KVEngine) -> None:
-    """known-failures 12: the same engine id, another life."""
+    """The same engine id, another life."""
     spec = world.spec("phoenix")
     first = world.make_source(spec)
     first.fill((1, 2), world.seed())

@@ -136,10 +136,10 @@ def test_prompt_prefilled_elsewhere_is_read_whole(
     source.withdraw(request_id)
 
 
+@pytest.mark.known_failure(1)
 def test_nothing_read_early_is_good_under_an_expired_lease(
     world: KVWorld, source: Any, reader: KVEngine, request_id: str
 ) -> None:
-    """known-failures 1."""
     source.fill(SOURCE_BLOCKS, world.seed())
     _read_early(reader, source, request_id, SOURCE_BLOCKS)
     num_streamed = reader.stats().num_streamed_blocks
@@ -152,10 +152,11 @@ def test_nothing_read_early_is_good_under_an_expired_lease(
     assert reader.stats().num_streamed_blocks == num_streamed
 
 
+@pytest.mark.known_failure(4)
 def test_cancelled_stream_writes_nothing_any_more(
     world: KVWorld, source: Any, reader: KVEngine, request_id: str
 ) -> None:
-    """known-failures 4: its blocks are somebody else's as soon as the cancellation says so."""
+    """Its blocks are somebody else's as soon as the cancellation says so."""
     source.fill(SOURCE_BLOCKS, world.seed())
     _read_early(reader, source, request_id, SOURCE_BLOCKS[:2])
     if not reader.cancel_stream(request_id):

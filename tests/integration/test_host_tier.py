@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from engine.block_hash import hash_chain, root_hash
 from engine.config import SchedulerConfig
+from engine.core.request import pack_tokens
 from engine.messages import GenerateRequest
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from tests.support.cache_mirror import mirrored
-from tests.support.chain_runner import expected_tokens
+from tests.support.chain_runner import expected_kv, expected_tokens
 from tests.support.requests import greedy_request
 from tests.support.tiered_engine import BLOCK_BYTES, BLOCK_SIZE, TieredEngine, tiered_engine
 
@@ -94,6 +96,29 @@ def test_k9_a_preempted_request_finds_its_own_output_in_the_tier() -> None:
         assert engine.core.stats().scheduler.num_preemptions > 0
         assert engine.stats().num_host_loaded_blocks > 0
         engine.assert_rests()
+
+
+@pytest.mark.known_failure(20)
+def test_k9_what_a_preempted_request_leaves_is_kept_under_the_address_of_its_tokens() -> None:
+    scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, watermark=0.0)
+    requests = [
+        greedy_request(f"r{number}", range(50 * number, 50 * number + 12), max_tokens=40) for number in range(4)
+    ]
+    with tiered_engine(num_blocks=24, num_host_blocks=64, scheduler=scheduler) as engine:
+        outputs = engine.run(*requests)
+        assert engine.core.stats().scheduler.num_preemptions > 0
+
+        num_kept = 0
+        for request in requests:
+            tokens = [*request.prompt_token_ids, *outputs[request.request_id]]
+            kv = expected_kv(tokens).reshape(-1, BLOCK_SIZE)
+            for block, block_hash in zip(
+                kv, hash_chain(root_hash(), pack_tokens(tuple(tokens)), BLOCK_SIZE), strict=True
+            ):
+                content = engine.kept_content(block_hash)
+                assert content in (None, block.tobytes())
+                num_kept += content is not None
+        assert num_kept == len(engine.tier.store) > 0, "nothing else is kept"
 
 
 def test_k9_a_reset_of_the_prefix_cache_empties_the_tier() -> None:

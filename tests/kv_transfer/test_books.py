@@ -33,6 +33,7 @@ def _match(books: ConnectorBooks, params: KVTransferParams | None, num_local_tok
     return books.match(request_id="r", params=params, num_prompt_tokens=9, num_local_tokens=num_local_tokens)
 
 
+@pytest.mark.known_failure(10)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -45,7 +46,7 @@ def _match(books: ConnectorBooks, params: KVTransferParams | None, num_local_tok
     ],
 )
 def test_hand_over_that_cannot_be_used_supplies_nothing(changes: dict[str, object]) -> None:
-    """known-failures 10: blocks that do not cover the prompt are refused, not believed."""
+    """Blocks that do not cover the prompt are refused, not believed."""
     books = _make_books()
 
     assert _match(books, replace(PARAMS, **changes)) == NOTHING

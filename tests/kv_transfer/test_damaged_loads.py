@@ -137,8 +137,8 @@ def test_parts_that_are_here_are_not_read_again(world: KVWorld) -> None:
     assert ended.num_bytes == reader.stats().num_bytes == 5 * reader.spec.layout.block_bytes
 
 
+@pytest.mark.known_failure(1)
 def test_parts_read_under_a_lease_that_ended_are_worth_nothing(world: KVWorld) -> None:
-    """known-failures 1."""
     source, reader = _big_pair(world, _faults(Fault.READ_FAILS, 2, 3, 4))
     params = source.grant("a", (0, 1, 2, 3, 4))
     source.abort_lease("a")

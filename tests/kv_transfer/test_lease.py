@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -29,8 +30,9 @@ def _make_table() -> tuple[LeaseTable, ManualClock]:
     return LeaseTable(ttl_s=TTL_S, clock=clock), clock
 
 
+@pytest.mark.known_failure(6)
 def test_completion_ends_a_lease_once_and_repeats_its_answer_to_the_same_reader() -> None:
-    """known-failures 6: a duplicate is counted and harms nobody."""
+    """A duplicate is counted and harms nobody."""
     table, _ = _make_table()
     lease = table.grant(request_id="request", block_ids=(1, 2))
 
@@ -58,8 +60,9 @@ def test_completion_at_the_deadline_is_too_late_even_if_nobody_looked() -> None:
     assert [ended.reason for ended in table.take_ended()] == [LeaseEnd.EXPIRED]
 
 
+@pytest.mark.known_failure(2)
 def test_expired_leases_behind_a_renewed_one_are_found() -> None:
-    """known-failures 2: the whole table is looked at, not only up to the first live lease."""
+    """The whole table is looked at, not only up to the first live lease."""
     table, clock = _make_table()
     first = table.grant(request_id="first", block_ids=(1,))
     second = table.grant(request_id="second", block_ids=(2,))

@@ -136,6 +136,7 @@ async def test_decode_lost_before_reading_hands_the_transfer_to_the_next_one(mod
         await until(lambda: rig.prefill[0].aborted == [rig.prefill[0].seen[0].request_id])
 
 
+@pytest.mark.known_failure(13)
 async def test_decode_that_dies_again_and_again_ends_in_an_error_event(model_dir: Path) -> None:
     async with router_rig(model_dir, num_decode=3, settings=with_settings(migration_limit=2)) as rig:
         for replica in rig.decode.replicas.values():
@@ -198,6 +199,7 @@ async def test_without_moves_a_lost_decode_worker_is_the_callers_error_at_once(m
         await until(rig.is_at_rest)
 
 
+@pytest.mark.known_failure(13)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_error_of_the_engine_is_the_callers_error(model_dir: Path, role: str) -> None:
     async with router_rig(model_dir, num_prefill=2, num_decode=2) as rig:
@@ -232,6 +234,7 @@ async def test_full_queue_on_every_decode_replica_is_a_429(model_dir: Path) -> N
         await until(rig.is_at_rest)
 
 
+@pytest.mark.known_failure(3)
 async def test_refusal_by_decode_ends_the_lease(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         rig.decode[0].refuse_code = "no_connector"
@@ -241,6 +244,7 @@ async def test_refusal_by_decode_ends_the_lease(model_dir: Path) -> None:
         await until(rig.is_at_rest)
 
 
+@pytest.mark.known_failure(14)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_deadline_ends_a_request_that_hangs_and_frees_it_everywhere(model_dir: Path, role: str) -> None:
     async with router_rig(model_dir) as rig:

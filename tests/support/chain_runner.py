@@ -37,6 +37,14 @@ def expected_tokens(prompt: list[int] | tuple[int, ...], num_tokens: int) -> lis
     return tokens[len(prompt) :]
 
 
+def expected_kv(tokens: list[int] | tuple[int, ...]) -> npt.NDArray[np.uint64]:
+    """What the cache holds of a context: one number a position."""
+    values: list[int] = []
+    for token in tokens:
+        values.append(_mix((values[-1] if values else 0) + token + 1))
+    return np.array(values, dtype=np.uint64)
+
+
 class ChainRunner:
     """Implements the engine's ``StepRunner`` over ``num_blocks`` blocks of real memory."""
 

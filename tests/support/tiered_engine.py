@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from engine.config import SchedulerConfig
 from engine.engine_core import EngineCore
 from engine.messages import FinishReason, GenerateRequest
 from kv_transfer.chain.books import ChainBooks
+from kv_transfer.chain.worker import ChainWorker
 from kv_transfer.connector import Connector, ConnectorBuilder, TransferStats, WakeCallback
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.host.books import HostBooks
+from kv_transfer.host.worker import HostWorker
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
@@ -47,6 +50,16 @@ class TieredEngine:
         assert isinstance(books, ChainBooks)
         (tier,) = [source for source in books.sources if isinstance(source, HostBooks)]
         return tier
+
+    def kept_content(self, block_hash: bytes) -> bytes | None:
+        """The bytes that the tier keeps under an address."""
+        slots = self.tier.store.find([block_hash])
+        if not slots:
+            return None
+        chain = self.connector.worker
+        assert isinstance(chain, ChainWorker)
+        (worker,) = [source for source in chain.sources if isinstance(source, HostWorker)]
+        return ctypes.string_at(worker.arena.region.block_address(slots[0]), BLOCK_BYTES)
 
     def run(self, *requests: GenerateRequest) -> dict[str, list[int]]:
         """The tokens of each request; one that ends with an error fails the test."""

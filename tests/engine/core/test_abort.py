@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.messages import FinishReason
 from tests.support.scheduler_requests import fresh_prompt, make_config, make_request
 from tests.support.scheduler_world import SchedulerWorld
@@ -45,6 +47,7 @@ def test_c10_while_running() -> None:
     assert world.step().released_rows.tolist() == [0]
 
 
+@pytest.mark.known_failure(22)
 def test_c10_while_a_step_with_it_is_in_flight() -> None:
     world = small_world()
     world.add(make_request("a", 9))

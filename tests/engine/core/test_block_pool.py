@@ -93,6 +93,7 @@ def test_freeing_twice_is_noticed() -> None:
         kv_cache.release(table)
 
 
+@pytest.mark.known_failure(9)
 def test_known_failure_9_blocks_freed_while_a_step_is_in_flight_are_fenced_until_the_newest_one_returned() -> None:
     kv_cache = manager(4)
     table = kv_cache.allocate(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.core.request import Request
 from engine.messages import FinishReason
 from tests.support.decode_world import add_handed_over, decode_world
@@ -129,6 +131,7 @@ def test_k4_a_block_that_one_request_loaded_well_repairs_the_others() -> None:
     assert world.runner.num_computed_positions == 2
 
 
+@pytest.mark.known_failure(11)
 def test_k4_known_failure_11_damaged_blocks_are_never_published() -> None:
     world = decode_world()
     prompt = fresh_prompt(16)

@@ -23,6 +23,7 @@ def prefilled(world: SchedulerWorld, num_tokens: int = 10, *, name: str = "a", m
     return last.kv_transfer.lease_id
 
 
+@pytest.mark.known_failure(10)
 @pytest.mark.parametrize("num_tokens", [1, 4, 9, 16])
 def test_k7_known_failure_10_the_lease_covers_the_prompt_and_nothing_else(num_tokens: int) -> None:
     world = decode_world()

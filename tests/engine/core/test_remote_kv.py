@@ -108,6 +108,7 @@ def test_k2_b3_blocks_being_loaded_are_not_offered_to_others() -> None:
 # ---- K3
 
 
+@pytest.mark.known_failure(17)
 def test_k3_known_failure_17_decoding_starts_behind_the_first_token() -> None:
     world = decode_world()
     prompt = fresh_prompt(10)
@@ -151,6 +152,7 @@ def test_k3_loaded_blocks_are_published_once_confirmed() -> None:
     assert output.first_positions.tolist() == [12, 8]
 
 
+@pytest.mark.known_failure(8)
 def test_k3_known_failure_8_the_end_of_a_load_wakes_an_idle_engine() -> None:
     for failed in ([], [0], [0, 1, 2]):
         world = decode_world()
@@ -168,6 +170,7 @@ def test_k3_known_failure_8_the_end_of_a_load_wakes_an_idle_engine() -> None:
 # ---- who goes before a load began, or while it lasts
 
 
+@pytest.mark.known_failure(3)
 def test_known_failure_3_a_refused_request_releases_the_peers_lease() -> None:
     world = decode_world(seqs=1, max_num_waiting=1)
     offers = [world.connector.offer(fresh_prompt(num_tokens)) for num_tokens in (200, 8, 8, 8)]
@@ -194,6 +197,7 @@ def test_a_request_that_ends_before_its_load_began_releases_the_peers_lease() ->
     assert not world.scheduler.schedule().connector_orders.is_empty
 
 
+@pytest.mark.known_failure(4)
 def test_known_failure_4_the_destination_of_an_aborted_load_stays_held_until_it_ended() -> None:
     world = decode_world(num_blocks=8)
     add_handed_over(world, "a", fresh_prompt(20))
@@ -213,6 +217,7 @@ def test_known_failure_4_the_destination_of_an_aborted_load_stays_held_until_it_
     assert world.scheduler.stats().num_free_blocks == 8
 
 
+@pytest.mark.known_failure(6)
 def test_known_failure_6_late_and_duplicate_events_are_counted_and_ignored() -> None:
     world = decode_world()
     add_handed_over(world, "a", fresh_prompt(8), max_tokens=2)
@@ -248,6 +253,7 @@ def test_an_id_that_comes_again_while_its_abandoned_load_lasts_is_computed_here(
     world.scheduler.check_integrity()
 
 
+@pytest.mark.known_failure(7)
 def test_known_failure_7_two_loads_that_together_need_more_than_the_pool() -> None:
     world = decode_world(num_blocks=8)
     for name in ("a", "b"):
@@ -264,6 +270,7 @@ def test_known_failure_7_two_loads_that_together_need_more_than_the_pool() -> No
     world.check_output("b")
 
 
+@pytest.mark.known_failure(7)
 def test_known_failure_7_what_was_loaded_gives_way_when_it_blocks_the_only_one_that_runs() -> None:
     # One row. "b" is loaded and waits for the row; "a" runs and needs the blocks that "b" holds.
     world = decode_world(num_blocks=10, seqs=1)
@@ -279,6 +286,7 @@ def test_known_failure_7_what_was_loaded_gives_way_when_it_blocks_the_only_one_t
     world.check_output("b")
 
 
+@pytest.mark.known_failure(5)
 def test_known_failure_5_a_stalled_load_is_computed_here_and_its_destination_stays_held() -> None:
     world = decode_world(num_blocks=16)
     add_handed_over(world, "a", fresh_prompt(20), max_tokens=4)
