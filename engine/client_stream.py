@@ -44,7 +44,9 @@ class ClientStream:
         """Wait until something is there, at most ``timeout_s``, and take it all; empty on timeout or close."""
         if not self._news.is_set():
             try:
-                await asyncio.wait_for(self._news.wait(), timeout_s)
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the news.
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
             except TimeoutError:
                 return []
         taken, self._waiting = self._waiting, []

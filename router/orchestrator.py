@@ -11,6 +11,7 @@ import logging
 from dataclasses import replace
 
 from engine.messages import FinishReason, GenerateRequest, TokenDelta
+from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
 from router.admission import Admission
 from router.counters import RouterCounters
 from router.decode_phase import DecodePhase
@@ -133,12 +134,13 @@ class Orchestrator:
             if reservation is not None and self._is_short(generation, reservation.replica):
                 await self._decode_phase.run(generation, None, reservation)
                 return
-            replica_id, delta = await self._prefill(generation)
+            replica_id, delta = await self._prefill(generation, reservation)
             is_handed_over = delta.finish_reason is FinishReason.HANDED_OVER
             generation.deliver(delta, None if is_handed_over else delta.finish_reason)
             if is_handed_over:
                 await self._decode(generation, delta, reservation, prefill_replica_id=replica_id)
         finally:
+            self._decode_link.notices.withdraw(generation.request_id)
             if reservation is not None:
                 reservation.release()
 
@@ -159,8 +161,8 @@ class Orchestrator:
         num_tokens = len(generation.request.prompt_token_ids)
         return num_tokens - self._decode_pool.num_cached_tokens(replica, generation.demand) <= limit
 
-    async def _prefill(self, generation: Generation) -> tuple[str, TokenDelta]:
-        """The first token, from whichever prefill replica manages it."""
+    async def _prefill(self, generation: Generation, decode: Reservation | None) -> tuple[str, TokenDelta]:
+        """The first token, from whichever prefill replica manages it; ``decode`` is where its successors will be."""
         generation.stage = "prefill"
         tried: set[str] = set()
         reason = ""
@@ -169,6 +171,8 @@ class Orchestrator:
             self._counters.num_prefill_retries += attempt > 0
             replica = await self._prefill_pool.choose_or_wait(generation.demand, tried, is_retry=attempt > 0)
             tried.add(replica.replica_id)
+            if decode is not None:
+                self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
             try:
                 delta = await self._prefill_on(generation, replica)
             except WorkerRefusedError as error:
@@ -191,6 +195,19 @@ class Orchestrator:
             code="prefill_failed",
             retry_after_s=self._settings.retry_after_s,
         )
+
+    def _give_notice(self, generation: Generation, *, source: Replica, decode_replica_id: str) -> None:
+        """Let decode read the prompt while it is computed, if that takes more than one step."""
+        info, request = source.info, generation.request
+        if info is None or not 0 < info.stream_chunk_tokens < len(request.prompt_token_ids):
+            return
+        remaining_s = generation.deadline_s - asyncio.get_running_loop().time()
+        stream = KVStreamParams(
+            protocol_version=PROTOCOL_VERSION,
+            source=PeerIdentity(engine_id=info.engine_id, incarnation=info.incarnation),
+            timeout_s=min(self._settings.prefill_timeout_s, remaining_s),
+        )
+        self._decode_link.notices.give(decode_replica_id, replace(request, kv_stream=stream))
 
     async def _prefill_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         request = replace(generation.request, hand_over=True)

@@ -75,8 +75,8 @@ class Replica:
 
     @property
     def num_available_blocks(self) -> int:
-        """Free blocks that nobody was promised."""
-        return self.load.num_free_blocks - self.reserved_blocks
+        """Free blocks that nobody was promised. Those held for requests to come are promised to these already."""
+        return self.load.num_free_blocks + self.load.num_early_blocks - self.reserved_blocks
 
     @property
     def is_idle(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from engine.messages import GenerateRequest, TokenDelta
 from router.aborts import AbortSender
+from router.early_notices import EarlyNotices
 from router.output_streams import OutputStreams
 from router.pool import ReplicaPool
 from router.replica import Reservation
@@ -55,6 +56,7 @@ class WorkerLink:
         self.aborts = AbortSender(workers, timeout_s=settings.abort_timeout_s)
         self.streams = OutputStreams(workers, pool, settings=settings, clock=clock)
         self._submissions = Submissions(workers, self.aborts, timeout_s=settings.submit_timeout_s)
+        self.notices = EarlyNotices(self.streams, self._submissions, self.aborts)
         pool.on_lost = self.streams.give_up
 
     async def run(
@@ -71,6 +73,7 @@ class WorkerLink:
         replica_id = reservation.replica.replica_id
         stream = await self.streams.connect(replica_id)
         run = Run(on_delta)
+        self.notices.supersede(request.request_id, replica_id)
         stream.attach(request.request_id, run)
         try:
             await self._submit(replica_id, replace(request, client_id=stream.client_id), run)
@@ -107,6 +110,7 @@ class WorkerLink:
 
     async def close(self) -> None:
         """Stop sending, tell the workers what was given up, close the streams."""
+        await self.notices.close()
         await self._submissions.close()
         await self.aborts.flush()
         await self.streams.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from decode.server import DecodeServer
 from engine.config import SchedulerConfig
+from engine.engine_core import StepRunner
 from engine.errors import EngineDeadError, RequestRefusedError
 from engine.messages import GenerateRequest, StepMessage, WorkerInfo
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
@@ -21,6 +23,7 @@ from tests.support.chain_runner import VOCAB_SIZE
 from tests.support.disaggregated import inproc_builder
 
 T = TypeVar("T")
+INPROC = ConnectorOptions(connector="inproc")
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 256
 REPORT_PERIOD_S = 0.02
@@ -138,13 +141,16 @@ async def engine_pools(
     num_blocks: int = 256,
     decode_blocks: Sequence[int] = (),
     max_num_seqs: int = 16,
+    chunk_tokens: int = 0,
+    wrap_prefill_runner: Callable[[StepRunner], StepRunner] = lambda runner: runner,
+    options: ConnectorOptions = INPROC,
 ) -> AsyncIterator[tuple[EnginePrefillPool, EngineDecodePool]]:
     """Started engines around one in-process fabric; all are closed at the end.
 
-    ``decode_blocks`` gives each decode engine a size of its own.
+    ``decode_blocks`` gives each decode engine a size of its own. With ``chunk_tokens`` prefill computes so many tokens
+    a step, and hands longer prompts over while it computes them.
     """
     fabric = InProcessFabric()
-    options = ConnectorOptions(connector="inproc")
     scheduler = SchedulerConfig(
         max_num_batched_tokens=max(64, max_num_seqs), max_num_seqs=max_num_seqs, enable_cache_events=True
     )
@@ -154,18 +160,20 @@ async def engine_pools(
     for role, of_role in sizes.items():
         for index, num_blocks in enumerate(of_role):
             name = f"{role}-{index}"
+            is_chunked = role == "prefill" and chunk_tokens > 0
             keeping = _Keeping(inproc_builder(fabric, name, options))
             core = chain_engine(
                 num_blocks=num_blocks,
                 block_size=BLOCK_SIZE,
                 max_model_len=MAX_MODEL_LEN,
-                scheduler=scheduler,
+                scheduler=replace(scheduler, max_num_batched_tokens=chunk_tokens) if is_chunked else scheduler,
                 build_connector=keeping,
             )
             assert keeping.connector is not None
-            info = _info(role, name, num_blocks)
+            info = replace(_info(role, name, num_blocks), stream_chunk_tokens=chunk_tokens)
             worker = keeping.connector.worker
             if role == "prefill":
+                core.runner = wrap_prefill_runner(core.runner)
                 prefill[name] = PrefillServer(core, info=info, connector=worker, report_period_s=REPORT_PERIOD_S)
             else:
                 decode[name] = DecodeServer(core, info=info, connector=worker, report_period_s=REPORT_PERIOD_S)
