@@ -24,14 +24,20 @@ ROUTER_SHUTDOWN_S = 5.0
 MAX_START_ATTEMPTS = 3
 
 
-def build_graph(config: BatonConfig, model: ServedModel, machine: Machine) -> serve.Application:
-    """Bind the three deployments.
+def build_graph(
+    config: BatonConfig,
+    model: ServedModel,
+    machine: Machine,
+    *,
+    workers: tuple[type[Any], type[Any]] = (PrefillWorker, DecodeWorker),
+) -> serve.Application:
+    """Bind the three deployments; other ``workers`` are for measuring the router alone.
 
     Raises:
         ConfigError: The machine does not have what the configuration asks for.
     """
-    prefill = _worker_deployment(PrefillWorker, PREFILL, config.prefill_replicas, config.health)
-    decode = _worker_deployment(DecodeWorker, DECODE, config.decode_replicas, config.health)
+    prefill = _worker_deployment(workers[0], PREFILL, config.prefill_replicas, config.health)
+    decode = _worker_deployment(workers[1], DECODE, config.decode_replicas, config.health)
     ingress = serve.deployment(
         name=ROUTER,
         num_replicas=config.router_replicas,

@@ -1,0 +1,177 @@
+"""The router and its output path, with workers that produce tokens without computing.
+
+    python -m benchmarks.router --json benchmarks/results/router.json
+
+Beside it, in the same run, a plain Ray Serve application (an ingress, and a deployment that streams one item a token)
+with Serve's defaults and with its fast settings, and one hop of Serve alone. Client, proxy, router and workers share
+the machine's cores, so ratios tell more than figures. Rows: ``<metric>/<who>/streams=<n>/tokens=<n>``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.report import Row, add_json_option, publish
+from benchmarks.served import free_port
+from benchmarks.sse_load import StreamLoad, StreamResult, run_streams
+
+WHO = {
+    "plain_default": ("two_hops", "default"),
+    "plain_optimized": ("two_hops", "haproxy"),
+    "one_hop_optimized": ("one_hop", "haproxy"),
+    "baton_serve_proxy": ("baton", "optimized"),
+    "baton_haproxy": ("baton", "haproxy"),
+}
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A running application: its address and its processes."""
+
+    url: str
+    process: psutil.Process
+
+    def front(self) -> psutil.Process:
+        """The process that answers HTTP: the router, or the plain application's ingress."""
+        for process in self.process.children(recursive=True):
+            title = " ".join(process.cmdline())
+            if any(name in title for name in ("Replica:baton:router", "PlainTwoHops", "PlainOneHop")):
+                return process
+        raise RuntimeError("no process of the front end found")
+
+
+@contextmanager
+def stage(kind: str, mode: str) -> Iterator[Stage]:
+    """Start one application; it is gone afterwards."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.serve_stage", kind, mode, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if line.strip() != "ready":
+            raise RuntimeError(f"{kind} with {mode} settings did not start: {line!r}")
+        yield Stage(url=f"http://127.0.0.1:{port}", process=psutil.Process(process.pid))
+    finally:
+        process.stdin.close()
+        process.wait(STOP_TIMEOUT_S)
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Processor time of a process so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def run(target: Stage, num_streams: int, num_requests: int, num_tokens: int) -> tuple[StreamResult, float]:
+    """One load, and the front process's CPU seconds meanwhile."""
+    front = target.front()
+    before = cpu_s(front)
+    load = StreamLoad(num_streams=num_streams, num_requests=num_requests, num_tokens=num_tokens)
+    result = asyncio.run(run_streams(target.url, load))
+    return result, cpu_s(front) - before
+
+
+def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
+    """All rows of one application."""
+    rows: list[Row] = []
+    run(target, 8, 64, 16)
+    alone, _ = run(target, 1, args.idle_requests, 1)
+    rows.append(Row(name=f"ttft/{who}/idle", value=alone.ttft_ms, unit="ms"))
+    for num_streams, num_requests, num_tokens in args.loads:
+        result, cpu = run(target, num_streams, num_requests, num_tokens)
+        name = f"{who}/streams={num_streams}/tokens={num_tokens}"
+        num = result.num_events - result.num_requests
+        rows += [
+            Row(
+                name=f"tokens_per_s/{name}",
+                value=result.tokens_per_s,
+                unit="tokens/s",
+                detail={
+                    "requests_per_s": result.requests_per_s,
+                    "front_cpu_us_per_token": cpu * 1e6 / num,
+                    "front_cpu_us_per_request": cpu * 1e6 / result.num_requests,
+                    "ttft_ms": result.ttft_ms,
+                },
+            )
+        ]
+    return rows
+
+
+def ratios(rows: list[Row]) -> list[Row]:
+    """Baton's throughput over the others', load by load."""
+    by_name = {row.name: row.value for row in rows}
+    out: list[Row] = []
+    for name, value in by_name.items():
+        metric, who, *load = name.split("/")
+        if metric != "tokens_per_s" or not who.startswith("baton"):
+            continue
+        for peer in ("plain_default", "plain_optimized", "one_hop_optimized"):
+            if (other := by_name.get("/".join((metric, peer, *load)))) is not None:
+                out.append(Row(name="/".join((f"ratio_to_{peer}", who, *load)), value=value / other, unit="x"))
+    return out
+
+
+def memory(target: Stage, num_requests: int) -> list[Row]:
+    """Resident memory of the router while many short requests pass, sampled ten times."""
+    front = target.front()
+    run(target, 64, num_requests // 10, 4)
+    samples = [front.memory_info().rss]
+    for _ in range(9):
+        run(target, 64, num_requests // 10, 4)
+        samples.append(front.memory_info().rss)
+    growth = {f"mb_after_{(place + 1) * num_requests // 10}": rss / 2**20 for place, rss in enumerate(samples)}
+    return [Row(name="memory/growth", value=(samples[-1] - samples[0]) / 2**20, unit="MiB", detail={**growth})]
+
+
+def parsed_load(text: str) -> tuple[int, int, int]:
+    """``STREAMSxREQUESTSxTOKENS``."""
+    num_streams, num_requests, num_tokens = (int(part) for part in text.split("x"))
+    return num_streams, num_requests, num_tokens
+
+
+def main() -> None:
+    """Measure and publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--who", nargs="+", choices=tuple(WHO), default=tuple(WHO))
+    parser.add_argument(
+        "--loads",
+        type=parsed_load,
+        nargs="+",
+        default=[(1, 4, 512), (64, 128, 512), (64, 1280, 64), (512, 1024, 64)],
+        metavar="STREAMSxREQUESTSxTOKENS",
+    )
+    parser.add_argument("--idle-requests", type=int, default=100, help="requests one by one, for the TTFT at idle")
+    parser.add_argument("--memory-requests", type=int, default=0, help="also watch the router's memory over so many")
+    add_json_option(parser)
+    args = parser.parse_args()
+    rows: list[Row] = []
+    for who in args.who:
+        kind, mode = WHO[who]
+        with stage(kind, mode) as target:
+            rows += measure(who, target, args)
+            if args.memory_requests and who == "baton_haproxy":
+                rows += memory(target, args.memory_requests)
+    publish(
+        rows + ratios(rows), packages=("ray", "fastapi", "uvicorn"), json_file=args.json, title="Router and output path"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""One Serve application with pretended workers, in a process of its own with a Ray of its own.
+
+    python -m benchmarks.serve_stage baton|two_hops|one_hop default|optimized|haproxy PORT
+
+Serve reads its settings when it is imported, so each combination needs its own process. Prints ``ready``, then serves
+until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from cluster.config import BatonConfig
+from cluster.serve_env import haproxy_environment, make_session_folder, private_ray_environment, serve_environment
+
+
+def main() -> None:
+    """Start, serve, stop."""
+    kind, mode, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    folder = make_session_folder()
+    variables = private_ray_environment()
+    if mode != "default":
+        variables.update(serve_environment())
+    if mode == "haproxy":
+        variables.update(haproxy_environment(folder))
+    os.environ.update(variables)
+    _serve(kind, port, folder)
+
+
+def _serve(kind: str, port: int, folder: Path) -> None:
+    import logging
+
+    from ray import serve
+
+    from cluster.ray_home import PrivateRay
+
+    config = BatonConfig(port=port)
+    home = PrivateRay(folder=folder, num_cpus=8, object_store_bytes=config.object_store_bytes)
+    try:
+        home.start()
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(_application(kind, config), name="baton", route_prefix="/")
+        print("ready", flush=True)
+        sys.stdin.read()
+    finally:
+        home.stop()
+        home.remove_logs()
+
+
+def _application(kind: str, config: BatonConfig) -> object:
+    from ray import serve
+
+    from benchmarks.token_workers import PlainGenerator, PlainOneHop, PlainTwoHops, TokenWorker
+    from cluster.app import build_graph
+    from cluster.placement import Machine
+    from cluster.served_model import served_model
+
+    if kind == "baton":
+        machine = Machine(num_cores=2, num_gpus=0)
+        return build_graph(config, served_model(config), machine, workers=(TokenWorker, TokenWorker))
+    options = {"max_ongoing_requests": 10_000, "ray_actor_options": {"num_cpus": 0.1}}
+    if kind == "one_hop":
+        return serve.deployment(**options)(PlainOneHop).bind()
+    generator = serve.deployment(**options)(PlainGenerator).bind()
+    return serve.deployment(**options)(PlainTwoHops).bind(generator)
+
+
+if __name__ == "__main__":
+    main()

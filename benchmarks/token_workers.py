@@ -1,0 +1,179 @@
+"""Workers that produce tokens without computing, as Baton's and as a plain Serve application's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+
+from cluster.workers import WorkerSettings
+from engine.client_stream import ClientStream
+from engine.messages import FinishReason, GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+from router.text.tokenizer import Tokenizer
+
+WORD = " and"
+STEP_S = 0.001
+"""A step of the pretended engine: faster than any real one, and slow enough that it is a step."""
+
+
+class TokenWorker:
+    """Speaks as a real worker does: batched submissions, one message a step, one stream a router."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._role = settings.role
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._token = Tokenizer.load(settings.engine.model.path).encode(WORD, add_special_tokens=False)[-1]
+        self._model_name = settings.model_name
+        self._report_period_s = settings.report_period_s
+        self._streams: dict[str, ClientStream] = {}
+        self._running: dict[str, list[Any]] = {}
+        self._stepping: asyncio.Task[None] | None = None
+
+    async def status(self) -> tuple[WorkerInfo, LoadReport]:
+        """Constants and load."""
+        info = WorkerInfo(
+            role=self._role,
+            engine_id=self._replica_id,
+            incarnation="1",
+            node_ip="127.0.0.1",
+            pid=os.getpid(),
+            model_name=self._model_name,
+            block_size=16,
+            num_blocks=1 << 20,
+            block_bytes=1024,
+            max_model_len=4096,
+            vocab_size=1 << 20,
+            device="cpu",
+            dtype="float32",
+        )
+        return info, self._load()
+
+    def _load(self) -> LoadReport:
+        return LoadReport(num_blocks=1 << 20, num_free_blocks=1 << 20, num_running=len(self._running))
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[None]:
+        """Take requests; a prompt's first token comes at once, later ones step by step."""
+        if self._role == "prefill":
+            for request in requests:
+                self._streams[request.client_id].put((self._first(request),))
+        else:
+            for request in requests:
+                left = request.sampling.max_tokens - len(request.output_token_ids)
+                self._running[request.request_id] = [request.client_id, left]
+            if self._stepping is None:
+                self._stepping = asyncio.create_task(self._step())
+        return [None] * len(requests)
+
+    def _first(self, request: GenerateRequest) -> TokenDelta:
+        if request.sampling.max_tokens <= 1:
+            return TokenDelta(request.request_id, (self._token,), FinishReason.LENGTH, num_cached_tokens=0)
+        params = KVTransferParams(
+            protocol_version=PROTOCOL_VERSION,
+            source=PeerIdentity(engine_id=self._replica_id, incarnation="1"),
+            lease_id=request.request_id,
+            layout_hash="none",
+            block_ids=(0,),
+            num_tokens=len(request.prompt_token_ids),
+        )
+        return TokenDelta(
+            request.request_id, (self._token,), FinishReason.HANDED_OVER, kv_transfer=params, num_cached_tokens=0
+        )
+
+    async def _step(self) -> None:
+        loop = asyncio.get_running_loop()
+        token_ids = (self._token,)
+        while self._running:
+            started = loop.time()
+            deltas: dict[str, list[TokenDelta]] = {}
+            for request_id, row in list(self._running.items()):
+                row[1] -= 1
+                reason = None if row[1] else FinishReason.LENGTH
+                deltas.setdefault(row[0], []).append(TokenDelta(request_id, token_ids, reason))
+                if reason is not None:
+                    del self._running[request_id]
+            for client_id, of_client in deltas.items():
+                if (stream := self._streams.get(client_id)) is not None:
+                    stream.put(of_client)
+            await asyncio.sleep(max(0.0, started + STEP_S - loop.time()))
+        self._stepping = None
+
+    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:  # noqa: ARG002
+        """One message a step."""
+        stream = self._streams[client_id] = ClientStream()
+        try:
+            yield StepMessage(deltas=(), load=self._load())
+            while True:
+                deltas = await stream.take(timeout_s=self._report_period_s)
+                yield StepMessage(deltas=tuple(deltas), load=self._load())
+        finally:
+            del self._streams[client_id]
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests."""
+        for request_id in request_ids:
+            self._running.pop(request_id, None)
+
+
+def _event(word: str) -> str:
+    choice = {"index": 0, "text": word, "logprobs": None, "finish_reason": None}
+    event = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "plain", "choices": [choice]}
+    return f"data: {json.dumps(event)}\n\n"
+
+
+class PlainGenerator:
+    """The second hop of a plain application: one item a token."""
+
+    async def generate(self, num_tokens: int) -> AsyncIterator[str]:
+        """The tokens."""
+        for _ in range(num_tokens):
+            yield WORD
+
+
+_two_hops = FastAPI()
+_one_hop = FastAPI()
+
+
+@serve.ingress(_two_hops)
+class PlainTwoHops:
+    """An ingress that writes what another deployment generates."""
+
+    def __init__(self, generator: DeploymentHandle[Any]) -> None:
+        self._generator = generator.options(method_name="generate", stream=True)
+
+    @_two_hops.post("/v1/completions")
+    async def complete(self, request: Request) -> StreamingResponse:
+        """Stream."""
+        num_tokens = (await request.json())["max_tokens"]
+
+        async def events() -> AsyncIterator[str]:
+            async for word in self._generator.remote(num_tokens):
+                yield _event(word)
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+@serve.ingress(_one_hop)
+class PlainOneHop:
+    """An ingress that generates by itself."""
+
+    @_one_hop.post("/v1/completions")
+    async def complete(self, request: Request) -> StreamingResponse:
+        """Stream."""
+        num_tokens = (await request.json())["max_tokens"]
+
+        async def events() -> AsyncIterator[str]:
+            for _ in range(num_tokens):
+                yield _event(WORD)
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
