@@ -122,9 +122,13 @@ def ratios(rows: list[Row]) -> list[Row]:
         metric, who, *load = name.split("/")
         if metric != "tokens_per_s" or not who.startswith("baton"):
             continue
-        for peer in ("plain_default", "plain_optimized", "one_hop_optimized"):
-            if (other := by_name.get("/".join((metric, peer, *load)))) is not None:
-                out.append(Row(name="/".join((f"ratio_to_{peer}", who, *load)), value=value / other, unit="x"))
+        peers = ("plain_default", "plain_optimized", "one_hop_optimized")
+        others = {peer: by_name.get("/".join((metric, peer, *load))) for peer in peers}
+        out += [
+            Row(name="/".join((f"ratio_to_{peer}", who, *load)), value=value / other, unit="x")
+            for peer, other in others.items()
+            if other is not None
+        ]
     return out
 
 

@@ -128,6 +128,7 @@ RouterSection = section_of(
         "max_mirrored_blocks": "Blocks of prefix caches that a router remembers at most, about 200 bytes each.",
         "max_prefill_attempts": "Prefill workers tried for one request at most.",
         "write_timeout_s": "How long a client may leave an event unread before its request is given up.",
+        "max_write_delay_s": "With many streams, how long tokens may wait to be written together; 0: never.",
         "migration_limit": "How often a request may move to another decode worker.",
         "recovery_wait_s": "How long an accepted request waits for a worker to come back.",
         "growth_headroom_tokens": "Room beyond its prompt that a request must find on a decode worker.",

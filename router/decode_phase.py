@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from engine.messages import FinishReason, TokenDelta
+from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from kv_transfer.params import KVTransferParams
 from router.counters import RouterCounters
 from router.errors import WorkerFailedError
@@ -124,13 +124,16 @@ class DecodePhase:
             is_good = reason is None or reason is FinishReason.STOP or reason is FinishReason.LENGTH
             generation.deliver(delta, reason if is_good else None)
 
-        request = replace(
-            generation.request,
-            output_token_ids=tuple(generation.output_token_ids),
-            hand_over=False,
-            kv_transfer=kv_transfer,
-        )
-        return await self._link.run(reservation, request, on_delta)
+        def make_request(client_id: str) -> GenerateRequest:
+            return replace(
+                generation.request,
+                output_token_ids=tuple(generation.output_token_ids),
+                hand_over=False,
+                kv_transfer=kv_transfer,
+                client_id=client_id,
+            )
+
+        return await self._link.run(reservation, make_request, on_delta)
 
 
 def decode_failed(journey: Journey, *, retry_after_s: float) -> WorkerFailedError:

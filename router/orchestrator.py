@@ -18,6 +18,8 @@ from router.decode_phase import DecodePhase
 from router.demand import Demand
 from router.errors import DeadlineExceededError, QueueFullError, RequestCancelledError, RouterError, WorkerFailedError
 from router.generation import Generation
+from router.mailbox import Mailbox
+from router.pacer import Pacer
 from router.replica import Replica, Reservation
 from router.settings import RouterSettings
 from router.worker_errors import DRAINING, is_lost, is_retryable, raise_for_error, refusal_error
@@ -46,6 +48,7 @@ class Orchestrator:
         self._counters = counters
         self._admission = Admission(decode.pool, settings=settings)
         self._decode_phase = DecodePhase(decode, settings=settings, counters=counters)
+        self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
         self._alive: set[asyncio.Task[None]] = set()
 
     @property
@@ -79,6 +82,7 @@ class Orchestrator:
             demand=Demand(request, session_id=session_id),
             timeout_s=timeout_s,
             deadline_s=deadline_s,
+            mailbox=Mailbox(self._pacer),
         )
         self._counters.num_requests += 1
         self._counters.num_prompt_tokens += len(request.prompt_token_ids)
@@ -210,13 +214,15 @@ class Orchestrator:
         self._decode_link.notices.give(decode_replica_id, replace(request, kv_stream=stream))
 
     async def _prefill_on(self, generation: Generation, replica: Replica) -> TokenDelta:
-        request = replace(generation.request, hand_over=True)
+        def make_request(client_id: str) -> GenerateRequest:
+            return replace(generation.request, hand_over=True, client_id=client_id)
+
         timeout_s = self._settings.prefill_timeout_s
         num_cached = self._prefill_pool.num_cached_tokens(replica, generation.demand)
-        reservation = self._prefill_pool.reserve(replica, num_tokens=len(request.prompt_token_ids) - num_cached)
+        reservation = self._prefill_pool.reserve(replica, num_tokens=generation.demand.num_tokens - num_cached)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._prefill_link.run(reservation, request, lambda _: None)
+                return await self._prefill_link.run(reservation, make_request, lambda _: None)
         except TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
             raise WorkerUnavailableError(replica_id=replica.replica_id, reason=reason) from None

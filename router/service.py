@@ -200,6 +200,9 @@ class RouterService:
         )
         timeout_s = self.settings.default_timeout_s if text.timeout_s is None else text.timeout_s
         generation = self._orchestrator.start(request, timeout_s=timeout_s, session_id=text.session_id)
+        sampling = request.sampling
+        asks_for_logprobs = sampling.num_logprobs is not None or sampling.num_prompt_logprobs is not None
+        generation.mailbox.joins_deltas = not text.stop and not asks_for_logprobs
         return TextOutput(
             generation,
             detokenizer=self._detokenizers.make(text.prompt_token_ids, skip_special_tokens=text.skip_special_tokens),

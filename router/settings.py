@@ -28,6 +28,7 @@ class RouterSettings:
     ``unresponsive_after_s`` is how long a replica, which reports every ``report_period_s``, may neither report nor
     answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
     which the router itself did not run does not count.
+    ``max_write_delay_s`` bounds how long tokens wait to be written together (router/pacer.py); 0 writes each at once.
     ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
     ``peer_period_s`` is how often routers ask each other for what they counted. ``metrics_compat`` adds metrics under
     another system's names.
@@ -62,6 +63,7 @@ class RouterSettings:
     abort_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
+    max_write_delay_s: float = 0.02
     backoff_min_s: float = 0.5
     backoff_max_s: float = 30.0
     retry_after_s: float = 1.0

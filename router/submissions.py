@@ -30,23 +30,19 @@ class Submissions:
         self._timeout_s = timeout_s
         self._lanes: dict[str, _Lane] = {}
 
-    async def submit(self, replica_id: str, request: GenerateRequest) -> None:
+    def submit(self, replica_id: str, request: GenerateRequest) -> asyncio.Future[WorkerRefusedError | None]:
         """Add a request to a replica's engine.
 
-        A caller that is cancelled meanwhile leaves nothing behind: the request is not sent, or aborted once it was.
-
-        Raises:
-            WorkerRefusedError: The engine refused it.
-            WorkerUnavailableError: The replica is gone or does not answer.
+        Returns:
+            The engine's refusal, or None once it accepted; fails with WorkerUnavailableError when the replica is gone
+            or does not answer. Cancelled, it leaves nothing behind: the request is not sent, or aborted once it was.
         """
         lane = self._lanes.setdefault(replica_id, _Lane())
         answer: asyncio.Future[WorkerRefusedError | None] = asyncio.get_running_loop().create_future()
         lane.waiting.append((request, answer))
         if lane.task is None:
             lane.task = asyncio.create_task(self._send(replica_id, lane))
-        refusal = await answer
-        if refusal is not None:
-            raise refusal
+        return answer
 
     async def close(self) -> None:
         """Stop sending."""

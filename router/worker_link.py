@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from engine.messages import GenerateRequest, TokenDelta
 from router.aborts import AbortSender
@@ -21,9 +20,10 @@ from router.workers import WorkerPool, WorkerRefusedError, WorkerUnavailableErro
 class Run:
     """One request on one replica: the sink of its deltas. ``ended`` holds the last one, or why none came."""
 
-    __slots__ = ("_on_delta", "ended")
+    __slots__ = ("_on_delta", "_reservation", "ended")
 
-    def __init__(self, on_delta: Callable[[TokenDelta], None]) -> None:
+    def __init__(self, reservation: Reservation, on_delta: Callable[[TokenDelta], None]) -> None:
+        self._reservation = reservation
         self._on_delta = on_delta
         self.ended: asyncio.Future[TokenDelta] = asyncio.get_running_loop().create_future()
 
@@ -34,6 +34,16 @@ class Run:
         self._on_delta(delta)
         if delta.finish_reason is not None:
             self.ended.set_result(delta)
+
+    def on_answer(self, answer: asyncio.Future[WorkerRefusedError | None]) -> None:
+        """The replica accepted the request, refused it, or did not answer."""
+        if answer.cancelled():
+            return
+        failure = answer.exception() or answer.result()
+        if failure is None:
+            self._reservation.accepted()
+        elif not self.ended.done():
+            self.ended.set_exception(failure)
 
     def on_lost(self, error: WorkerUnavailableError) -> None:
         """The replica died, or its stream did."""
@@ -60,11 +70,16 @@ class WorkerLink:
         pool.on_lost = self.streams.give_up
 
     async def run(
-        self, reservation: Reservation, request: GenerateRequest, on_delta: Callable[[TokenDelta], None]
+        self,
+        reservation: Reservation,
+        make_request: Callable[[str], GenerateRequest],
+        on_delta: Callable[[TokenDelta], None],
     ) -> TokenDelta:
         """The last delta of a request on the replica that was reserved; ``on_delta`` sees every one.
 
-        Whatever else happens, the request is aborted there.
+        ``make_request`` gets the client id under which the tokens come back. Unless the replica itself ended or
+        refused the request, it is aborted there. A replica that hangs accepts nothing: its stream tells of that, long
+        before the submission's own timeout.
 
         Raises:
             WorkerRefusedError: The engine refused it.
@@ -72,34 +87,24 @@ class WorkerLink:
         """
         replica_id = reservation.replica.replica_id
         stream = await self.streams.connect(replica_id)
-        run = Run(on_delta)
+        run = Run(reservation, on_delta)
+        request = make_request(stream.client_id)
         self.notices.supersede(request.request_id, replica_id)
         stream.attach(request.request_id, run)
+        answer = self._submissions.submit(replica_id, request)
+        answer.add_done_callback(run.on_answer)
         try:
-            await self._submit(replica_id, replace(request, client_id=stream.client_id), run)
-            reservation.accepted()
             return await run.ended
         except WorkerRefusedError:
             raise
         except BaseException:
+            answer.cancel()
             self.aborts.abort(replica_id, request.request_id)
             raise
         finally:
             stream.detach(request.request_id)
             if run.ended.done() and not run.ended.cancelled():
                 run.ended.exception()
-
-    async def _submit(self, replica_id: str, request: GenerateRequest, run: Run) -> None:
-        """Return when the request was accepted, or when its run ended: a replica that hangs accepts nothing, and its
-        stream tells long before the call's own timeout.
-        """
-        submission = asyncio.ensure_future(self._submissions.submit(replica_id, request))
-        try:
-            await asyncio.wait((submission, run.ended), return_when=asyncio.FIRST_COMPLETED)
-            if submission.done():
-                submission.result()
-        finally:
-            submission.cancel()
 
     def follow(self) -> None:
         """Give up silent streams, and open those of replicas that can be used: no first request need wait for it."""

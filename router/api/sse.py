@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.answer_format import AnswerFormat, Collected
 from router.api.errors import error_event, error_response
+from router.api.patience import within
 from router.errors import RequestCancelledError, RouterError
 from router.text_output import TextOutput, TextPiece
 
@@ -102,9 +103,9 @@ class GenerationResponse(Response):
     async def _write(self, send: Send, events: bytes) -> None:
         if not events or self._is_client_gone:
             return
+        sending = send({"type": "http.response.body", "body": events, "more_body": True})
         try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+            await within(sending, self._write_timeout_s)
         except TimeoutError:
             # The server closes the connection, because the answer stays incomplete.
             logger.info("client does not read: request_id=%s", self._outputs[0].request_id)

@@ -275,6 +275,17 @@ async def test_too_many_requests_in_progress_are_refused_at_the_door(model_dir: 
         assert [(await answer).status_code for answer in answers] == [200, 200]
 
 
+async def test_first_token_that_overtakes_the_answer_keeps_its_lease(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        rig.prefill[0].answer_gate.clear()
+        body = (await rig.complete(PROMPT, **ASK)).json()
+        rig.prefill[0].answer_gate.set()
+        await until(rig.is_at_rest)
+
+        assert body["choices"][0]["token_ids"] == expected_tokens(rig)
+        assert rig.prefill[0].aborted == []
+
+
 async def test_request_given_up_in_the_very_moment_of_its_hand_over_leaves_no_lease(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         replica = rig.prefill[0]

@@ -46,8 +46,8 @@ class Bench:
         self.aborts = AbortSender(self.workers, timeout_s=5.0)
         self.submissions = Submissions(self.workers, self.aborts, timeout_s=timeout_s)
 
-    def submit(self, name: str) -> asyncio.Task[None]:
-        return asyncio.create_task(self.submissions.submit("decode-0", request(name)))
+    def submit(self, name: str) -> asyncio.Future[WorkerRefusedError | None]:
+        return self.submissions.submit("decode-0", request(name))
 
 
 async def test_what_waits_behind_a_call_goes_in_the_next_one() -> None:

@@ -66,6 +66,7 @@ class FakeReplica:
     num_cached_tokens: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     status_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    answer_gate: asyncio.Event = field(default_factory=asyncio.Event)
     submit_gate: asyncio.Event = field(default_factory=asyncio.Event)
     step_gate: asyncio.Event = field(default_factory=asyncio.Event)
     running: dict[str, GenerateRequest] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class FakeReplica:
     def __post_init__(self) -> None:
         self.gate.set()
         self.status_gate.set()
+        self.answer_gate.set()
         self.submit_gate.set()
         self.step_gate.set()
 
@@ -236,6 +238,7 @@ class FakePrefillPool(_FakePool):
             task = asyncio.create_task(self._compute(replica, request))
             self._computing.add(task)
             task.add_done_callback(self._computing.discard)
+        await replica.answer_gate.wait()
         return [None] * len(requests)
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:

@@ -1,0 +1,45 @@
+"""Awaiting with a deadline that costs nothing when there is nothing to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Awaitable, Coroutine, Generator
+from typing import Any
+
+
+async def within(awaitable: Awaitable[None], timeout_s: float) -> None:
+    """Await within ``timeout_s``.
+
+    Most writes end without waiting. Those are run on the spot: a timer that is set and cut off for every token of
+    every stream would cost more than the write.
+
+    Raises:
+        TimeoutError: It did not end in time, and was cancelled.
+    """
+    if not isinstance(awaitable, Coroutine):
+        async with asyncio.timeout(timeout_s):
+            await awaitable
+        return
+    try:
+        waits_for = awaitable.send(None)
+    except StopIteration:
+        return
+    async with asyncio.timeout(timeout_s):
+        await _rest(awaitable, waits_for)
+
+
+@types.coroutine
+def _rest(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Go on with a coroutine that was begun, from what it waits for first."""
+    while True:
+        failure: BaseException | None = None
+        sent: Any = None
+        try:
+            sent = yield waits_for
+        except BaseException as error:
+            failure = error
+        try:
+            waits_for = coroutine.send(sent) if failure is None else coroutine.throw(failure)
+        except StopIteration:
+            return
