@@ -64,7 +64,7 @@ def builtin_engine(*, num_blocks: int, host_bytes: int) -> Iterator[EngineCore]:
         EngineConfig(
             model=ModelConfigSource(path=MODEL, device="cpu", dtype="auto", num_threads=1),
             cache=CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE),
-            scheduler=SchedulerConfig(max_num_seqs=8),
+            scheduler=SchedulerConfig(max_num_seqs=4, max_model_len=num_blocks * BLOCK_SIZE),
         ),
         build_connector=connect,
     ).core

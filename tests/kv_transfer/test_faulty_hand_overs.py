@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from engine.engine_core import EngineCore
 from engine.messages import GenerateRequest
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from tests.support.chain_runner import VOCAB_SIZE, expected_tokens
@@ -37,7 +38,7 @@ def _assert_right(answers: Answers, requests: list[GenerateRequest]) -> None:
     assert answers.num_ends == {request.request_id: 1 for request in requests}
 
 
-def _assert_nothing_is_held(pair: FaultyPair) -> None:
+def _assert_nothing_is_held(pair: FaultyPair[EngineCore]) -> None:
     for core in (pair.prefill, pair.decode):
         core.scheduler.check_integrity()
         load = core.load_report()

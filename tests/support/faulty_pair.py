@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from engine.config import SchedulerConfig
-from engine.engine_core import EngineCore
+from engine.engine_core import DeltasByClient, EngineCore
 from engine.messages import FinishReason, GenerateRequest, LoadReport, RequestError, TokenDelta
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
@@ -41,11 +42,39 @@ class Answers:
     num_ends: dict[str, int] = field(default_factory=dict)
 
 
+class PrefillEngine(Protocol):
+    """What the pair asks of a prefill engine, be it in this process or in another one."""
+
+    def add_request(self, request: GenerateRequest) -> None:
+        """Accept a request."""
+
+    def collect(self) -> None:
+        """Take what ended in the connector."""
+
+    def has_work(self) -> bool:
+        """True when ``step`` would do something."""
+
+    def has_unfinished(self) -> bool:
+        """True while any request has not ended."""
+
+    def step(self) -> DeltasByClient:
+        """The news, by client."""
+
+    def load_report(self) -> LoadReport:
+        """What it says of itself."""
+
+    def close(self) -> None:
+        """Close its connector. Idempotent."""
+
+
+PrefillT = TypeVar("PrefillT", bound=PrefillEngine)
+
+
 @dataclass
-class FaultyPair:
+class FaultyPair(Generic[PrefillT]):
     """Two engines. ``run`` drives both until every request has ended."""
 
-    prefill: EngineCore
+    prefill: PrefillT
     decode: EngineCore
 
     def run(self, requests: Sequence[GenerateRequest]) -> Answers:
@@ -85,7 +114,7 @@ class FaultyPair:
         return self.prefill.load_report(), self.decode.load_report()
 
     @staticmethod
-    def _step(core: EngineCore) -> list[TokenDelta]:
+    def _step(core: PrefillEngine) -> list[TokenDelta]:
         core.collect()
         if not core.has_work():
             return []
@@ -111,7 +140,7 @@ class FaultyPair:
 @contextmanager
 def faulty_pair(
     faults: FaultOptions, *, load_failure_policy: str = "recompute", checksums: bool | None = None
-) -> Iterator[FaultyPair]:
+) -> Iterator[FaultyPair[EngineCore]]:
     """Both engines suffer ``faults``; their connectors are closed at the end."""
     fabric = InProcessFabric()
     options = ConnectorOptions(connector="inproc", checksums=checksums, faults=faults, allow_faults=True)
