@@ -19,8 +19,10 @@ from cluster.workers import DecodeWorker, PrefillWorker, WorkerSettings
 UNLIMITED_CALLS = 1_000_000
 """Calls in progress at one replica. Our own bounds are lower, and answer 429 and not with a silent queue."""
 
-WORKER_SHUTDOWN_S = 3.0
-ROUTER_SHUTDOWN_S = 5.0
+SHUTDOWN_MARGIN_S = 5.0
+"""What a drained worker may need beyond its drain."""
+
+SHUTDOWN_POLL_S = 0.2
 MAX_START_ATTEMPTS = 3
 
 
@@ -42,7 +44,8 @@ def build_graph(
         name=ROUTER,
         num_replicas=config.router_replicas,
         max_ongoing_requests=UNLIMITED_CALLS,
-        graceful_shutdown_timeout_s=ROUTER_SHUTDOWN_S,
+        graceful_shutdown_timeout_s=config.health.drain_timeout_s,
+        graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
         health_check_period_s=config.health.check_period_s,
         health_check_timeout_s=config.health.check_timeout_s,
         ray_actor_options={"num_cpus": SMALL_CPU_SHARE},
@@ -66,7 +69,8 @@ def _worker_deployment(worker: type[Any], name: str, num_replicas: int, health: 
         name=name,
         num_replicas=num_replicas,
         max_ongoing_requests=UNLIMITED_CALLS,
-        graceful_shutdown_timeout_s=WORKER_SHUTDOWN_S,
+        graceful_shutdown_timeout_s=health.drain_timeout_s + SHUTDOWN_MARGIN_S,
+        graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
         health_check_period_s=health.check_period_s,
         health_check_timeout_s=health.check_timeout_s,
         request_router_config={"request_router_class": AddressedRouter},
@@ -85,6 +89,7 @@ def _bind_worker(
         model_name=model.name,
         report_period_s=config.router_settings().report_period_s,
         step_timeout_s=config.health.step_timeout_s,
+        drain_timeout_s=config.health.drain_timeout_s,
     )
     actor_options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus}
     return deployment.options(ray_actor_options=actor_options).bind(settings)

@@ -191,6 +191,29 @@ def status(
 
 
 @app.command()
+def drain(
+    replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
+    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
+    api_key: Annotated[
+        str, typer.Option(help="Admin key, where keys are on.", envvar=ADMIN_KEY_VARIABLES, show_envvar=True)
+    ] = "",
+    wait_s: Annotated[float, typer.Option(help="How long to wait until it is gone.")] = 120.0,
+) -> None:
+    """Let a worker's requests finish or move to others, then end it; the cluster starts another one."""
+    import httpx
+
+    from cluster.client_error import cluster_url, explain
+    from cluster.drain_command import drain as run
+
+    url = cluster_url(url)
+    try:
+        is_gone = run(url, replica, Console(), api_key=api_key, wait_s=wait_s)
+    except httpx.HTTPError as error:
+        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
+    raise typer.Exit(0 if is_gone else EXIT_FAILURE)
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
     api_key: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,6 +21,8 @@ from router.settings import MetricsCompat, RouterSettings
 
 HttpProxy = Literal["serve", "haproxy"]
 PoolName = Literal["prefill", "decode"]
+
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 CacheSection = section_of(
     "CacheSection",
@@ -114,6 +117,8 @@ RouterSection = section_of(
         "max_num_stop_strings": "Stop strings of a request at most.",
         "default_timeout_s": "Deadline of a request that names none.",
         "max_timeout_s": "Longest deadline that a request may name.",
+        "admin_api": "Take orders to workers at `/admin`. Only where the API listens on this machine alone, or has "
+        "`security.admin_keys`.",
         "default_max_tokens": "Length of an answer whose request names none; null fills the context.",
         "prefill_timeout_s": "How long a prefill worker may take for one prompt.",
         "submit_timeout_s": "How long a decode worker may take to accept requests.",
@@ -295,7 +300,9 @@ class BatonConfig(Section):
 
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
-        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat)
+        settings = settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat)
+        is_guarded = self.host in LOOPBACK_HOSTS or self.security_settings().has_keys
+        return dataclasses.replace(settings, admin_api=settings.admin_api and is_guarded)
 
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 from cluster.refusal import Refusal
 from cluster.replica_caller import Caller
 from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from kv_transfer.fault_options import FaultOptions
 from router.router_report import RouterReport
 from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 
 ABORT_TIMEOUT_S = 10.0
 SUBMIT_TIMEOUT_S = 30.0
 RESYNC_TIMEOUT_S = 10.0
+ORDER_TIMEOUT_S = 10.0
 
 
 class RayWorkerPool:
@@ -36,6 +38,16 @@ class RayWorkerPool:
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests wherever they are; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=ABORT_TIMEOUT_S)
+
+    async def drain(self, replica_id: str) -> None:
+        """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
+        await self._caller.call(replica_id, "drain", timeout_s=ORDER_TIMEOUT_S)
+
+    async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
+        """Have a replica's connector suffer these faults; raises WorkerRefusedError and WorkerUnavailableError."""
+        refusal: Refusal | None = await self._caller.call(replica_id, "set_faults", options, timeout_s=ORDER_TIMEOUT_S)
+        if refusal is not None:
+            raise refusal.to_error()
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests to an engine; raises WorkerUnavailableError."""

@@ -11,7 +11,7 @@ import time
 import httpx
 from rich.console import Console
 
-from cluster.config import BatonConfig
+from cluster.config import LOOPBACK_HOSTS, BatonConfig
 from cluster.deployment import Deployment, RefusedStartError, StartError
 from cluster.ray_home import RayHome, RayUnavailableError
 from cluster.served_model import ServedModel
@@ -107,6 +107,6 @@ def _introduce(config: BatonConfig, model: ServedModel, console: Console) -> Non
         "Try it:",
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
     ]
-    if config.host not in ("127.0.0.1", "localhost", "::1") and not has_keys:
+    if config.host not in LOOPBACK_HOSTS and not has_keys:
         lines.insert(1, f"Anyone who can reach {config.host}:{config.port} may use it: no keys are configured.")
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

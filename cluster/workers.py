@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from ray import serve
 from ray.util import get_node_ip_address
 
+from cluster.introductions import Introductions
 from cluster.names import APP_NAME, DECODE, PREFILL
 from cluster.refusal import HandshakeRefusal, Refusal
 from cluster.rendezvous import ServeRendezvous
@@ -26,12 +28,15 @@ from engine.server import EngineServer
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.errors import HandshakeRefusedError, KVTransferError
 from kv_transfer.factory import build_connector
+from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from prefill.server import PrefillServer
 
 logger = logging.getLogger(f"baton.{__name__}")
+
+MEET_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,7 @@ class WorkerSettings:
     model_name: str
     report_period_s: float
     step_timeout_s: float
+    drain_timeout_s: float
 
 
 class Worker:
@@ -52,6 +58,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings) -> None:
         configure_worker_logging()
         self._settings = settings
+        self._met = asyncio.Event()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._report("starting the engine")
         try:
@@ -59,8 +66,13 @@ class Worker:
         except (CheckpointError, ConfigError, KVTransferError) as error:
             self._report("failed", refusal=str(error))
             raise
+        assert built.connector is not None
         self._server = self._serve(built, info)
         self._server.start()
+        self._faults = built.connector.faults
+        self._leaving: asyncio.Task[None] | None = None
+        self._introductions = self._introduce(built.connector)
+        self._looking = asyncio.create_task(self._begin_looking())
         self._report("ready")
         logger.info("worker started: role=%s engine_id=%s", info.role, info.engine_id)
 
@@ -70,8 +82,8 @@ class Worker:
     def _build(self) -> tuple[BuiltEngine, WorkerInfo]:
         settings = self._settings
         identity = PeerIdentity(engine_id=self._replica_id, incarnation=uuid.uuid4().hex)
-        handles = (serve.get_deployment_handle(name, APP_NAME) for name in (PREFILL, DECODE))
-        rendezvous = ServeRendezvous([ReplicaCaller(handle) for handle in handles], loop=asyncio.get_running_loop())
+        self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in (PREFILL, DECODE)}
+        rendezvous = ServeRendezvous(tuple(self._callers.values()), loop=asyncio.get_running_loop())
         rendezvous.connect()
 
         def connect(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
@@ -91,6 +103,40 @@ class Worker:
             stream_chunk_tokens=settings.engine.scheduler.prefill_chunk_tokens if settings.transfer.streamed else 0,
         )
         return built, info
+
+    def _introduce(self, connector: Connector) -> Introductions:
+        is_decode = self._settings.role == DECODE
+        assert connector.peers is not None, "workers of a cluster read from each other"
+        return Introductions(
+            own_id=self._replica_id,
+            own=self._callers[DECODE if is_decode else PREFILL],
+            other=self._callers[PREFILL if is_decode else DECODE],
+            meets_own_role=is_decode,
+            peers=connector.peers,
+            on_met=self._server.note_peers,
+            on_absent=lambda: self._leave(exits=False),
+        )
+
+    async def _begin_looking(self) -> None:
+        """Meet who is there before this worker counts as healthy, and whoever comes later."""
+        await self._introductions.meet_all(timeout_s=MEET_TIMEOUT_S)
+        self._met.set()
+        await self._introductions.keep_looking()
+
+    def _leave(self, *, exits: bool) -> None:
+        """Begin to drain; idempotent. ``exits``: nobody else is ending this process."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._drain(exits=exits))
+
+    async def _drain(self, *, exits: bool) -> None:
+        siblings = self._introductions.siblings()
+        moves_out = self._settings.role == DECODE and bool(siblings)
+        logger.info("draining: moves_out=%s num_siblings=%d", moves_out, len(siblings))
+        is_empty = await self._server.drain(moves_out=moves_out, timeout_s=self._settings.drain_timeout_s)
+        logger.info("drained: is_empty=%s", is_empty)
+        if exits:
+            await self._server.close()
+            os._exit(0)  # Serve finds the actor gone, and starts another one
 
     def _report(self, stage: str, *, refusal: str | None = None) -> None:
         publish_start_report(
@@ -126,11 +172,28 @@ class Worker:
         """End requests in any state; unknown ids are ignored."""
         await self._server.abort(request_ids)
 
-    def check_health(self) -> None:
-        """Called by Serve; an exception makes it replace this replica."""
+    async def drain(self) -> None:
+        """Take no more requests, let those that are here finish or move, then exit. Returns at once."""
+        self._leave(exits=True)
+
+    async def set_faults(self, options: FaultOptions) -> Refusal | None:
+        """Suffer these faults from now on, where the cluster allows it."""
+        if self._faults is None:
+            return Refusal(
+                code="faults_not_allowed", message="this cluster allows no faults: set kv_transfer.allow_faults"
+            )
+        self._faults.change(options)
+        logger.warning("faults changed: %s", options)
+        return None
+
+    async def check_health(self) -> None:
+        """Called by Serve; an exception makes it replace this replica. The first call decides when it is ready."""
+        await self._met.wait()
         self._server.check_health()
 
     async def __del__(self) -> None:
+        if hasattr(self, "_looking"):
+            self._looking.cancel()
         if hasattr(self, "_server"):
             await self._server.close()
 

@@ -55,6 +55,7 @@ class AsyncEngine:
         self._progress = Progress()
         self._is_draining = False
         self._moves_out = False
+        self.num_peers = 0
         self._delivered = asyncio.Event()
 
     # ---- life
@@ -91,10 +92,7 @@ class AsyncEngine:
     @property
     def load(self) -> LoadReport:
         """The engine's load after its last step, and whether that is too long ago."""
-        load = self._load
-        if self.is_stalled or self._is_draining:
-            return replace(load, is_stalled=self.is_stalled, is_draining=self._is_draining)
-        return load
+        return replace(self._load, num_peers=self.num_peers, is_stalled=self.is_stalled, is_draining=self._is_draining)
 
     @property
     def is_stalled(self) -> bool:
@@ -180,6 +178,11 @@ class AsyncEngine:
                 self.abort_nowait(tuple(self._requests_of.pop(client_id, ())))
                 if not self._has_ended:
                     self._post(lambda: self._core.forget_client(client_id))
+
+    @property
+    def is_draining(self) -> bool:
+        """True when it takes no more requests."""
+        return self._is_draining
 
     async def drain(self, *, moves_out: bool) -> None:
         """Take no more requests, and return when nothing is left here: no request, and no lease of a finished one.

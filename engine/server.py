@@ -70,6 +70,15 @@ class EngineServer:
         """Let the next message to a client tell of the whole prefix cache."""
         self._engine.resync_cache(client_id)
 
+    def note_peers(self, num_peers: int) -> None:
+        """Say in reports how many workers of the other role were met."""
+        self._engine.num_peers = num_peers
+
+    @property
+    def is_draining(self) -> bool:
+        """True when it takes no more requests."""
+        return self._engine.is_draining
+
     async def drain(self, *, moves_out: bool, timeout_s: float) -> bool:
         """Take no more requests, let those that are here go, and end the streams.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.params import Hello, KVStreamParams, KVTransferParams
 from kv_transfer.stream_gate import StreamGate
@@ -322,12 +323,35 @@ class Rendezvous(Protocol):
         """
 
 
+class PeerBook(Protocol):
+    """Whom a connector has met. May be used from any thread."""
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The engine ids of all that are known now."""
+
+    def greet(self, engine_id: str) -> None:
+        """Begin to meet an engine before anything is to be read from it; known ones are left alone."""
+
+    def forget(self, engine_id: str) -> None:
+        """An engine is gone for good."""
+
+
+class FaultSwitch(Protocol):
+    """What a live connector is to suffer. May be used from any thread."""
+
+    def change(self, options: FaultOptions) -> None:
+        """From now on these faults, and no others."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Connector:
-    """Both halves, as a factory returns them."""
+    """Both halves, as a factory returns them; ``faults`` only where they are allowed."""
 
     scheduler: SchedulerConnector
     worker: WorkerConnector
+    peers: PeerBook | None = None
+    faults: FaultSwitch | None = None
 
 
 WakeCallback = Callable[[], None]

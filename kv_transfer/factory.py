@@ -14,6 +14,7 @@ from kv_transfer.chain.worker import ChainWorker
 from kv_transfer.connector import Connector, Rendezvous, WakeCallback
 from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
+from kv_transfer.fault_options import FaultOptions
 from kv_transfer.faults import FaultPlan, FaultyRendezvous, FaultyTransport
 from kv_transfer.host.arena import build_arena
 from kv_transfer.host.books import HostBooks
@@ -73,6 +74,8 @@ def build_connector(
             keeper=options.sources.index(HOST) if HOST in options.sources else None,
         ),
         worker=ChainWorker([part.worker for part in parts], lender=lender),
+        peers=parts[lender].peers,
+        faults=parts[lender].faults,
     )
 
 
@@ -101,15 +104,16 @@ class _Site:
         rendezvous: Rendezvous,
         leases: LeaseTable,
         announcements: Announcements,
-    ) -> TransferWorker:
-        """A worker that reads into the engine's blocks, and suffers the configured faults."""
+    ) -> tuple[TransferWorker, FaultPlan | None]:
+        """A worker that reads into the engine's blocks, and suffers the faults of the plan."""
         counters = TransferCounters()
-        if self.options.faults is not None:
-            plan = FaultPlan(self.options.faults, counters)
+        plan: FaultPlan | None = None
+        if self.options.allow_faults:
+            plan = FaultPlan(self.options.faults or FaultOptions(), counters)
             memory = open_block_memory(self.region)
             faulty = FaultyTransport(transport, plan=plan, memory=memory, leases=leases, clock=self.clock)
             transport, rendezvous = faulty, FaultyRendezvous(rendezvous, plan=plan, transport=faulty)
-        return TransferWorker(
+        worker = TransferWorker(
             options=self.options,
             identity=identity,
             layout=self.layout,
@@ -123,6 +127,7 @@ class _Site:
             counters=counters,
             memory=self.checked_memory(),
         )
+        return worker, plan
 
 
 def _build_peers(site: _Site, source: str, rendezvous: Rendezvous, fabric: InProcessFabric | None) -> Connector:
@@ -132,7 +137,7 @@ def _build_peers(site: _Site, source: str, rendezvous: Rendezvous, fabric: InPro
     memory = site.checked_memory()
     announcements = Announcements(ttl_s=site.options.lease_ttl_s, clock=site.clock, memory=memory)
     is_local = isinstance(transport, InProcessTransport) and fabric is not None
-    worker = site.build_worker(
+    worker, plan = site.build_worker(
         identity=site.identity,
         transport=transport,
         rendezvous=fabric if is_local and fabric is not None else rendezvous,
@@ -148,7 +153,7 @@ def _build_peers(site: _Site, source: str, rendezvous: Rendezvous, fabric: InPro
         memory=memory,
         announcements=announcements if site.options.streamed else None,
     )
-    return Connector(scheduler=books, worker=worker)
+    return Connector(scheduler=books, worker=worker, peers=worker.peers, faults=plan)
 
 
 def _build_host(site: _Site) -> Connector:
@@ -157,7 +162,7 @@ def _build_host(site: _Site) -> Connector:
     identity = PeerIdentity(engine_id=f"{site.identity.engine_id}/host", incarnation=site.identity.incarnation)
     leases = LeaseTable(ttl_s=site.options.lease_ttl_s, clock=site.clock)
     books = HostBooks(identity=identity, layout=site.layout, leases=leases, num_slots=arena.region.num_blocks)
-    reader = site.build_worker(
+    reader, _ = site.build_worker(
         identity=identity,
         transport=HostTransport(arena),
         rendezvous=HostRendezvous(arena),

@@ -27,26 +27,53 @@ _IMPOSTOR_NAME = "impostor:"
 
 
 class FaultPlan:
-    """Decides which occasions are taken, and counts them. Called from several threads: each fault from one only."""
+    """Decides which occasions are taken, and counts them. Called from several threads: each fault from one only.
+
+    A live cluster's faults can be changed: a new set is put in place whole, and occasions count anew.
+    """
 
     def __init__(self, options: FaultOptions, counters: TransferCounters) -> None:
-        self.late_s = options.late_s
         self._counters = counters
+        self._odds = _Odds(options)
+
+    @property
+    def late_s(self) -> float:
+        """How late is late."""
+        return self._odds.late_s
+
+    def change(self, options: FaultOptions) -> None:
+        """From now on these faults, and no others. From any thread."""
+        self._odds = _Odds(options)
+
+    def hits(self, fault: Fault) -> bool:
+        """True when this occasion for ``fault`` is taken."""
+        is_hit = self._odds.hits(fault)
+        self._counters.num_injected_faults += is_hit
+        return is_hit
+
+    def choose(self, fault: Fault, num_choices: int) -> int:
+        """Draw which of several things a fault hits."""
+        return self._odds.choose(fault, num_choices)
+
+
+class _Odds:
+    """One set of options, with its random numbers and its counts of occasions."""
+
+    def __init__(self, options: FaultOptions) -> None:
+        self.late_s = options.late_s
         self._probabilities = {fault: options.probability(fault) for fault in Fault}
         self._random = {fault: random.Random(f"{options.seed}/{fault}") for fault in Fault}
         self._scheduled = {fault: {entry.nth for entry in options.schedule if entry.fault == fault} for fault in Fault}
         self._num_occasions = dict.fromkeys(Fault, 0)
 
     def hits(self, fault: Fault) -> bool:
-        """True when this occasion for ``fault`` is taken."""
+        """Count an occasion, and decide."""
         self._num_occasions[fault] += 1
         is_drawn = self._random[fault].random() < self._probabilities[fault]
-        is_hit = is_drawn or self._num_occasions[fault] in self._scheduled[fault]
-        self._counters.num_injected_faults += is_hit
-        return is_hit
+        return is_drawn or self._num_occasions[fault] in self._scheduled[fault]
 
     def choose(self, fault: Fault, num_choices: int) -> int:
-        """Draw which of several things a fault hits."""
+        """Draw one of several things."""
         return self._random[fault].randrange(num_choices)
 
 

@@ -57,7 +57,7 @@ class Handshake:
 
 @dataclass(slots=True, kw_only=True)
 class _Backoff:
-    identity: PeerIdentity
+    identity: PeerIdentity | None
     until_s: float
     next_delay_s: float
     error: KVTransferError
@@ -95,9 +95,37 @@ class PeerTable:
         self._peers: dict[str, Peer] = {}
         self._names: dict[str, Peer] = {}
         self._next_expiry_s = clock() + _IDLE_S
+        self._ids: frozenset[str] = frozenset()
         self._leaving: list[Peer] = []
         self._handshakes: dict[str, tuple[Handshake, threading.Thread]] = {}
         self._backoffs: dict[str, _Backoff] = {}
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The engine ids of all that are known now. From any thread."""
+        return self._ids
+
+    def greet(self, engine_id: str) -> None:
+        """Begin to meet whatever life of an engine there is, before anything is to be read from it. From any thread."""
+        if engine_id not in self._ids:
+            self._post(functools.partial(self._greet, engine_id))
+
+    def forget(self, engine_id: str) -> None:
+        """An engine is gone for good. From any thread."""
+        self._post(functools.partial(self._forget, engine_id))
+
+    def _greet(self, engine_id: str) -> None:
+        backoff = self._backoffs.get(engine_id)
+        if backoff is not None and self._clock() < backoff.until_s:
+            return
+        if engine_id not in self._peers and engine_id not in self._handshakes:
+            self._begin(engine_id, None)
+
+    def _forget(self, engine_id: str) -> None:
+        self._backoffs.pop(engine_id, None)
+        peer = self._peers.get(engine_id)
+        if peer is not None:
+            self.drop(peer)
 
     def find(self, identity: PeerIdentity) -> Peer | None:
         """The peer, if this very life of it was met."""
@@ -132,9 +160,12 @@ class PeerTable:
         backoff = self._backoffs.get(engine_id)
         if backoff is not None and backoff.identity == identity and self._clock() < backoff.until_s:
             return Handshake(is_finished=True, error=backoff.error)
+        return self._begin(engine_id, identity)
+
+    def _begin(self, engine_id: str, identity: PeerIdentity | None) -> Handshake:
         handshake = Handshake()
         thread = threading.Thread(
-            target=self._meet, args=(handshake, identity), name=f"baton-kv-meet-{engine_id}", daemon=True
+            target=self._meet, args=(handshake, engine_id, identity), name=f"baton-kv-meet-{engine_id}", daemon=True
         )
         self._handshakes[engine_id] = (handshake, thread)
         thread.start()
@@ -165,6 +196,7 @@ class PeerTable:
             self.drop(known)
         peer = Peer(hello=hello, name=name, is_reader=is_introduction, used_s=self._clock())
         self._peers[engine_id] = self._names[name] = peer
+        self._ids = frozenset(self._peers)
         self._make_room(besides=peer)
         self._counters.num_handshakes += 1
         logger.info("peer met: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
@@ -175,6 +207,7 @@ class PeerTable:
             del self._peers[peer.identity.engine_id]
             if self._names.get(peer.name) is peer:
                 del self._names[peer.name]
+            self._ids = frozenset(self._peers)
             self._leaving.append(peer)
             self.sweep()
 
@@ -200,10 +233,9 @@ class PeerTable:
         if len(self._peers) > _MAX_PEERS and idle:
             self.drop(min(idle, key=lambda peer: peer.used_s))
 
-    def _meet(self, handshake: Handshake, identity: PeerIdentity) -> None:
-        """Runs in the handshake's thread."""
+    def _meet(self, handshake: Handshake, engine_id: str, identity: PeerIdentity | None) -> None:
+        """Runs in the handshake's thread. Without an identity any life of the engine will do."""
         outcome: Hello | KVTransferError
-        engine_id = identity.engine_id
         try:
             outcome = self._rendezvous.meet(engine_id, self._hello, timeout_s=self._handshake_timeout_s)
             check_hello(ours=self._hello, theirs=outcome)
@@ -212,10 +244,12 @@ class PeerTable:
         except Exception as error:  # the rendezvous is not ours: whatever it raises is a handshake that failed
             logger.warning("handshake failed: engine_id=%s", engine_id, exc_info=True)
             outcome = PeerUnreachableError(engine_id=engine_id, reason=repr(error))
-        self._post(functools.partial(self._finish, handshake, identity, outcome))
+        self._post(functools.partial(self._finish, handshake, engine_id, identity, outcome))
 
-    def _finish(self, handshake: Handshake, identity: PeerIdentity, outcome: Hello | KVTransferError) -> None:
-        _, thread = self._handshakes.pop(identity.engine_id)
+    def _finish(
+        self, handshake: Handshake, engine_id: str, identity: PeerIdentity | None, outcome: Hello | KVTransferError
+    ) -> None:
+        _, thread = self._handshakes.pop(engine_id)
         thread.join()
         handshake.is_finished = True
         if isinstance(outcome, Hello):
@@ -223,27 +257,29 @@ class PeerTable:
                 self.admit(outcome, is_introduction=False)
             except KVTransferError as error:
                 outcome = error
-        if isinstance(outcome, Hello) and outcome.identity != identity:
+        if isinstance(outcome, Hello) and identity is not None and outcome.identity != identity:
             outcome = PeerUnreachableError(
-                engine_id=identity.engine_id,
+                engine_id=engine_id,
                 reason=f"incarnation {identity.incarnation} is gone, {outcome.identity.incarnation} answered",
             )
         if isinstance(outcome, KVTransferError):
-            self._fail(handshake, identity, outcome)
+            self._fail(handshake, engine_id, identity, outcome)
         else:
-            self._backoffs.pop(identity.engine_id, None)
+            self._backoffs.pop(engine_id, None)
 
-    def _fail(self, handshake: Handshake, identity: PeerIdentity, error: KVTransferError) -> None:
+    def _fail(
+        self, handshake: Handshake, engine_id: str, identity: PeerIdentity | None, error: KVTransferError
+    ) -> None:
         handshake.error = error
         self._counters.num_handshakes_failed += 1
-        last = self._backoffs.get(identity.engine_id)
+        last = self._backoffs.get(engine_id)
         delay_s = last.next_delay_s if last is not None and last.identity == identity else _FIRST_BACKOFF_S
         while len(self._backoffs) >= _MAX_BACKOFFS:
             del self._backoffs[next(iter(self._backoffs))]
-        self._backoffs[identity.engine_id] = _Backoff(
+        self._backoffs[engine_id] = _Backoff(
             identity=identity,
             until_s=self._clock() + delay_s,
             next_delay_s=min(2 * delay_s, _LAST_BACKOFF_S),
             error=error,
         )
-        logger.warning("handshake failed: engine_id=%s retry_s=%.0f error=%s", identity.engine_id, delay_s, error)
+        logger.warning("handshake failed: engine_id=%s retry_s=%.0f error=%s", engine_id, delay_s, error)

@@ -134,6 +134,11 @@ class TransferWorker:
         return self._hello
 
     @property
+    def peers(self) -> PeerTable:
+        """Whom this connector has met; only what is marked so may be used from other threads."""
+        return self._peers
+
+    @property
     def has_reads(self) -> bool:
         """True while a read may write into our region."""
         return self._reader.has_reads

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class RouterError(Exception):
     """Root of the errors that a caller of the router sees.
@@ -149,6 +151,28 @@ class AdminKeyError(RouterError):
     def __init__(self, *, path: str, has_any: bool) -> None:
         hint = "" if has_any else "; none is configured: set security.admin_keys"
         super().__init__(f"{path[:80]} needs an admin key{hint}")
+
+
+class AdminClosedError(RouterError):
+    """Orders to workers are not taken here."""
+
+    code = "admin_api_closed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "orders to workers are not taken: the API is open to other machines and asks for no key; "
+            "configure security.admin_keys"
+        )
+
+
+class UnknownReplicaError(RouterError):
+    """The name is not that of exactly one worker."""
+
+    code = "replica_not_found"
+
+    def __init__(self, *, name: str, num_found: int, known: Sequence[str]) -> None:
+        problem = f"{num_found} workers have ids that begin with {name!r}" if num_found else f"no worker is {name!r}"
+        super().__init__(f"{problem}; known are: {', '.join(sorted(known)) or 'none'}", param="replica")
 
 
 class NoReplicaError(RouterError):

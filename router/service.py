@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.messages import GenerateRequest, SamplingParams, WorkerInfo
+from router.administration import Administration
 from router.attentive_clock import AttentiveClock
 from router.cluster_view import ClusterView
 from router.counters import RouterCounters
@@ -86,6 +87,9 @@ class RouterService:
         )
         self.prefill_pool, self.decode_pool = (link.pool for link in self._links)
         self.metrics = RouterMetrics(self.counters)
+        self.administration = Administration(
+            (self.prefill_pool, self.decode_pool), timeout_s=self.settings.abort_timeout_s
+        )
         self._orchestrator = Orchestrator(*self._links, settings=self.settings, counters=self.counters)
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
@@ -138,8 +142,17 @@ class RouterService:
         return self._orchestrator.num_waiting
 
     def is_ready(self) -> bool:
-        """True when at least one prefill and one decode replica introduced themselves and do not fail."""
-        return self.prefill_pool.has_introduced() and self.decode_pool.has_introduced()
+        """True when at least one prefill and one decode replica take requests, and met each other."""
+        return not self.waits_for()
+
+    def waits_for(self) -> str:
+        """What is missing before requests can be served; empty when nothing is."""
+        for pool in (self.prefill_pool, self.decode_pool):
+            if not pool.has_introduced():
+                return f"a {pool.role} worker"
+        if not any(replica.takes_requests and replica.load.num_peers for replica in self.decode_pool.replicas):
+            return "a decode worker that has met a prefill worker"
+        return ""
 
     def max_model_len(self) -> int:
         """The context length that every replica can serve.

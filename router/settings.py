@@ -29,6 +29,7 @@ class RouterSettings:
     answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
     which the router itself did not run does not count.
     ``max_write_delay_s`` bounds how long tokens wait to be written together (router/pacer.py); 0 writes each at once.
+    ``admin_api`` lets the API give orders to workers.
     ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
     ``peer_period_s`` is how often routers ask each other for what they counted. ``metrics_compat`` adds metrics under
     another system's names.
@@ -47,6 +48,7 @@ class RouterSettings:
     default_timeout_s: float = 600.0
     max_timeout_s: float = 3600.0
     default_max_tokens: int | None = None
+    admin_api: bool = True
     prefill_timeout_s: float = 300.0
     submit_timeout_s: float = 30.0
     connect_timeout_s: float = 10.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from kv_transfer.fault_options import FaultOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,21 @@ class WorkerPool(Protocol):
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests wherever they are; unknown ids are ignored."""
+
+    async def drain(self, replica_id: str) -> None:
+        """Have a replica let its requests go, and exit. Returns at once.
+
+        Raises:
+            WorkerUnavailableError: It does not answer.
+        """
+
+    async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
+        """Have a replica's connector suffer these faults, and no others.
+
+        Raises:
+            WorkerRefusedError: The cluster allows no faults.
+            WorkerUnavailableError: It does not answer.
+        """
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests to an engine; their tokens arrive on ``outputs``. One answer a request, in order.

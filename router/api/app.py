@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from router.api.admin import add_admin
 from router.api.chat_body import ChatBody
 from router.api.completion_body import CompletionBody
 from router.api.completions import answer_chat, answer_completion
@@ -40,6 +41,8 @@ _PATHS = frozenset(
         "/version",
         "/status",
         "/metrics",
+        "/admin/drain",
+        "/admin/faults",
     }
 )
 
@@ -78,6 +81,7 @@ def build_app(
     _add_tokens(app, service)
     _add_models(app, service)
     _add_operations(app, service)
+    add_admin(app, service)
     return app
 
 
@@ -182,10 +186,11 @@ def _add_operations(app: FastAPI, service: RouterService) -> None:
 
     @app.get("/ready")
     async def is_ready() -> Response:
-        """At least one prefill and one decode replica can take requests."""
-        if service.is_ready():
+        """At least one prefill and one decode replica can take requests, and met each other."""
+        missing = service.waits_for()
+        if not missing:
             return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "starting"}, status_code=503, headers={"Retry-After": "1"})
+        return JSONResponse({"status": "starting", "waits_for": missing}, status_code=503, headers={"Retry-After": "1"})
 
     @app.get("/version")
     async def get_version() -> dict[str, str]:

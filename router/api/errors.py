@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from router.api.completion_body import PROMPT_FORMS
 from router.api.generate_body import UnsupportedValueError
 from router.errors import (
+    AdminClosedError,
     AdminKeyError,
     BodyNotJsonError,
     BodyTimeoutError,
@@ -28,6 +29,7 @@ from router.errors import (
     RouterError,
     TooManyValuesError,
     UnknownModelError,
+    UnknownReplicaError,
     WorkerFailedError,
 )
 
@@ -35,6 +37,8 @@ _STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
     (InvalidRequestError, HTTPStatus.BAD_REQUEST, "invalid_request_error"),
     (InvalidApiKeyError, HTTPStatus.UNAUTHORIZED, "invalid_request_error"),
     (AdminKeyError, HTTPStatus.FORBIDDEN, "permission_error"),
+    (AdminClosedError, HTTPStatus.FORBIDDEN, "permission_error"),
+    (UnknownReplicaError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
     (UnknownModelError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
     (BodyTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"),
     (TooManyValuesError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"),

@@ -71,13 +71,18 @@ class Bench:
         self._posted.append(command)
         return True
 
-    def meet_and_wait(self, identity: PeerIdentity) -> Handshake:
-        handshake = self.table.meet(identity)
+    def run_posted(self) -> None:
+        """What the connector's thread would do, until nothing is under way."""
         self.table.close()
         while self._posted:
-            command = self._posted.pop()
+            command = self._posted.pop(0)
             assert callable(command)
             command()
+            self.table.close()
+
+    def meet_and_wait(self, identity: PeerIdentity) -> Handshake:
+        handshake = self.table.meet(identity)
+        self.run_posted()
         assert handshake.is_finished
         return handshake
 
@@ -252,3 +257,34 @@ def test_delays_of_peers_that_are_gone_are_bounded() -> None:
         bench.meet_and_wait(PeerIdentity(engine_id=f"gone-{number}", incarnation="1"))
 
     assert len(bench.table._backoffs) == 1024
+
+
+def test_engine_can_be_met_before_anything_is_read_from_it() -> None:
+    bench = Bench()
+    bench.table.greet(FIRST.engine_id)
+    bench.run_posted()
+    assert bench.table.ids == {FIRST.engine_id}
+    assert bench.table.find(FIRST) is not None
+
+    bench.table.greet(FIRST.engine_id)
+    bench.run_posted()
+    assert bench.num_asked == 1
+
+    bench.table.forget(FIRST.engine_id)
+    bench.run_posted()
+    assert bench.table.ids == frozenset()
+
+
+def test_greeting_that_failed_waits_before_it_is_tried_again() -> None:
+    bench = Bench()
+    bench.answer = PeerUnreachableError(engine_id=FIRST.engine_id, reason="nobody is there")
+    for _ in range(3):
+        bench.table.greet(FIRST.engine_id)
+        bench.run_posted()
+    assert bench.num_asked == 1
+
+    bench.answer = _hello(FIRST)
+    bench.now_s += 1.0
+    bench.table.greet(FIRST.engine_id)
+    bench.run_posted()
+    assert bench.table.ids == {FIRST.engine_id}

@@ -13,6 +13,7 @@ from engine.engine_core import StepRunner
 from engine.errors import EngineDeadError, RequestRefusedError
 from engine.messages import GenerateRequest, StepMessage, WorkerInfo
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
+from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
@@ -27,6 +28,7 @@ INPROC = ConnectorOptions(connector="inproc")
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 256
 REPORT_PERIOD_S = 0.02
+DRAIN_TIMEOUT_S = 20.0
 
 
 class EnginePool:
@@ -76,6 +78,15 @@ class EnginePool:
             raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
         finally:
             await messages.aclose()  # type: ignore[attr-defined]  # the server's iterator is a generator
+
+    async def drain(self, replica_id: str) -> None:
+        """Let its requests go."""
+        server = self._all[replica_id]
+        await server.drain(moves_out=isinstance(server, DecodeServer), timeout_s=DRAIN_TIMEOUT_S)
+
+    async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
+        """These connectors are not faulty."""
+        raise WorkerRefusedError(f"{replica_id} allows no {options}", code="faults_not_allowed")
 
 
 class EnginePrefillPool(EnginePool):

@@ -19,6 +19,7 @@ from engine.messages import (
     TokenDelta,
     WorkerInfo,
 )
+from kv_transfer.fault_options import FaultOptions
 from kv_transfer.params import KVTransferParams, PeerIdentity
 from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 
@@ -60,6 +61,7 @@ class FakeReplica:
     num_blocks: int = 1000
     is_dead: bool = False
     is_stalled: bool = False
+    num_peers: int = 1
     refuse_code: str | None = None
     error_code: str | None = None
     die_after_tokens: int | None = None
@@ -99,7 +101,7 @@ class FakeReplica:
             num_running=len(self.running),
             num_leased_blocks=len(self.leases),
             num_held_blocks=self.held_blocks(),
-            num_peers=1,
+            num_peers=self.num_peers,
             is_stalled=self.is_stalled,
             counters={"num_generated_tokens": float(self.num_tokens), "num_transfers": 1.0, "num_bytes": 4096.0},
         )
@@ -117,6 +119,9 @@ class _FakePool:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.hidden: set[str] = set()
+        self.drained: list[str] = []
+        self.allows_faults = True
+        self.faults: dict[str, FaultOptions] = {}
         self._queues: dict[tuple[str, str], asyncio.Queue[StepMessage | None]] = {}
 
     def __getitem__(self, index: int) -> FakeReplica:
@@ -190,6 +195,18 @@ class _FakePool:
         if queue is not None:
             queue.put_nowait(StepMessage(deltas=tuple(deltas), load=replica.load()))
         return queue is not None
+
+    async def drain(self, replica_id: str) -> None:
+        """Take note."""
+        self.replicas[replica_id].check_alive()
+        self.drained.append(replica_id)
+
+    async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
+        """Take note, or refuse."""
+        self.replicas[replica_id].check_alive()
+        if not self.allows_faults:
+            raise WorkerRefusedError("this cluster allows no faults", code="faults_not_allowed")
+        self.faults[replica_id] = options
 
     def has_stream(self, replica_id: str) -> bool:
         """True when some router listens to the replica."""

@@ -1,0 +1,133 @@
+"""Who a worker meets in advance, and how it learns that it is being stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.introductions import ABSENT_AFTER_S, FORGET_AFTER_S, TURN_S, Introductions
+from tests.support.clock import ManualClock
+from tests.support.fake_caller import FakeCaller
+
+
+class Acquaintances:
+    """A connector that meets whoever answers."""
+
+    def __init__(self) -> None:
+        self.ids: frozenset[str] = frozenset()
+        self.silent: set[str] = set()
+        self.greeted: list[str] = []
+        self.forgotten: list[str] = []
+
+    def greet(self, engine_id: str) -> None:
+        """Meet it."""
+        self.greeted.append(engine_id)
+        if engine_id not in self.silent:
+            self.ids |= {engine_id}
+
+    def forget(self, engine_id: str) -> None:
+        """Take note."""
+        self.forgotten.append(engine_id)
+
+
+class Bench:
+    """A decode worker ``m`` among others."""
+
+    def __init__(self) -> None:
+        self.decode = FakeCaller({"m": {}})
+        self.prefill = FakeCaller()
+        self.peers = Acquaintances()
+        self.clock = ManualClock()
+        self.num_met = 0
+        self.num_absences = 0
+        self.introductions = Introductions(
+            own_id="m",
+            own=self.decode,
+            other=self.prefill,
+            meets_own_role=True,
+            peers=self.peers,
+            on_met=self._met,
+            on_absent=self._absent,
+            clock=self.clock,
+        )
+
+    def _met(self, num_met: int) -> None:
+        self.num_met = num_met
+
+    def _absent(self) -> None:
+        self.num_absences += 1
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_newcomer_meets_everybody_before_it_is_ready(bench: Bench) -> None:
+    bench.prefill.replicas = {"a": {}, "z": {}}
+    bench.decode.replicas = {"b": {}}
+
+    await bench.introductions.meet_all(timeout_s=5)
+
+    assert bench.peers.ids == {"a", "b", "z"}
+    assert bench.num_met == 2
+
+
+async def test_one_that_does_not_answer_holds_nobody_up_for_ever(bench: Bench) -> None:
+    bench.prefill.replicas = {"a": {}, "z": {}}
+    bench.peers.silent = {"a"}
+
+    await bench.introductions.meet_all(timeout_s=0.2)
+
+    assert bench.peers.ids == {"z"}
+    assert bench.num_met == 1
+
+
+def test_of_two_workers_the_one_with_the_smaller_id_begins_at_once_and_the_other_later(bench: Bench) -> None:
+    bench.prefill.replicas = {"a": {}, "z": {}}
+    bench.introductions.look()
+    assert bench.peers.greeted == ["z"]
+
+    bench.clock.advance(TURN_S)
+    bench.introductions.look()
+    assert bench.peers.greeted == ["z", "a"]
+
+    bench.introductions.look()
+    assert bench.num_met == 2
+
+
+def test_one_that_left_can_be_read_from_for_a_while(bench: Bench) -> None:
+    bench.prefill.replicas = {"z": {}}
+    bench.introductions.look()
+    bench.prefill.replicas = {}
+    bench.clock.advance(FORGET_AFTER_S - 1)
+    bench.introductions.look()
+    assert bench.peers.forgotten == []
+
+    bench.clock.advance(1)
+    bench.introductions.look()
+    bench.introductions.look()
+    assert bench.peers.forgotten == ["z"]
+
+
+def test_worker_that_is_taken_off_the_list_leaves_once(bench: Bench) -> None:
+    bench.introductions.look()
+    bench.decode.replicas = {"b": {}}
+    bench.introductions.look()
+    bench.clock.advance(ABSENT_AFTER_S / 2)
+    bench.introductions.look()
+    assert bench.num_absences == 0
+
+    bench.clock.advance(ABSENT_AFTER_S / 2)
+    bench.introductions.look()
+    bench.introductions.look()
+    assert bench.num_absences == 1
+    assert bench.introductions.siblings() == {"b"}
+
+
+def test_worker_that_is_not_on_the_list_yet_does_not_leave(bench: Bench) -> None:
+    bench.decode.replicas = {}
+    bench.introductions.look()
+    bench.clock.advance(10 * ABSENT_AFTER_S)
+    bench.introductions.look()
+
+    assert bench.num_absences == 0
