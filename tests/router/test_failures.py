@@ -12,7 +12,8 @@ import pytest
 from engine.messages import SamplingParams
 from router.service import TextRequest
 from router.settings import RouterSettings
-from tests.support.fake_workers import FakeReplica, counting
+from tests.support.fake_replica import FakeReplica
+from tests.support.fake_workers import counting
 from tests.support.router_rig import FAST, RouterRig, events, router_rig, until
 
 PROMPT = [5, 6, 7]
