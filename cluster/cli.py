@@ -214,6 +214,33 @@ def drain(
 
 
 @app.command()
+def chaos(
+    scenario: Annotated[Path, typer.Option(help="YAML file: deploy/chaos/ has some.")],
+    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
+    api_key: Annotated[
+        str, typer.Option(help="Admin key, where keys are on.", envvar=ADMIN_KEY_VARIABLES, show_envvar=True)
+    ] = "",
+    json: Annotated[Path | None, typer.Option(help="Also write the report to this file.")] = None,
+) -> None:
+    """Break a running cluster on purpose, under load, and check that nothing is lost or wrong."""
+    import httpx
+
+    from cluster.chaos.scenario import ScenarioError
+    from cluster.chaos_command import chaos as run
+    from cluster.client_error import cluster_url, explain
+
+    stop_on_signals()
+    url = cluster_url(url)
+    try:
+        is_well = run(url, scenario, Console(), api_key=api_key, json_file=json)
+    except ScenarioError as error:
+        raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
+    except httpx.HTTPError as error:
+        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
+    raise typer.Exit(0 if is_well else EXIT_FAILURE)
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
     api_key: Annotated[

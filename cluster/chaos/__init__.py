@@ -1,0 +1,1 @@
+"""Faults on purpose against a live cluster: scenarios, the load they run under, and what is checked."""

@@ -1,0 +1,158 @@
+"""A running cluster as a scenario sees it: its status, its processes on this machine, and what can be done to them."""
+
+from __future__ import annotations
+
+import random
+import signal
+from typing import Any
+
+import httpx
+import psutil
+
+from cluster.chaos.scenario import Choice, Pause, ScenarioError
+
+PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1.0}
+"""What makes workers unreachable for each other: nothing is met, read, or told."""
+
+BUSY = ("num_running", "num_waiting", "num_loading")
+RESTING = (*BUSY, "num_leased_blocks", "num_held_blocks")
+
+Row = dict[str, Any]
+
+
+class LiveCluster:
+    """Reads /status, gives orders over /admin, and sends signals to the processes that /status names."""
+
+    def __init__(self, client: httpx.AsyncClient, *, seed: int) -> None:
+        self._client = client
+        self._random = random.Random(seed)
+        self._stopped: set[int] = set()
+
+    async def status(self) -> dict[str, Any]:
+        """What /status says now.
+
+        Raises:
+            httpx.HTTPError: Nobody answers.
+        """
+        response = await self._client.get("/status")
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def choose(self, choice: Choice | Pause) -> list[Row]:
+        """The workers or routers that are meant.
+
+        Raises:
+            ScenarioError: There is none.
+        """
+        rows = members(await self.status(), choice.role)
+        if not rows:
+            raise ScenarioError(f"there is no running {choice.role}")
+        if choice.choose == "all":
+            return rows
+        if choice.choose == "random":
+            return [self._random.choice(rows)]
+        rows.sort(key=load_of)
+        return [rows[-1] if choice.choose == "busiest" else rows[0]]
+
+    def signal(self, row: Row, number: signal.Signals) -> None:
+        """Send a signal to a process of the cluster.
+
+        Raises:
+            ScenarioError: It is not on this machine.
+        """
+        process = local_process(row)
+        if number == signal.SIGSTOP:
+            self._stopped.add(process.pid)
+        process.send_signal(number)
+
+    def resume(self) -> None:
+        """Let everything that stands go on."""
+        for pid in self._stopped:
+            if psutil.pid_exists(pid):
+                psutil.Process(pid).send_signal(signal.SIGCONT)
+        self._stopped.clear()
+
+    def kill_node(self, row: Row) -> None:
+        """Kill the raylet above a worker; Ray ends what is left of its node.
+
+        Raises:
+            ScenarioError: It cannot be told which process that is, or it is the head's.
+        """
+        raylet = ancestor(local_process(row), "raylet")
+        if raylet is None:
+            raise ScenarioError(f"no raylet is above process {row['pid']}")
+        raylet.kill()
+
+    async def drain(self, row: Row) -> None:
+        """What `baton drain` does."""
+        response = await self._client.post("/admin/drain", json={"replica": row["replica_id"]})
+        response.raise_for_status()
+
+    async def set_faults(self, faults: dict[str, float]) -> None:
+        """Have all connectors suffer these, and no others."""
+        response = await self._client.post("/admin/faults", json={"faults": faults})
+        response.raise_for_status()
+
+
+def members(status: dict[str, Any], role: str) -> list[Row]:
+    """The running processes of a role."""
+    rows: list[Row] = status["routers"] if role == "router" else status["pools"][role]
+    return [row for row in rows if row["state"] == "running" and row["pid"] is not None]
+
+
+def is_whole(status: dict[str, Any], wanted: dict[str, int]) -> bool:
+    """True when each role has as many members as before, and all of them take requests."""
+    if len(members(status, "router")) < wanted["router"]:
+        return False
+    return all(
+        len([row for row in members(status, role) if not row["is_left_out"] and not row["is_draining"]]) >= wanted[role]
+        for role in ("prefill", "decode")
+    )
+
+
+def leaks_of(status: dict[str, Any]) -> list[str]:
+    """What workers hold though nothing is asked of them."""
+    found: list[str] = []
+    for role, rows in status["pools"].items():
+        for row in rows:
+            held = {name: row[name] for name in RESTING if row[name]}
+            if row["num_free_blocks"] != row["num_blocks"]:
+                held["num_free_blocks"] = row["num_free_blocks"]
+            if row["counters"].get("num_integrity_failures"):
+                held["num_integrity_failures"] = row["counters"]["num_integrity_failures"]
+            if held:
+                found.append(f"{role} {row['replica_id']}: {held}")
+    return found
+
+
+def load_of(row: Row) -> float:
+    """How much one has to do."""
+    if "server_load" in row:
+        return float(row["server_load"])
+    return float(sum(row[name] for name in BUSY) + row["kv_usage"])
+
+
+def local_process(row: Row) -> psutil.Process:
+    """The process behind a row.
+
+    Raises:
+        ScenarioError: It is on another machine, or gone.
+    """
+    addresses = {address.address for found in psutil.net_if_addrs().values() for address in found}
+    node_ip = row.get("node_ip")
+    if node_ip is not None and node_ip not in addresses and not node_ip.startswith("127."):
+        raise ScenarioError(f"process {row['pid']} is on {node_ip}: run this scenario there")
+    try:
+        return psutil.Process(row["pid"])
+    except psutil.NoSuchProcess as error:
+        raise ScenarioError(f"process {row['pid']} is gone") from error
+
+
+def ancestor(process: psutil.Process, name: str) -> psutil.Process | None:
+    """The nearest process above that is called so."""
+    for parent in process.parents():
+        words = [word.rsplit("/", 1)[-1] for word in parent.cmdline()[:2]]
+        if name in (parent.name(), *words):
+            return parent
+    return None

@@ -1,0 +1,168 @@
+"""The load of a scenario: streams that never rest, and what each of their requests got."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from dataclasses import dataclass, field
+
+import httpx
+
+from cluster.chaos.scenario import LoadSection
+
+REQUEST_TIMEOUT_S = 300.0
+RETRY_PAUSE_S = 0.2
+TOKEN_IDS = 250
+"""Ids below this exist in every vocabulary that has all bytes."""
+
+RETRIED = (429, 503)
+"""Answers that ask the client to try again; nothing had been accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request, the same each time."""
+
+    prompt: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What came. ``event_times_s`` are on the monotonic clock; ``error`` is empty when it ended well."""
+
+    ask: Ask
+    started_s: float
+    tokens: list[int] = field(default_factory=list)
+    event_times_s: list[float] = field(default_factory=list)
+    error: str = ""
+    num_refusals: int = 0
+
+    def longest_pause_s(self, since_s: float, until_s: float) -> float:
+        """The longest silence that touches a span of time, in front of the first token too."""
+        moments = [self.started_s, *self.event_times_s]
+        gaps = [
+            later - earlier for earlier, later in itertools.pairwise(moments) if later >= since_s and earlier <= until_s
+        ]
+        return max(gaps, default=0.0)
+
+
+def make_asks(load: LoadSection) -> list[Ask]:
+    """The requests of a load."""
+    draw = random.Random(load.seed)
+    return [
+        Ask(
+            prompt=tuple(draw.randrange(3, TOKEN_IDS) for _ in range(draw.randint(*load.prompt_tokens))),
+            num_tokens=draw.randint(*load.output_tokens),
+        )
+        for _ in range(load.distinct)
+    ]
+
+
+class LoadRun:
+    """Streams against one cluster."""
+
+    def __init__(self, client: httpx.AsyncClient, asks: list[Ask], *, num_streams: int) -> None:
+        self._client = client
+        self._asks = asks
+        self._num_streams = num_streams
+        self._next = 0
+        self._is_ending = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.answers: list[Answer] = []
+        self.num_tokens = 0
+        self.num_open = 0
+
+    async def once(self) -> dict[Ask, list[int]]:
+        """Every request one time, with nothing else going on.
+
+        Raises:
+            httpx.HTTPError: One of them failed.
+        """
+        gate = asyncio.Semaphore(self._num_streams)
+
+        async def one(ask: Ask) -> Answer:
+            async with gate:
+                return await self._request(ask)
+
+        answers = await asyncio.gather(*(one(ask) for ask in self._asks))
+        for answer in answers:
+            if answer.error:
+                raise httpx.HTTPError(f"the undisturbed run failed: {answer.error}")
+        return {answer.ask: answer.tokens for answer in answers}
+
+    def start(self) -> None:
+        """Begin."""
+        self._tasks = [asyncio.create_task(self._stream()) for _ in range(self._num_streams)]
+
+    async def finish(self) -> None:
+        """Begin nothing more, and wait for what runs."""
+        self._is_ending = True
+        await asyncio.gather(*self._tasks)
+
+    async def cancel(self) -> None:
+        """Leave at once."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _stream(self) -> None:
+        while not self._is_ending:
+            ask = self._asks[self._next % len(self._asks)]
+            self._next += 1
+            self.answers.append(await self._request(ask))
+
+    async def _request(self, ask: Ask) -> Answer:
+        answer = Answer(ask=ask, started_s=time.monotonic())
+        deadline_s = answer.started_s + REQUEST_TIMEOUT_S
+        self.num_open += 1
+        try:
+            while not await self._try(answer):
+                answer.num_refusals += 1
+                if time.monotonic() > deadline_s:
+                    answer.error = f"refused {answer.num_refusals} times"
+                    break
+                await asyncio.sleep(RETRY_PAUSE_S)
+        except httpx.HTTPError as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        finally:
+            self.num_open -= 1
+        if not answer.error and len(answer.tokens) != ask.num_tokens:
+            answer.error = f"ended after {len(answer.tokens)} of {ask.num_tokens} tokens without saying why"
+        return answer
+
+    async def _try(self, answer: Answer) -> bool:
+        """False when the cluster asked to come again later."""
+        body = {
+            "prompt": list(answer.ask.prompt),
+            "max_tokens": answer.ask.num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code in RETRIED:
+                return False
+            if response.status_code != httpx.codes.OK:
+                answer.error = f"HTTP {response.status_code}: {(await response.aread())[:300].decode(errors='replace')}"
+                return True
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    self._take(answer, json.loads(line.removeprefix("data: ")))
+        return True
+
+    def _take(self, answer: Answer, event: dict[str, object]) -> None:
+        if "error" in event:
+            answer.error = json.dumps(event["error"])
+            return
+        answer.event_times_s.append(time.monotonic())
+        choices = event.get("choices")
+        assert isinstance(choices, list)
+        for choice in choices:
+            tokens = choice.get("token_ids") or []
+            answer.tokens.extend(tokens)
+            self.num_tokens += len(tokens)

@@ -1,0 +1,76 @@
+"""What a scenario did to a cluster, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cluster.chaos.load import Answer, Ask
+
+
+@dataclass(slots=True, kw_only=True)
+class FaultRecord:
+    """One step that broke something; ``whole_s`` is None until the cluster was seen whole again."""
+
+    what: str
+    began_s: float
+    ended_s: float | None = None
+    whole_s: float | None = None
+    longest_pause_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class ChaosReport:
+    """The outcome of one scenario; times are seconds. ``problems`` is empty when all checks hold."""
+
+    scenario: str
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_refusals: int = 0
+    num_lost: int = 0
+    num_broken_with_router: int = 0
+    num_wrong: int = 0
+    duration_s: float = 0.0
+    longest_pause_s: float = 0.0
+    faults: list[FaultRecord] = field(default_factory=list)
+    counted: dict[str, float] = field(default_factory=dict)
+    memory_bytes: dict[str, list[int]] = field(default_factory=dict)
+    leaks: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def judge_answers(self, answers: list[Answer], undisturbed: dict[Ask, list[int]], *, num_excused: int) -> None:
+        """Count what was lost and what is wrong, and how long the streams were silent around each fault."""
+        self.num_requests = len(answers)
+        failed = [answer for answer in answers if answer.error]
+        self.num_broken_with_router = min(len(failed), num_excused)
+        self.num_lost = len(failed) - self.num_broken_with_router
+        self.errors = [answer.error for answer in failed][:20]
+        for answer in answers:
+            self.num_tokens += len(answer.tokens)
+            self.num_refusals += answer.num_refusals
+            expected = undisturbed[answer.ask]
+            self.num_wrong += answer.tokens != (expected[: len(answer.tokens)] if answer.error else expected)
+        for number, fault in enumerate(self.faults):
+            until_s = self.faults[number + 1].began_s if number + 1 < len(self.faults) else float("inf")
+            pauses = (answer.longest_pause_s(fault.began_s, until_s) for answer in answers)
+            fault.longest_pause_s = max(pauses, default=0.0)
+        self.longest_pause_s = max((fault.longest_pause_s for fault in self.faults), default=0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """For files."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        told = [f"{self.scenario}: {self.num_requests} requests, {self.num_tokens} tokens in {self.duration_s:.0f} s"]
+        for fault in self.faults:
+            whole = "not seen whole again" if fault.whole_s is None else f"whole again after {fault.whole_s:.1f} s"
+            told.append(f"  {fault.what}: longest pause of a stream {fault.longest_pause_s:.2f} s, {whole}")
+        told.append(
+            f"  lost {self.num_lost}, wrong {self.num_wrong}, leaked {len(self.leaks)}, "
+            f"broken with a killed router {self.num_broken_with_router}, refused and tried again {self.num_refusals}"
+        )
+        told.append("  " + ", ".join(f"{name} {value:g}" for name, value in self.counted.items()))
+        told += [f"  FAILED: {problem}" for problem in self.problems] or ["  all checks hold"]
+        return told

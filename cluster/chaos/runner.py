@@ -1,0 +1,245 @@
+"""Runs a scenario: an undisturbed run first, then the same requests while things break, then the checks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import psutil
+
+from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members
+from cluster.chaos.load import LoadRun, make_asks
+from cluster.chaos.report import ChaosReport, FaultRecord
+from cluster.chaos.scenario import Choice, Scenario, ScenarioError, Step
+
+POLL_PERIOD_S = 0.2
+TIMEOUT = httpx.Timeout(300.0, connect=10.0)
+ANSWER_TIMEOUT_S = 15.0
+TOKENS_TIMEOUT_S = 120.0
+ROLES = ("prefill", "decode", "router")
+COUNTED = ("migrations", "drain_moves", "prefill_retries", "failed_loads", "recomputed_tokens", "leases_expired")
+Tell = Callable[[str], None]
+
+
+class ChaosRunner:
+    """One scenario on one cluster."""
+
+    def __init__(self, scenario: Scenario, *, url: str, headers: dict[str, str], tell: Tell) -> None:
+        self._scenario = scenario
+        self._url = url
+        self._headers = headers
+        self._tell = tell
+        self._report = ChaosReport(scenario=scenario.name)
+        self._num_excused = 0
+        self._wanted: dict[str, int] = {}
+        self._timers: list[asyncio.Task[None]] = []
+
+    async def run(self) -> ChaosReport:
+        """Everything, in order.
+
+        Raises:
+            ScenarioError: A step cannot be done here.
+            httpx.HTTPError: The cluster does not answer, or refuses an order.
+        """
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(
+            base_url=self._url, headers=self._headers, timeout=TIMEOUT, limits=limits, trust_env=False
+        ) as client:
+            cluster = LiveCluster(client, seed=self._scenario.seed)
+            self._wanted = {
+                role: len(members(await cluster.status(), role)) for role in ("prefill", "decode", "router")
+            }
+            load = LoadRun(client, make_asks(self._scenario.load), num_streams=self._scenario.load.streams)
+            self._tell(f"{self._scenario.name}: the undisturbed run")
+            undisturbed = await load.once()
+            before = (await cluster.status())["totals"]
+            started_s = time.monotonic()
+            load.start()
+            try:
+                for _ in range(self._scenario.repeat):
+                    for step in self._scenario.steps:
+                        await self._do(step, cluster, load)
+                        await self._note_memory(cluster)
+                await load.finish()
+            finally:
+                await self._clean_up(cluster, load)
+            self._report.duration_s = time.monotonic() - started_s
+            self._report.judge_answers(load.answers, undisturbed, num_excused=self._num_excused)
+            self._report.leaks = await self._wait_for_rest(cluster)
+            after = (await self._ask(cluster))["totals"]
+            self._report.counted = {name: after[name] - before.get(name, 0) for name in COUNTED}
+        self._check()
+        return self._report
+
+    async def _do(self, step: Step, cluster: LiveCluster, load: LoadRun) -> None:
+        if step.sleep is not None:
+            await asyncio.sleep(step.sleep)
+        elif step.wait_for_tokens is not None:
+            await self._wait_for_tokens(load, step.wait_for_tokens)
+        elif step.wait_for_recovery is not None:
+            await self._wait_for_recovery(cluster, timeout_s=step.wait_for_recovery)
+        elif step.resume is not None:
+            cluster.resume()
+        elif step.heal is not None:
+            await cluster.set_faults({})
+        else:
+            await self._break(step, cluster, load)
+
+    async def _break(self, step: Step, cluster: LiveCluster, load: LoadRun) -> None:
+        actions: dict[str, Callable[[], Awaitable[str]]] = {
+            "kill": lambda: self._signal(step.kill, cluster, signal.SIGKILL, load),
+            "stop": lambda: self._signal(step.stop, cluster, signal.SIGSTOP, load),
+            "pause": lambda: self._pause(step, cluster),
+            "drain": lambda: self._drain(step.drain, cluster),
+            "replace": lambda: self._replace(step.replace or 0.0, cluster),
+            "kill_node": lambda: self._kill_node(step.kill_node, cluster),
+            "faults": lambda: self._faults(step.faults or {}, cluster, f"faults {step.faults}"),
+            "partition": lambda: self._faults(PARTITION, cluster, "partition between the workers"),
+        }
+        began_s = time.monotonic()
+        what = await actions[step.name]()
+        self._tell(f"  {what}")
+        self._report.faults.append(FaultRecord(what=what, began_s=began_s))
+
+    async def _signal(self, choice: Choice | None, cluster: LiveCluster, number: signal.Signals, load: LoadRun) -> str:
+        assert choice is not None
+        rows = await cluster.choose(choice)
+        if choice.role == "router" and number == signal.SIGKILL and self._scenario.checks.lost_with_router:
+            self._num_excused += load.num_open
+        for row in rows:
+            cluster.signal(row, number)
+        return f"{number.name} {choice.role} {names(rows)}"
+
+    async def _pause(self, step: Step, cluster: LiveCluster) -> str:
+        assert step.pause is not None
+        rows = await cluster.choose(step.pause)
+        for row in rows:
+            cluster.signal(row, signal.SIGSTOP)
+        self._timers.append(asyncio.create_task(self._resume_later(rows, step.pause.seconds)))
+        return f"SIGSTOP for {step.pause.seconds:g} s {step.pause.role} {names(rows)}"
+
+    @staticmethod
+    async def _resume_later(rows: list[Row], seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        for row in rows:
+            with contextlib.suppress(psutil.NoSuchProcess):  # replaced meanwhile
+                psutil.Process(row["pid"]).send_signal(signal.SIGCONT)
+
+    @staticmethod
+    async def _drain(choice: Choice | None, cluster: LiveCluster) -> str:
+        assert choice is not None
+        rows = await cluster.choose(choice)
+        for row in rows:
+            await cluster.drain(row)
+        return f"drain {choice.role} {names(rows)}"
+
+    async def _replace(self, timeout_s: float, cluster: LiveCluster) -> str:
+        status = await self._ask(cluster)
+        rows = [row for role in ("prefill", "decode") for row in members(status, role)]
+        for row in rows:
+            await cluster.drain(row)
+            deadline_s = time.monotonic() + timeout_s
+            while not self._is_replaced(row, await self._ask(cluster)):
+                if time.monotonic() > deadline_s:
+                    raise ScenarioError(f"{names([row])} was not replaced within {timeout_s:g} s")
+                await asyncio.sleep(POLL_PERIOD_S)
+        return f"replaced {len(rows)} workers in turn"
+
+    def _is_replaced(self, row: Row, status: dict[str, Any]) -> bool:
+        pids = {item["pid"] for role in ("prefill", "decode") for item in members(status, role)}
+        return row["pid"] not in pids and is_whole(status, self._wanted)
+
+    @staticmethod
+    async def _kill_node(choice: Choice | None, cluster: LiveCluster) -> str:
+        assert choice is not None
+        rows = await cluster.choose(choice)
+        cluster.kill_node(rows[0])
+        return f"kill the node of {choice.role} {names(rows[:1])}"
+
+    @staticmethod
+    async def _faults(faults: dict[str, float], cluster: LiveCluster, what: str) -> str:
+        await cluster.set_faults(faults)
+        return what
+
+    async def _wait_for_recovery(self, cluster: LiveCluster, *, timeout_s: float) -> None:
+        """Return when every role has its members again, all of which take requests."""
+        deadline_s = time.monotonic() + timeout_s
+        while not is_whole(await self._ask(cluster), self._wanted):
+            if time.monotonic() > deadline_s:
+                self._report.problems.append(f"the cluster was not whole again within {timeout_s:g} s")
+                return
+            await asyncio.sleep(POLL_PERIOD_S)
+        now = time.monotonic()
+        for fault in self._report.faults:
+            if fault.whole_s is None:
+                fault.whole_s = now - fault.began_s
+
+    async def _wait_for_rest(self, cluster: LiveCluster) -> list[str]:
+        deadline_s = time.monotonic() + self._scenario.checks.rest_timeout_s
+        while leaks := leaks_of(await self._ask(cluster)):
+            if time.monotonic() > deadline_s:
+                break
+            await asyncio.sleep(POLL_PERIOD_S)
+        return leaks
+
+    async def _ask(self, cluster: LiveCluster) -> dict[str, Any]:
+        """The status, even if the router that is asked was just killed."""
+        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            try:
+                return await cluster.status()
+            except httpx.HTTPError:
+                if time.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(POLL_PERIOD_S)
+
+    @staticmethod
+    async def _wait_for_tokens(load: LoadRun, num_tokens: int) -> None:
+        wanted = load.num_tokens + num_tokens
+        deadline_s = time.monotonic() + TOKENS_TIMEOUT_S
+        while load.num_tokens < wanted:
+            if time.monotonic() > deadline_s:
+                raise ScenarioError(f"the streams did not get {num_tokens} tokens within {TOKENS_TIMEOUT_S:g} s")
+            await asyncio.sleep(POLL_PERIOD_S / 4)
+
+    async def _clean_up(self, cluster: LiveCluster, load: LoadRun) -> None:
+        """Leave nothing behind: no stopped process, no fault, no stream."""
+        for timer in self._timers:
+            if not timer.done():
+                timer.cancel()
+        cluster.resume()
+        await load.cancel()
+        if any(step.faults is not None or step.partition is not None for step in self._scenario.steps):
+            with contextlib.suppress(httpx.HTTPError):
+                await cluster.set_faults({})
+
+    async def _note_memory(self, cluster: LiveCluster) -> None:
+        status = await self._ask(cluster)
+        for role in ROLES:
+            for row in members(status, role):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    size = psutil.Process(row["pid"]).memory_info().rss
+                    self._report.memory_bytes.setdefault(f"{role} {row['pid']}", []).append(size)
+
+    def _check(self) -> None:
+        checks, report = self._scenario.checks, self._report
+        if report.num_lost > checks.lost:
+            report.problems.append(f"{report.num_lost} requests were lost: {report.errors[:3]}")
+        if report.num_wrong > checks.wrong:
+            report.problems.append(f"{report.num_wrong} answers differ from the undisturbed run")
+        if report.leaks and not checks.leaks:
+            report.problems.append(f"blocks are held at rest: {'; '.join(report.leaks)}")
+        if not checks.recomputed and report.counted["recomputed_tokens"]:
+            report.problems.append(f"{report.counted['recomputed_tokens']:g} tokens were computed again")
+        if checks.max_pause_s is not None and report.longest_pause_s > checks.max_pause_s:
+            report.problems.append(f"a stream was silent for {report.longest_pause_s:.1f} s")
+
+
+def names(rows: list[Row]) -> str:
+    """The processes, for people."""
+    return ", ".join(f"{row.get('replica_id') or row.get('router_id')} (pid {row['pid']})" for row in rows)

@@ -1,0 +1,130 @@
+"""The scenario language: a load, steps that break and mend things, and what must be true in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from cluster.config_file import UniqueKeyLoader, reason
+from cluster.config_section import Section
+
+Role = Literal["prefill", "decode", "router"]
+Pick = Literal["busiest", "idlest", "random", "all"]
+
+
+class ScenarioError(Exception):
+    """A scenario that cannot be run: one line that says where and why."""
+
+
+class LoadSection(Section):
+    """Requests that run all the time: each stream begins its next one as soon as the last ended."""
+
+    streams: int = Field(default=16, ge=1, description="Streams at the same time.")
+    distinct: int = Field(default=24, ge=1, description="Different requests, repeated in turn.")
+    prompt_tokens: tuple[int, int] = Field(default=(20, 120), description="Shortest and longest prompt.")
+    output_tokens: tuple[int, int] = Field(default=(60, 160), description="Shortest and longest answer.")
+    seed: int = Field(default=1, description="Same seed, same requests.")
+
+
+class Choice(Section):
+    """One worker or router, or all of them. ``random`` is drawn from the scenario's seed."""
+
+    role: Role
+    choose: Pick = "busiest"
+
+
+class Pause(Section):
+    """A process that stands still, and goes on by itself after a while."""
+
+    role: Role
+    choose: Pick = "busiest"
+    seconds: float = Field(default=30.0, gt=0)
+
+
+class Step(Section):
+    """Exactly one of these."""
+
+    sleep: float | None = Field(default=None, ge=0, description="Seconds to let the load run.")
+    wait_for_tokens: int | None = Field(default=None, ge=1, description="Until the streams got so many more tokens.")
+    kill: Choice | None = Field(default=None, description="SIGKILL.")
+    stop: Choice | None = Field(default=None, description="SIGSTOP, until `continue`.")
+    resume: Literal["all"] | None = Field(default=None, alias="continue", description="SIGCONT for all that stand.")
+    pause: Pause | None = Field(default=None, description="SIGSTOP, and SIGCONT after so many seconds.")
+    drain: Choice | None = Field(default=None, description="What `baton drain` does.")
+    replace: float | None = Field(
+        default=None, gt=0, description="Drain every worker, one after the other; seconds at most for each."
+    )
+    kill_node: Choice | None = Field(default=None, description="SIGKILL the raylet of the node that a worker is on.")
+    faults: dict[str, float] | None = Field(default=None, description="Faults of all connectors from now on.")
+    partition: Literal["workers"] | None = Field(default=None, description="No worker reaches another, until `heal`.")
+    heal: Literal["all"] | None = Field(default=None, description="End all faults of connectors.")
+    wait_for_recovery: float | None = Field(
+        default=None, gt=0, description="Until the cluster is whole again; seconds at most."
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            names = ", ".join(sorted(self.model_fields_set)) or "nothing"
+            raise ValueError(f"a step does exactly one thing, this one names {names}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What it does."""
+        return next(iter(self.model_fields_set))
+
+
+class ChecksSection(Section):
+    """What must be true when the load has ended."""
+
+    lost: int = Field(default=0, ge=0, description="Requests that may end with an error.")
+    lost_with_router: bool = Field(
+        default=True, description="Requests that were open at a router which was killed may break besides."
+    )
+    wrong: int = Field(default=0, ge=0, description="Answers that may differ from the undisturbed run.")
+    leaks: bool = Field(default=False, description="Whether blocks may stay held.")
+    recomputed: bool = Field(default=True, description="Whether KV may be computed again (a drain needs none of it).")
+    max_pause_s: float | None = Field(default=None, gt=0, description="Longest silence that a stream may suffer.")
+    rest_timeout_s: float = Field(default=60.0, gt=0, description="How long blocks may take to come free.")
+
+
+class Scenario(Section):
+    """One run."""
+
+    name: str = Field(min_length=1)
+    seed: int = 0
+    repeat: int = Field(default=1, ge=1, description="How often the steps are done, in a row.")
+    load: LoadSection = Field(default_factory=LoadSection)
+    steps: list[Step] = Field(min_length=1)
+    checks: ChecksSection = Field(default_factory=ChecksSection)
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario.
+
+    Raises:
+        ScenarioError: The file is missing, or is no scenario.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ScenarioError(f"cannot read the scenario {path}: {' '.join(str(error).split())}") from error
+    return parse_scenario(content, where=str(path))
+
+
+def parse_scenario(content: Any, *, where: str) -> Scenario:
+    """Check a scenario.
+
+    Raises:
+        ScenarioError: Names the first thing that is wrong.
+    """
+    try:
+        return Scenario.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        raise ScenarioError(f"{where}: {place + ': ' if place else ''}{reason(problem['msg'])}") from error

@@ -1,0 +1,36 @@
+"""`baton chaos`: a scenario against a running cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from cluster.chaos.runner import ChaosRunner
+from cluster.chaos.scenario import load_scenario
+from cluster.client_error import bearer
+
+
+def chaos(url: str, path: Path, console: Console, *, api_key: str = "", json_file: Path | None = None) -> bool:
+    """Run a scenario and print what came of it.
+
+    Returns:
+        True when all checks hold.
+
+    Raises:
+        ScenarioError: It is none, or cannot be run here.
+        httpx.HTTPError: The cluster does not answer, or refuses.
+    """
+
+    def tell(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    runner = ChaosRunner(load_scenario(path), url=url, headers=bearer(api_key), tell=tell)
+    report = asyncio.run(runner.run())
+    for line in report.lines():
+        tell(line)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    return not report.problems

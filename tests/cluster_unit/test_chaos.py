@@ -1,0 +1,92 @@
+"""The scenario language, what is told of a run, and what counts as lost, wrong or leaked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.chaos.live_cluster import is_whole, leaks_of
+from cluster.chaos.load import Answer, Ask
+from cluster.chaos.report import ChaosReport, FaultRecord
+from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
+
+SAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "chaos").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_sample_scenario_can_be_read(path: Path) -> None:
+    scenario = load_scenario(path)
+
+    assert scenario.load.streams >= 16
+    assert (scenario.checks.lost, scenario.checks.wrong, scenario.checks.leaks) == (0, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"name": "x", "steps": []}, "steps"),
+        ({"name": "x", "steps": [{}]}, "exactly one thing, this one names nothing"),
+        ({"name": "x", "steps": [{"sleep": 1, "heal": "all"}]}, "this one names heal, sleep"),
+        ({"name": "x", "steps": [{"kill": {"role": "nurse"}}]}, r"steps\.0\.kill\.role"),
+        ({"name": "x", "steps": [{"explode": 1}]}, r"steps\.0\.explode"),
+        ({"steps": [{"sleep": 1}]}, "name"),
+        ("nothing", "valid dictionary"),
+    ],
+)
+def test_mistake_in_a_scenario_is_named(content: Any, problem: str) -> None:
+    with pytest.raises(ScenarioError, match=problem):
+        parse_scenario(content, where="file")
+
+
+def answer(ask: Ask, tokens: list[int], times: list[float], *, error: str = "") -> Answer:
+    return Answer(ask=ask, started_s=0.0, tokens=tokens, event_times_s=times, error=error)
+
+
+def test_lost_and_wrong_answers_are_counted_apart() -> None:
+    ask = Ask(prompt=(1,), num_tokens=3)
+    good = answer(ask, [4, 5, 6], [1.0, 2.0, 9.0])
+    wrong = answer(ask, [4, 5, 7], [1.0, 2.0, 3.0])
+    broken = answer(ask, [4], [1.0], error="broke")
+    report = ChaosReport(scenario="x", faults=[FaultRecord(what="kill", began_s=2.5), FaultRecord(what="b", began_s=8)])
+
+    report.judge_answers([good, wrong, broken, broken], {ask: [4, 5, 6]}, num_excused=1)
+
+    assert (report.num_lost, report.num_broken_with_router, report.num_wrong) == (1, 1, 1)
+    assert [fault.longest_pause_s for fault in report.faults] == [7.0, 7.0]
+
+
+def test_broken_answer_that_was_wrong_before_it_broke_is_wrong() -> None:
+    ask = Ask(prompt=(1,), num_tokens=3)
+    report = ChaosReport(scenario="x")
+
+    report.judge_answers([answer(ask, [9], [1.0], error="broke")], {ask: [4, 5, 6]}, num_excused=1)
+
+    assert (report.num_lost, report.num_wrong) == (0, 1)
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    base = {"replica_id": "a", "state": "running", "pid": 1, "is_left_out": False, "is_draining": False}
+    counts = dict.fromkeys(("num_running", "num_waiting", "num_loading", "num_leased_blocks", "num_held_blocks"), 0)
+    return {**base, **counts, "num_blocks": 9, "num_free_blocks": 9, "counters": {}, **changes}
+
+
+@pytest.mark.parametrize("change", [{"num_leased_blocks": 2}, {"num_free_blocks": 8}, {"num_running": 1}])
+def test_what_is_held_at_rest_is_a_leak(change: dict[str, int]) -> None:
+    status = {"pools": {"decode": [row(), row(replica_id="leaky", **change)]}}
+
+    (leak,) = leaks_of(status)
+
+    assert "leaky" in leak
+
+
+@pytest.mark.parametrize("change", [{"is_left_out": True}, {"is_draining": True}, {"state": "unreachable"}])
+def test_cluster_is_whole_when_every_member_takes_requests(change: dict[str, Any]) -> None:
+    wanted = {"prefill": 1, "decode": 2, "router": 1}
+    routers = [{"state": "running", "pid": 1}]
+    whole = {"routers": routers, "pools": {"prefill": [row()], "decode": [row(), row()]}}
+    broken = {"routers": routers, "pools": {"prefill": [row()], "decode": [row(), row(**change)]}}
+
+    assert is_whole(whole, wanted)
+    assert not is_whole(broken, wanted)

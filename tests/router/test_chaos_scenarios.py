@@ -1,0 +1,42 @@
+"""Scenarios of `baton chaos` against a router over real engines in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.chaos.runner import ChaosRunner
+from cluster.chaos.scenario import parse_scenario
+from router.api.app import build_app
+from router.service import RouterService
+from tests.support.engine_pools import engine_pools
+from tests.support.live_app import live_app
+from tests.support.router_rig import FAST
+
+SMALL_LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [3, 60], "output_tokens": [20, 60]}
+
+
+async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(model_dir: Path) -> None:
+    scenario = parse_scenario(
+        {
+            "name": "drain in one process",
+            "load": SMALL_LOAD,
+            "steps": [{"wait_for_tokens": 200}, {"drain": {"role": "decode"}}, {"wait_for_tokens": 400}],
+            "checks": {"recomputed": False},
+        },
+        where="test",
+    )
+    told: list[str] = []
+    async with engine_pools(num_prefill=2, num_decode=2) as (prefill, decode):
+        service = RouterService(model_dir, "tiny", prefill, decode, FAST)
+        await service.start()
+        try:
+            async with live_app(build_app(service)) as url:
+                report = await ChaosRunner(scenario, url=url, headers={}, tell=told.append).run()
+        finally:
+            await service.close()
+
+    assert report.problems == []
+    assert report.num_requests >= 16
+    assert report.counted["drain_moves"] > 0
+    assert told[1].strip().startswith("drain decode decode-")
+    assert report.lines()[-1] == "  all checks hold"
