@@ -135,6 +135,11 @@ RouterSection = section_of(
         "write_timeout_s": "How long a client may leave an event unread before its request is given up.",
         "max_write_delay_s": "With many streams, how long tokens may wait to be written together; 0: never.",
         "migration_limit": "How often a request may move to another decode worker.",
+        "prefill_lost_policy": "When a prefill worker is lost before it answered: another one (the decode worker where "
+        "none is left), the decode worker at once, or an error.",
+        "kv_lost_policy": "When a prompt's KV was lost before it was read: what is estimated to cost less waiting, "
+        "prefill again, compute on the decode worker, or an error.",
+        "decode_lost_policy": "When a decode worker is lost: another one goes on from the tokens sent, or an error.",
         "recovery_wait_s": "How long an accepted request waits for a worker to come back.",
         "growth_headroom_tokens": "Room beyond its prompt that a request must find on a decode worker.",
         "report_period_s": "How often idle workers report their load; twice that without news, and a worker gets "

@@ -23,3 +23,4 @@ class RouterCounters:
     num_prefill_retries: int = 0
     num_migrations: int = 0
     num_drain_moves: int = 0
+    num_local_prefills: int = 0

@@ -11,9 +11,11 @@ from router.counters import RouterCounters
 from router.errors import WorkerFailedError
 from router.generation import Generation
 from router.journey import Journey
+from router.kv_loss import KVLostError, recompute_limit
+from router.pool import ReplicaPool
 from router.replica import Reservation
 from router.settings import RouterSettings
-from router.worker_errors import DRAINING, is_lost, is_retryable, raise_for_error, refusal_error
+from router.worker_errors import DRAINING, KV_LOST, is_lost, is_retryable, raise_for_error, refusal_error
 from router.worker_link import WorkerLink
 from router.workers import WorkerRefusedError, WorkerUnavailableError
 
@@ -31,16 +33,23 @@ class DecodePhase:
         self,
         link: WorkerLink,
         *,
+        prefill_pool: ReplicaPool,
         settings: RouterSettings,
         counters: RouterCounters,
     ) -> None:
+        self._prefill_pool = prefill_pool
         self._link = link
         self._pool = link.pool
         self._settings = settings
         self._counters = counters
 
     async def run(
-        self, generation: Generation, kv_transfer: KVTransferParams | None, reservation: Reservation | None
+        self,
+        generation: Generation,
+        kv_transfer: KVTransferParams | None,
+        reservation: Reservation | None,
+        *,
+        kv_lost_policy: str = "recompute",
     ) -> bool:
         """Bring a request to its end.
 
@@ -49,11 +58,17 @@ class DecodePhase:
 
         Raises:
             RouterError: It could not be ended well anywhere.
+            KVLostError: Its KV could not be read, and ``kv_lost_policy`` does not want it computed here.
         """
-        journey = Journey(kv_transfer=kv_transfer, num_output_tokens=len(generation.output_token_ids))
+        journey = Journey(
+            kv_transfer=kv_transfer,
+            num_output_tokens=len(generation.output_token_ids),
+            kv_lost_policy=kv_lost_policy,
+        )
+        limit = self._settings.migration_limit if self._settings.decode_lost_policy == "retry" else 0
         is_well = False
         try:
-            while journey.num_losses <= self._settings.migration_limit and journey.num_moves <= MAX_MOVES:
+            while journey.num_losses <= limit and journey.num_moves <= MAX_MOVES:
                 generation.stage = journey.stage
                 if not journey.is_first or reservation is None or not self._pool.is_usable(reservation.replica):
                     reservation = await self._reserve(generation, journey.tried, is_retry=not journey.is_first)
@@ -75,7 +90,7 @@ class DecodePhase:
         journey.tried.add(replica_id)
         kv_transfer = journey.usable_kv(len(generation.output_token_ids))
         try:
-            final = await self._run_on(generation, reservation, kv_transfer)
+            final = await self._run_on(generation, reservation, kv_transfer, journey.kv_policy)
         except WorkerRefusedError as error:
             if not is_retryable(error):
                 raise refusal_error(error) from error
@@ -91,6 +106,8 @@ class DecodePhase:
                 self._counters.num_drain_moves += 1
                 journey.handed_over(replica_id, final, num_output_tokens=len(generation.output_token_ids))
                 return False
+            if final.error is not None and final.error.code == KV_LOST:
+                raise KVLostError(final.error.message)
             if not is_lost(final):
                 raise_for_error(final)
                 return True
@@ -113,7 +130,11 @@ class DecodePhase:
         return self._pool.reserve(replica, num_blocks=self._pool.blocks_for(num_tokens))
 
     async def _run_on(
-        self, generation: Generation, reservation: Reservation, kv_transfer: KVTransferParams | None
+        self,
+        generation: Generation,
+        reservation: Reservation,
+        kv_transfer: KVTransferParams | None,
+        kv_lost_policy: str,
     ) -> TokenDelta:
         """The last delta from one replica."""
 
@@ -124,6 +145,15 @@ class DecodePhase:
             is_good = reason is None or reason is FinishReason.STOP or reason is FinishReason.LENGTH
             generation.deliver(delta, reason if is_good else None)
 
+        limit = None
+        if kv_transfer is not None:
+            limit = recompute_limit(
+                kv_lost_policy,
+                prefill=self._prefill_pool,
+                decode=reservation.replica,
+                num_prompt_tokens=len(generation.request.prompt_token_ids),
+            )
+
         def make_request(client_id: str) -> GenerateRequest:
             return replace(
                 generation.request,
@@ -131,6 +161,7 @@ class DecodePhase:
                 hand_over=False,
                 kv_transfer=kv_transfer,
                 client_id=client_id,
+                max_recomputed_tokens=limit,
             )
 
         return await self._link.run(reservation, make_request, on_delta)

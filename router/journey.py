@@ -17,6 +17,7 @@ class Journey:
 
     kv_transfer: KVTransferParams | None
     num_output_tokens: int
+    kv_lost_policy: str = "recompute"
     lender: str | None = None
     tried: set[str] = field(default_factory=set)
     num_losses: int = 0
@@ -28,6 +29,11 @@ class Journey:
     def is_first(self) -> bool:
         """True until the first replica is left."""
         return not (self.num_losses or self.num_moves)
+
+    @property
+    def kv_policy(self) -> str:
+        """What to do if the KV is lost: of a request that was moved nobody else can make it."""
+        return self.kv_lost_policy if self.lender is None else "recompute"
 
     @property
     def stage(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
@@ -18,15 +18,31 @@ from router.decode_phase import DecodePhase
 from router.demand import Demand
 from router.errors import DeadlineExceededError, QueueFullError, RequestCancelledError, RouterError, WorkerFailedError
 from router.generation import Generation
+from router.kv_loss import KVLostError
 from router.mailbox import Mailbox
 from router.pacer import Pacer
 from router.replica import Replica, Reservation
 from router.settings import RouterSettings
-from router.worker_errors import DRAINING, is_lost, is_retryable, raise_for_error, refusal_error
+from router.worker_errors import DRAINING, KV_LOST, is_lost, is_retryable, raise_for_error, refusal_error
 from router.worker_link import WorkerLink
 from router.workers import WorkerError, WorkerRefusedError, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
+
+MAX_PREFILLS_AGAIN = 2
+"""How often a prompt whose KV was lost is computed on the prefill pool again; after that the decode replica does it."""
+
+
+@dataclass(slots=True)
+class Loss:
+    """Why the last attempt failed; ``failure`` is what the caller should see, where that is more than a loss."""
+
+    reason: str = ""
+    failure: RouterError | None = None
+
+
+class PrefillLostError(Exception):
+    """No prefill replica computes the prompt: the decode replica shall."""
 
 
 class Orchestrator:
@@ -47,7 +63,7 @@ class Orchestrator:
         self._settings = settings
         self._counters = counters
         self._admission = Admission(decode.pool, settings=settings)
-        self._decode_phase = DecodePhase(decode, settings=settings, counters=counters)
+        self._decode_phase = DecodePhase(decode, prefill_pool=prefill.pool, settings=settings, counters=counters)
         self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
         self._alive: set[asyncio.Task[None]] = set()
 
@@ -138,7 +154,13 @@ class Orchestrator:
             if reservation is not None and self._is_short(generation, reservation.replica):
                 await self._decode_phase.run(generation, None, reservation)
                 return
-            replica_id, delta = await self._prefill(generation, reservation)
+            try:
+                replica_id, delta = await self._prefill(generation, reservation)
+            except PrefillLostError as error:
+                logger.warning("decode computes the prompt: request_id=%s: %s", generation.request_id, error)
+                self._counters.num_local_prefills += 1
+                await self._decode_phase.run(generation, None, reservation)
+                return
             is_handed_over = delta.finish_reason is FinishReason.HANDED_OVER
             generation.deliver(delta, None if is_handed_over else delta.finish_reason)
             if is_handed_over:
@@ -166,39 +188,56 @@ class Orchestrator:
         return num_tokens - self._decode_pool.num_cached_tokens(replica, generation.demand) <= limit
 
     async def _prefill(self, generation: Generation, decode: Reservation | None) -> tuple[str, TokenDelta]:
-        """The first token, from whichever prefill replica manages it; ``decode`` is where its successors will be."""
+        """The first token, from whichever prefill replica manages it; ``decode`` is where its successors will be.
+
+        Raises:
+            RouterError: None of them did.
+            PrefillLostError: A decode replica should compute the prompt.
+        """
         generation.stage = "prefill"
+        policy = self._settings.prefill_lost_policy
+        num_attempts = self._settings.max_prefill_attempts if policy == "retry" else 1
         tried: set[str] = set()
-        reason = ""
-        failure: RouterError | None = None
-        for attempt in range(self._settings.max_prefill_attempts):
+        loss = Loss()
+        for attempt in range(num_attempts):
+            if policy != "fail" and not self._prefill_pool.has_any():
+                raise PrefillLostError(loss.reason or "no prefill replica takes requests")
             self._counters.num_prefill_retries += attempt > 0
             replica = await self._prefill_pool.choose_or_wait(generation.demand, tried, is_retry=attempt > 0)
             tried.add(replica.replica_id)
             if decode is not None:
                 self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
-            try:
-                delta = await self._prefill_on(generation, replica)
-            except WorkerRefusedError as error:
-                if not is_retryable(error):
-                    raise refusal_error(error) from error
-                reason = str(error)
-                failure = None if error.code == DRAINING else refusal_error(error)
-            except WorkerError as error:
-                reason = str(error)
-                self._prefill_pool.note_failure(replica.replica_id, reason)
-            else:
-                if not is_lost(delta):
-                    raise_for_error(delta)
-                    return replica.replica_id, delta
-                reason = f"{replica.replica_id} gave the request up"
-                self._prefill_pool.note_failure(replica.replica_id, reason)
-            logger.warning("prefill failed: request_id=%s: %s", generation.request_id, reason)
-        raise failure or WorkerFailedError(
-            f"prefill failed {self._settings.max_prefill_attempts} times, at last with: {reason}",
+            delta = await self._try_prefill(generation, replica, loss)
+            if delta is not None:
+                return replica.replica_id, delta
+            logger.warning("prefill failed: request_id=%s: %s", generation.request_id, loss.reason)
+        if policy == "recompute":
+            raise PrefillLostError(loss.reason)
+        raise loss.failure or WorkerFailedError(
+            f"prefill failed {times(num_attempts)}, at last with: {loss.reason}",
             code="prefill_failed",
             retry_after_s=self._settings.retry_after_s,
         )
+
+    async def _try_prefill(self, generation: Generation, replica: Replica, loss: Loss) -> TokenDelta | None:
+        """The first token from one replica; None when another one should be tried, and then ``loss`` says why."""
+        try:
+            delta = await self._prefill_on(generation, replica)
+        except WorkerRefusedError as error:
+            if not is_retryable(error):
+                raise refusal_error(error) from error
+            loss.reason = str(error)
+            loss.failure = None if error.code == DRAINING else refusal_error(error)
+            return None
+        except WorkerError as error:
+            loss.reason = str(error)
+        else:
+            if not is_lost(delta):
+                raise_for_error(delta)
+                return delta
+            loss.reason = f"{replica.replica_id} gave the request up"
+        self._prefill_pool.note_failure(replica.replica_id, loss.reason)
+        return None
 
     def _give_notice(self, generation: Generation, *, source: Replica, decode_replica_id: str) -> None:
         """Let decode read the prompt while it is computed, if that takes more than one step."""
@@ -232,9 +271,33 @@ class Orchestrator:
     async def _decode(
         self, generation: Generation, delta: TokenDelta, reservation: Reservation | None, *, prefill_replica_id: str
     ) -> None:
-        is_lease_certain_to_end = False
-        try:
-            is_lease_certain_to_end = await self._decode_phase.run(generation, delta.kv_transfer, reservation)
-        finally:
-            if not is_lease_certain_to_end:
-                self._prefill_link.aborts.abort(prefill_replica_id, generation.request_id)
+        num_again = 0
+        while True:
+            policy = self._settings.kv_lost_policy if num_again < MAX_PREFILLS_AGAIN else "recompute"
+            is_lease_certain_to_end = False
+            try:
+                is_lease_certain_to_end = await self._decode_phase.run(
+                    generation, delta.kv_transfer, reservation, kv_lost_policy=policy
+                )
+                return
+            except KVLostError as error:
+                # The reader released the lease, or it expires: an abort could overtake the prompt that is sent next.
+                is_lease_certain_to_end = True
+                logger.warning("KV lost: request_id=%s: %s", generation.request_id, error)
+                if policy == "fail":
+                    raise WorkerFailedError(str(error), code=KV_LOST, retry_after_s=1.0) from error
+            finally:
+                if not is_lease_certain_to_end:
+                    self._prefill_link.aborts.abort(prefill_replica_id, generation.request_id)
+            num_again += 1
+            self._counters.num_prefill_retries += 1
+            try:
+                # The same first token comes again; it was delivered already.
+                prefill_replica_id, delta = await self._prefill(generation, None)
+            except PrefillLostError:
+                delta = delta._replace(kv_transfer=None)
+
+
+def times(number: int) -> str:
+    """Once, or so many times."""
+    return "once" if number == 1 else f"{number} times"

@@ -187,12 +187,13 @@ class RouterService:
             raise UnknownModelError(model=model, served=self.model_name)
 
     def check_capacity(self) -> None:
-        """Refuse when a role has no healthy replica.
+        """Refuse when a role has no healthy replica; prompts can do without the prefill role unless configured not to.
 
         Raises:
             NoReplicaError: Nobody could serve a request now.
         """
-        for pool in (self.prefill_pool, self.decode_pool):
+        needs_prefill = self.settings.prefill_lost_policy == "fail"
+        for pool in (self.prefill_pool, self.decode_pool) if needs_prefill else (self.decode_pool,):
             if not pool.has_any():
                 raise NoReplicaError(role=pool.role, retry_after_s=self.settings.retry_after_s)
 

@@ -14,6 +14,10 @@ MetricsCompat = Literal["none", "vllm"]
 
 _AT_LEAST_ONE = ("max_body_bytes", "max_body_values", "max_num_requests", "max_num_choices", "max_prefill_attempts")
 
+LossPolicy = Literal["retry", "recompute", "fail"]
+KVLossPolicy = Literal["cheapest", "retry", "recompute", "fail"]
+DecodeLossPolicy = Literal["retry", "fail"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
@@ -29,6 +33,8 @@ class RouterSettings:
     answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
     which the router itself did not run does not count.
     ``max_write_delay_s`` bounds how long tokens wait to be written together (router/pacer.py); 0 writes each at once.
+    ``prefill_lost_policy``, ``kv_lost_policy`` and ``decode_lost_policy`` say what becomes of a request whose worker,
+    or whose KV, is gone: another worker, computing on the decode worker, whichever is estimated cheaper, or an error.
     ``admin_api`` lets the API give orders to workers.
     ``write_timeout_s`` is how long a client may leave an event unread before its request is given up.
     ``peer_period_s`` is how often routers ask each other for what they counted. ``metrics_compat`` adds metrics under
@@ -56,6 +62,9 @@ class RouterSettings:
     unresponsive_after_s: float = 5.0
     max_prefill_attempts: int = 3
     migration_limit: int = 3
+    prefill_lost_policy: LossPolicy = "retry"
+    kv_lost_policy: KVLossPolicy = "cheapest"
+    decode_lost_policy: DecodeLossPolicy = "retry"
     recovery_wait_s: float = 30.0
     growth_headroom_tokens: int = 64
     local_prefill_tokens: int = 0

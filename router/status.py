@@ -24,6 +24,7 @@ _ROUTER_TOTALS = {
     "prefill_retries": "num_prefill_retries",
     "migrations": "num_migrations",
     "drain_moves": "num_drain_moves",
+    "local_prefills": "num_local_prefills",
 }
 
 _TOTALS = {

@@ -6,6 +6,9 @@ from engine.messages import FinishReason, TokenDelta
 from router.errors import InvalidRequestError, QueueFullError, RouterError, WorkerFailedError
 from router.workers import WorkerRefusedError
 
+KV_LOST = "kv_lost"
+"""The code of a request that comes back because more of its KV was lost than its decode replica was to compute."""
+
 DRAINING = "draining"
 """The code of a refusal by a replica that takes no more requests, because it will go."""
 

@@ -14,6 +14,9 @@ from engine.core.request_book import RequestBook
 from engine.messages import FinishReason, RequestError
 from kv_transfer.connector import ConnectorEvents, LeaseEnded, LoadEnded
 
+KV_LOST = "kv_lost"
+"""The code of a request that goes back to its sender because too much of its KV was lost."""
+
 
 class RemoteEvents:
     """Applies connector events, each once; unknown, late and duplicate ones are counted and ignored."""
@@ -69,8 +72,11 @@ class RemoteEvents:
         request.state = RequestState.READY
         self._book.ready.push(request)
         self._counters.failed_blocks += len(ended.damaged_blocks)
+        reason = event.error or "no reason given"
         if ended.damaged_blocks and self._config.load_failure_policy == "fail":
-            self._fail(request, event.error or "no reason given", num_failed=len(ended.damaged_blocks))
+            self._fail(request, reason, num_failed=len(ended.damaged_blocks))
+        elif self._is_too_much(request, len(ended.damaged_blocks)):
+            self._fail(request, reason, num_failed=len(ended.damaged_blocks), code=KV_LOST)
         else:
             self._resume(request, ended.load, ended.damaged_blocks)
 
@@ -85,8 +91,16 @@ class RemoteEvents:
         if self._config.load_failure_policy == "fail":
             self._fail(load.request, "the load ran out of time", num_failed=num_blocks)
             return
+        if self._is_too_much(load.request, num_blocks):
+            self._fail(load.request, "the load ran out of time", num_failed=num_blocks, code=KV_LOST)
+            return
         self._counters.recomputed_tokens += load.num_tokens - load.first_block * self._kv_cache.block_size
         self._book.put_back(load.request)
+
+    def _is_too_much(self, request: Request, num_blocks: int) -> bool:
+        """True when whoever sent the request wants it back rather than computed here."""
+        limit = request.message.max_recomputed_tokens
+        return limit is not None and num_blocks * self._kv_cache.block_size > max(limit, 0) and num_blocks > 0
 
     def _resume(self, request: Request, load: Load, damaged_blocks: tuple[int, ...]) -> None:
         """Keep what is valid, publish it, and leave the rest to be computed (K3, K4)."""
@@ -106,7 +120,7 @@ class RemoteEvents:
         if self._kv_cache.enable_prefix_caching:
             self._outcome.publish_loaded(request)
 
-    def _fail(self, request: Request, reason: str, *, num_failed: int) -> None:
+    def _fail(self, request: Request, reason: str, *, num_failed: int, code: str = "kv_load_failed") -> None:
         message = f"{num_failed} KV blocks of the prompt could not be loaded: {reason}"
         self._book.finish(request)
-        self._book.report(request, FinishReason.ERROR, error=RequestError(code="kv_load_failed", message=message))
+        self._book.report(request, FinishReason.ERROR, error=RequestError(code=code, message=message))

@@ -16,6 +16,7 @@ class FakeReplica:
     ``is_dead`` makes every call fail; ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well,
     ``submit_gate`` cleared makes it accept nothing, ``step_gate`` cleared makes a decode replica report but not step;
     ``refuse_code`` makes it refuse requests.
+    ``lost_loads`` so many hand-overs cannot be read, where the request wants to be told of it.
     ``die_after_tokens`` kills a decode replica once it has produced so many tokens.
     """
 
@@ -28,6 +29,7 @@ class FakeReplica:
     error_code: str | None = None
     die_after_tokens: int | None = None
     num_cached_tokens: int = 0
+    lost_loads: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     status_gate: asyncio.Event = field(default_factory=asyncio.Event)
     answer_gate: asyncio.Event = field(default_factory=asyncio.Event)

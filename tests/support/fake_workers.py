@@ -324,6 +324,10 @@ class FakeDecodePool(_FakePool):
 
     def _advance(self, replica: FakeReplica, request: GenerateRequest) -> TokenDelta:
         key = (replica.replica_id, request.request_id)
+        if replica.lost_loads and request.max_recomputed_tokens == 0:
+            replica.lost_loads -= 1
+            lost = RequestError(code="kv_lost", message="lost by the test")
+            return TokenDelta(request_id=request.request_id, token_ids=(), finish_reason=FinishReason.ERROR, error=lost)
         if replica.error_code is not None:
             error = RequestError(code=replica.error_code, message="failed by the test")
             return TokenDelta(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.core.request import Request
 from engine.messages import FinishReason
-from tests.support.decode_world import add_handed_over, decode_world
+from tests.support.decode_world import add_handed_over, decode_world, first_token
 from tests.support.scheduler_requests import fresh_prompt, make_request
 from tests.support.scheduler_world import SchedulerWorld
 
@@ -186,3 +188,26 @@ def test_k6_policy_fail_does_not_mind_loads_that_succeed() -> None:
     world.run()
 
     world.check_output("a")
+
+
+@pytest.mark.parametrize(("limit", "is_given_back"), [(0, True), (3, True), (4, False), (None, False)])
+def test_request_goes_back_when_more_is_lost_than_its_sender_wants_computed(
+    limit: int | None, is_given_back: bool
+) -> None:
+    world = decode_world()
+    prompt = fresh_prompt(12)
+    offer = world.connector.offer(prompt)
+    request = make_request("a", prompt, output=first_token(prompt), kv_transfer=offer)
+    world.add(replace(request, max_recomputed_tokens=limit))
+    world.step()
+    world.end_load("a", [1])
+    if not is_given_back:
+        world.run()
+        world.check_output("a")
+        return
+
+    last = world.endings["a"].last
+    assert last is not None
+    assert last.error is not None
+    assert last.error.code == "kv_lost"
+    assert "the read failed" in last.error.message
