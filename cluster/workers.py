@@ -30,6 +30,7 @@ from kv_transfer.errors import HandshakeRefusedError, KVTransferError
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.nixl.net_devices import confine_ucx
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from prefill.server import PrefillServer
@@ -91,6 +92,9 @@ class Worker:
                 settings.transfer, identity=identity, rendezvous=rendezvous, layout=layout, region=region, wake=wake
             )
 
+        node_ip: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+        transport = confine_ucx(node_ip)
+        logger.info("KV travels over: %s", transport)
         built = build_engine(
             settings.engine, build_connector=connect, progress=weights_progress(settings.role, self._replica_id)
         )
@@ -98,9 +102,10 @@ class Worker:
             built.runner,
             role=settings.role,
             identity=identity,
-            node_ip=get_node_ip_address(),  # type: ignore[no-untyped-call]
+            node_ip=node_ip,
             model_name=settings.model_name,
             stream_chunk_tokens=settings.engine.scheduler.prefill_chunk_tokens if settings.transfer.streamed else 0,
+            transport=transport,
         )
         return built, info
 

@@ -64,6 +64,7 @@ def worker_info(
     node_ip: str,
     model_name: str,
     stream_chunk_tokens: int = 0,
+    transport: str = "",
 ) -> WorkerInfo:
     """The constants of a worker around ``runner`` in this process."""
     return WorkerInfo(
@@ -81,4 +82,5 @@ def worker_info(
         device=runner.region.memory.value,
         dtype=runner.layout.dtype,
         stream_chunk_tokens=stream_chunk_tokens,
+        transport=transport,
     )

@@ -241,6 +241,7 @@ class WorkerInfo:
     """What does not change during a worker's life.
 
     ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
+    ``transport``: over what its KV travels, for people to read.
     """
 
     role: str
@@ -257,3 +258,4 @@ class WorkerInfo:
     device: str
     dtype: str
     stream_chunk_tokens: int = 0
+    transport: str = ""

@@ -294,7 +294,7 @@ class Reader:
             self._counters.num_stalled_loads += 1
             self._on_stalled(load.order.request_id)
         if load.peer is not None:
-            self._lose_peer(load.peer, "a read hangs")
+            self._lose_peer(load.peer, "a read hangs; if this one's always do, are all ports between the hosts open?")
 
     def _may_retry(self, load: Load) -> bool:
         """After a broken connection a load is tried once more over a new one: the old may only have been idle."""

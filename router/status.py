@@ -139,6 +139,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "max_model_len": info.max_model_len if info else None,
         "device": info.device if info else None,
         "dtype": info.dtype if info else None,
+        "transport": info.transport if info else None,
         "counters": {name: _whole(value) for name, value in sorted(load.counters.items())},
     }
 

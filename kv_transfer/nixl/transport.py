@@ -9,7 +9,6 @@ listening thread of NIXL is off: peers meet by ``Hello``.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from kv_transfer.errors import KVTransferError
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.nixl.agent import NIXL_ERRORS, NixlAgent, Prepared, Transfer
+from kv_transfer.nixl.net_devices import ucx_environment
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.transport import Read, ReadState, TransportError
 
@@ -94,9 +94,9 @@ class NixlTransport:
         self._has_receive_failed = False
         self._metadata = agent.metadata
         logger.info(
-            "NIXL agent ready: name=%s backend=UCX UCX_TLS=%s memory=%s region_bytes=%d",
+            "NIXL agent ready: name=%s backend=UCX %s memory=%s region_bytes=%d",
             name,
-            os.environ.get("UCX_TLS", "(UCX chooses)"),
+            ucx_environment(),
             region.memory.value,
             region.total_bytes,
         )
@@ -125,7 +125,12 @@ class NixlTransport:
                 memory=MemoryKind(hello.memory),
             )
         except NIXL_ERRORS as error:
-            raise TransportError(peer=engine_id, reason=f"its NIXL metadata cannot be used: {error!r}") from error
+            raise TransportError(
+                peer=engine_id,
+                reason=f"its NIXL metadata cannot be used ({error!r}): either UCX reaches no network device of the "
+                f"peer from here, where it uses {ucx_environment()} (/status says what the peer uses), or their NIXL "
+                "versions differ",
+            ) from error
         return name
 
     def remove_peer(self, peer: str) -> None:
