@@ -55,12 +55,13 @@ def _application(kind: str, config: BatonConfig) -> object:
 
     from benchmarks.token_workers import PlainGenerator, PlainOneHop, PlainTwoHops, TokenWorker
     from cluster.app import build_graph
-    from cluster.placement import Machine
+    from cluster.placement import place, this_machine
     from cluster.served_model import served_model
 
     if kind == "baton":
-        machine = Machine(num_cores=2, num_gpus=0)
-        return build_graph(config, served_model(config), machine, workers=(TokenWorker, TokenWorker))
+        return build_graph(
+            config, served_model(config), place(config, [this_machine(config)]), workers=(TokenWorker, TokenWorker)
+        )
     options = {"max_ongoing_requests": 10_000, "ray_actor_options": {"num_cpus": 0.1}}
     if kind == "one_hop":
         return serve.deployment(**options)(PlainOneHop).bind()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ray import serve
 
 from cluster.addressed_router import AddressedRouter
 from cluster.config import BatonConfig, PoolName
-from cluster.health import HealthSection
 from cluster.ingress import IngressSettings, RouterIngress
 from cluster.ingress_router import IngressRouter
 from cluster.names import DECODE, PREFILL, ROUTER
-from cluster.placement import SMALL_CPU_SHARE, Machine, share_out
+from cluster.placement import SMALL_CPU_SHARE, Placement, pool_section
 from cluster.served_model import ServedModel
+from cluster.version import deployment_version
 from cluster.workers import DecodeWorker, PrefillWorker, WorkerSettings
 
 UNLIMITED_CALLS = 1_000_000
@@ -24,25 +25,30 @@ SHUTDOWN_MARGIN_S = 5.0
 
 SHUTDOWN_POLL_S = 0.2
 MAX_START_ATTEMPTS = 3
+FULL_SURGE_PERCENT = 100
 
 
 def build_graph(
     config: BatonConfig,
     model: ServedModel,
-    machine: Machine,
+    placement: Placement,
     *,
     workers: tuple[type[Any], type[Any]] = (PrefillWorker, DecodeWorker),
 ) -> serve.Application:
     """Bind the three deployments; other ``workers`` are for measuring the router alone.
 
-    Raises:
-        ConfigError: The machine does not have what the configuration asks for.
+    What is deployed again unchanged goes on as it is: a deployment's version is a digest of its settings and of our
+    code. What changed is replaced one by one, the new replica first where the cluster has room for it.
     """
-    prefill = _worker_deployment(workers[0], PREFILL, config.prefill_replicas, config.health)
-    decode = _worker_deployment(workers[1], DECODE, config.decode_replicas, config.health)
+    settings = IngressSettings(
+        model_dir=model.path,
+        model_name=model.name,
+        router=config.router_settings(),
+        security=config.security_settings().loaded(),
+    )
     ingress = serve.deployment(
         name=ROUTER,
-        num_replicas=config.router_replicas,
+        num_replicas=placement.num_routers,
         max_ongoing_requests=UNLIMITED_CALLS,
         graceful_shutdown_timeout_s=config.health.drain_timeout_s,
         graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
@@ -51,37 +57,21 @@ def build_graph(
         ray_actor_options={"num_cpus": SMALL_CPU_SHARE},
         request_router_config={"request_router_class": IngressRouter},
         max_constructor_retry_count=MAX_START_ATTEMPTS,
+        max_surge_percent=FULL_SURGE_PERCENT,
     )(RouterIngress)
-    return ingress.bind(
-        _bind_worker(prefill, "prefill", config, model, machine),
-        _bind_worker(decode, "decode", config, model, machine),
-        IngressSettings(
-            model_dir=model.path,
-            model_name=model.name,
-            router=config.router_settings(),
-            security=config.security_settings().loaded(),
-        ),
+    if config.router_per_node:
+        ingress = ingress.options(max_replicas_per_node=1, max_surge_percent=0)
+    return _versioned(ingress, settings).bind(
+        _bind_worker(workers[0], "prefill", config, model, placement),
+        _bind_worker(workers[1], "decode", config, model, placement),
+        settings,
     )
 
 
-def _worker_deployment(worker: type[Any], name: str, num_replicas: int, health: HealthSection) -> serve.Deployment:
-    return serve.deployment(
-        name=name,
-        num_replicas=num_replicas,
-        max_ongoing_requests=UNLIMITED_CALLS,
-        graceful_shutdown_timeout_s=health.drain_timeout_s + SHUTDOWN_MARGIN_S,
-        graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
-        health_check_period_s=health.check_period_s,
-        health_check_timeout_s=health.check_timeout_s,
-        request_router_config={"request_router_class": AddressedRouter},
-        max_constructor_retry_count=MAX_START_ATTEMPTS,
-    )(worker)
-
-
 def _bind_worker(
-    deployment: serve.Deployment, pool: PoolName, config: BatonConfig, model: ServedModel, machine: Machine
+    worker: type[Any], pool: PoolName, config: BatonConfig, model: ServedModel, placement: Placement
 ) -> serve.Application:
-    share = share_out(config, pool, machine)
+    share = placement.shares[pool]
     settings = WorkerSettings(
         role=pool,
         engine=share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads)),
@@ -91,5 +81,30 @@ def _bind_worker(
         step_timeout_s=config.health.step_timeout_s,
         drain_timeout_s=config.health.drain_timeout_s,
     )
-    actor_options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus}
-    return deployment.options(ray_actor_options=actor_options).bind(settings)
+    # Threads follow from what else runs on a machine: no reason to replace a worker that runs.
+    threadless = dataclasses.replace(settings.engine.model, num_threads=pool_section(config, pool).num_threads)
+    stable = dataclasses.replace(settings, engine=dataclasses.replace(settings.engine, model=threadless))
+    num_replicas = config.prefill_replicas if pool == "prefill" else config.decode_replicas
+    deployment = serve.deployment(
+        name=PREFILL if pool == "prefill" else DECODE,
+        num_replicas=num_replicas,
+        max_ongoing_requests=UNLIMITED_CALLS,
+        graceful_shutdown_timeout_s=config.health.drain_timeout_s + SHUTDOWN_MARGIN_S,
+        graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
+        health_check_period_s=config.health.check_period_s,
+        health_check_timeout_s=config.health.check_timeout_s,
+        request_router_config={"request_router_class": AddressedRouter},
+        ray_actor_options={"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "resources": dict(share.resources)},
+        max_constructor_retry_count=MAX_START_ATTEMPTS,
+        max_surge_percent=_one_of(num_replicas) if placement.room[pool] else 0,
+    )(worker)
+    return _versioned(deployment, stable).bind(settings)
+
+
+def _versioned(deployment: serve.Deployment, settings: object) -> serve.Deployment:
+    return deployment.options(version=deployment_version(settings), _internal=True)
+
+
+def _one_of(num_replicas: int) -> int:
+    """One replica more, as a percentage."""
+    return -(-100 // num_replicas)

@@ -127,6 +127,78 @@ def run_serve(config: BatonConfig) -> int:
 
 
 @app.command()
+def deploy(
+    config: Annotated[Path, typer.Option(help="YAML file that describes the cluster.")],
+    address: Annotated[
+        str | None, typer.Option(help="Ray to deploy to: HOST:PORT or auto.  [default: auto, the Ray of this machine]")
+    ] = None,
+) -> None:
+    """Start or update a cluster on a running Ray, wait until it serves, and return."""
+    stop_on_signals()
+    raise typer.Exit(run_deploy(load_config(config, {"address": address})))
+
+
+def run_deploy(config: BatonConfig) -> int:
+    """Check everything that can be checked, then deploy; returns the exit code."""
+    from cluster.preflight import preflight
+    from cluster.serve_env import prepare_environment
+
+    config = config.model_copy(update={"address": config.address or "auto"})
+    model = preflight(config)
+    prepare_environment(config, None)
+    with holding_signals():
+        from cluster.deploy_command import deploy as deploy_cluster
+        from cluster.deployment import RefusedStartError, StartError
+        from cluster.ray_home import RayUnavailableError
+    try:
+        deploy_cluster(config, model, config.address or "auto", Console(stderr=True))
+    except (RefusedStartError, RayUnavailableError) as error:
+        return fail(str(error), EXIT_BAD_INPUT)
+    except StartError as error:
+        return fail(str(error), EXIT_FAILURE)
+    return 0
+
+
+@app.command()
+def shutdown(
+    address: Annotated[str, typer.Option(help="Ray that the cluster runs on: HOST:PORT or auto.")] = "auto",
+) -> None:
+    """End what `baton deploy` started; Ray goes on."""
+    from cluster.preflight import check_ray_address
+    from cluster.serve_env import prepare_environment
+
+    stop_on_signals()
+    check_ray_address(address)
+    prepare_environment(BatonConfig(address=address), None)
+    with holding_signals():
+        from cluster.deploy_command import shutdown as shut_down
+        from cluster.ray_home import RayUnavailableError
+    try:
+        shut_down(address, Console(stderr=True))
+    except RayUnavailableError as error:
+        raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
+
+
+@app.command()
+def plan(
+    config: Annotated[Path | None, typer.Option(help="YAML file that describes the cluster.")] = None,
+    nodes: Annotated[Path | None, typer.Option(help="YAML file that lists machines; this machine if missing.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Hugging Face directory; that of the file if missing.")] = None,
+) -> None:
+    """Print what would be placed where, with the arithmetic of its memory; start nothing."""
+    from cluster.plan_command import plan as print_plan
+    from cluster.preflight import check_checkpoint, check_model_len
+    from cluster.served_model import served_model
+
+    settings = load_config(config, {"model": model})
+    served = served_model(settings)
+    check_checkpoint(served.path)
+    check_model_len(settings.max_model_len, served.path)
+    if not print_plan(settings, served, nodes, Console()):
+        raise typer.Exit(fail("the configuration does not fit these machines", EXIT_BAD_INPUT))
+
+
+@app.command()
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
     model: Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")] = None,

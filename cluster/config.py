@@ -191,6 +191,11 @@ class PoolSection(Section):
     num_gpus: float | None = Field(
         default=None, ge=0, description="GPUs that Ray reserves for one worker; null takes what the device asks for."
     )
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="Custom Ray resources that one worker takes: `{baton_prefill: 0.001}` keeps a pool on the machines "
+        "whose Ray was started with `baton_prefill`.",
+    )
     cache: CacheSection = Field(default_factory=CacheSection, description="Overrides `cache` for this pool.")  # type: ignore[valid-type]
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
         default_factory=SchedulerSection, description="Overrides `scheduler` for this pool."
@@ -218,6 +223,9 @@ class BatonConfig(Section):
     prefill_replicas: int = Field(default=1, ge=1, description="Workers that compute prompts.")
     decode_replicas: int = Field(default=1, ge=1, description="Workers that generate.")
     router_replicas: int = Field(default=1, ge=1, description="Processes that speak HTTP.")
+    router_per_node: bool = Field(
+        default=False, description="One router on each machine of the cluster, whatever `router_replicas` says."
+    )
     address: str | None = Field(
         default=None, description="Ray cluster to deploy to; null starts a private Ray on this machine."
     )
@@ -230,6 +238,11 @@ class BatonConfig(Section):
         "that are open on all interfaces.",
     )
     startup_timeout_s: float = Field(default=600.0, gt=0, description="How long all workers may take to be ready.")
+    drain_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="How long a router that `baton deploy` replaces may take to finish the answers it has begun.",
+    )
     cache: CacheSection = Field(default_factory=CacheSection, description="The KV cache of every worker.")  # type: ignore[valid-type]
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
         default_factory=SchedulerSection, description="The scheduler of every worker."

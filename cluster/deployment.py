@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import ray
 from ray import serve
-from ray.serve.schema import ApplicationStatus
+from ray.serve._private.common import DeploymentStatus
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatusOverview,
+)
 
-from cluster.app import build_graph
+from cluster.app import ROUTER_SHUTDOWN_S, build_graph
 from cluster.config import BatonConfig
+from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
-from cluster.placement import Machine, usable_cores
+from cluster.placement import Placement, place, usable_cores
+from cluster.ray_home import list_nodes
 from cluster.served_model import ServedModel
 from cluster.start_report import StartReport, clear_start_reports, read_start_reports
 
@@ -47,14 +54,25 @@ class Deployment:
             http_options={"host": self.config.host, "port": self.config.port},
         )
 
-    def start_replicas(self, progress: Progress) -> None:
+    def place(self) -> Placement:
+        """Where everything will go on the machines that Ray has now.
+
+        Raises:
+            ConfigError: The machines do not have what the configuration asks for.
+        """
+        nodes = nodes_of_ray(list_nodes())
+        if self.config.address is None:  # a private Ray claims more CPUs than are really there
+            nodes = [dataclasses.replace(node, num_cores=usable_cores()) for node in nodes]
+        return place(self.config, nodes)
+
+    def start_replicas(self, progress: Progress, *, router_shutdown_s: float = ROUTER_SHUTDOWN_S) -> None:
         """Deploy, and wait until every replica is ready.
 
         Raises:
             StartError: A replica cannot start, or not all of them started in time.
         """
         clear_start_reports()
-        graph = build_graph(self.config, self.model, self._machine())
+        graph = build_graph(self.config, self.model, self.place(), router_shutdown_s=router_shutdown_s)
         serve._run(graph, _blocking=False, name=APP_NAME, route_prefix="/")
         self._wait(progress)
 
@@ -69,34 +87,38 @@ class Deployment:
             status = application.status if application is not None else ApplicationStatus.NOT_STARTED
             progress(reports, str(status.value))
             if application is not None and status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
-                raise StartError(_reason(application))
+                raise StartError(explain(application, reports))
             if status == ApplicationStatus.RUNNING:
                 return
             if time.monotonic() > deadline_s:
                 raise StartError(
-                    f"not all workers were ready within {self.config.startup_timeout_s:g} s: {_reason(application)}"
+                    f"not all workers were ready within {self.config.startup_timeout_s:g} s: "
+                    f"{explain(application, reports)}"
                 )
             time.sleep(POLL_PERIOD_S)
-
-    def _machine(self) -> Machine:
-        """What Ray has; of a private Ray's CPUs only those that are really there."""
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        is_private = self.config.address is None
-        return Machine(
-            num_cores=usable_cores() if is_private else int(resources.get("CPU", 1.0)),
-            num_gpus=resources.get("GPU", 0.0),
-        )
 
     def remove(self) -> None:
         """Take the cluster off a Ray that goes on."""
         serve.delete(APP_NAME)
 
 
-def _reason(application: object) -> str:
-    """The last line of what Serve says about the first deployment that is not healthy."""
-    deployments = getattr(application, "deployments", {})
-    for name, deployment in deployments.items():
-        lines = [line.strip() for line in deployment.message.splitlines() if line.strip()]
-        if lines and deployment.status.value != "HEALTHY":
-            return f"{name}: {lines[-1]}"
-    return getattr(application, "message", "") or "Serve does not know the application"
+def explain(application: ApplicationStatusOverview | None, reports: Sequence[StartReport]) -> str:
+    """What is missing, deployment by deployment: how many replicas run, what each other one said last, and what Serve
+    says of them."""
+    if application is None:
+        return "Serve does not know the application"
+    lacking = [
+        _explain_deployment(name, status, [report for report in reports if report.role == name])
+        for name, status in application.deployments.items()
+        if status.status != DeploymentStatus.HEALTHY
+    ]
+    return "; ".join(lacking) or application.message
+
+
+def _explain_deployment(name: str, status: DeploymentStatusOverview, reports: Sequence[StartReport]) -> str:
+    counts = {str(state.value): count for state, count in status.replica_states.items() if count}
+    states = ", ".join(f"{count} {state.lower().replace('_', ' ')}" for state, count in counts.items())
+    parts = [f"{name}: {states or 'no replicas'}"]
+    parts.extend(f"{report.replica_id} is at '{report.stage}'" for report in reports if report.stage != "ready")
+    lines = [line.strip() for line in status.message.splitlines() if line.strip()]
+    return ", ".join([*parts, *lines[-1:]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from ray.serve.context import _get_global_client
 
 from cluster.config import BatonConfig
 from cluster.names import APP_NAME, NAMESPACE
-from cluster.placement import logical_cpus, usable_cores
+from cluster.placement import logical_cpus, usable_cores, wanted_resources
 from cluster.serve_env import ray_token_file
 
 TERMINATE_TIMEOUT_S = 5.0
@@ -52,9 +53,10 @@ class PrivateRay:
     ``cluster.serve_env`` must have been applied before Ray was imported: its processes inherit the environment.
     """
 
-    def __init__(self, *, folder: Path, num_cpus: int, object_store_bytes: int) -> None:
+    def __init__(self, *, folder: Path, num_cpus: int, object_store_bytes: int, resources: Mapping[str, float]) -> None:
         self._folder = folder
         self._num_cpus = num_cpus
+        self._resources = dict(resources)
         self._object_store_bytes = object_store_bytes
 
     @property
@@ -67,6 +69,7 @@ class PrivateRay:
         ray.init(
             address="local",
             num_cpus=self._num_cpus,
+            resources=self._resources,
             object_store_memory=self._object_store_bytes,
             include_dashboard=False,
             log_to_driver=False,
@@ -118,24 +121,15 @@ class SharedRay:
         Raises:
             RayUnavailableError: There is no Ray at the address, a cluster runs on it, or its Serve listens elsewhere.
         """
-        try:
-            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
-        except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-            raise RayUnavailableError(
-                f"cannot use the Ray at {self._address}: {error} {authentication_hint()}"
-            ) from error
+        connect(self._address)
         client: Any = _get_global_client(raise_if_no_controller_running=False)
         if client is not None and APP_NAME in serve.status().applications:
             raise RayUnavailableError(
                 f"the Ray at {self._address} already runs a Baton cluster, which answers on "
                 f"{client.http_config.host}:{client.http_config.port}: stop the `baton serve` that started it first "
-                "(`serve shutdown` if it is gone), or name another Ray with --address"
+                "(`baton shutdown` if it is gone), or name another Ray with --address"
             )
-        if client is not None and (client.http_config.host, client.http_config.port) != (self._host, self._port):
-            raise RayUnavailableError(
-                f"Serve already runs on the Ray at {self._address}, and listens on "
-                f"{client.http_config.host}:{client.http_config.port}: set host and port to these"
-            )
+        check_http(address=self._address, host=self._host, port=self._port)
         self._is_serve_ours = client is None
         self._is_app_ours = True
 
@@ -158,6 +152,38 @@ class SharedRay:
         """Leave Ray's logs where they are."""
 
 
+def connect(address: str) -> None:
+    """Become a driver of the Ray at ``address``.
+
+    Raises:
+        RayUnavailableError: There is none, or it does not let us in.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
+    except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+        raise RayUnavailableError(f"cannot use the Ray at {address}: {error} {authentication_hint()}") from error
+
+
+def list_nodes() -> list[Mapping[str, Any]]:
+    """What Ray says of every machine, living or not; for ``cluster.inventory``."""
+    nodes: list[Mapping[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+def check_http(*, address: str, host: str, port: int) -> None:
+    """Compare with where Serve listens, if it runs already: it cannot move.
+
+    Raises:
+        RayUnavailableError: It listens elsewhere.
+    """
+    client: Any = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None and (client.http_config.host, client.http_config.port) != (host, port):
+        raise RayUnavailableError(
+            f"Serve already runs on the Ray at {address}, and listens on "
+            f"{client.http_config.host}:{client.http_config.port}: set host and port to these"
+        )
+
+
 def authentication_hint() -> str:
     """What to look at when a Ray that listens does not let us in."""
     mode = os.environ.get("RAY_AUTH_MODE", "unset")
@@ -176,4 +202,5 @@ def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
         folder=folder,
         num_cpus=logical_cpus(config, num_cores=usable_cores()),
         object_store_bytes=config.object_store_bytes,
+        resources=wanted_resources(config),
     )

@@ -8,19 +8,17 @@ from __future__ import annotations
 import json
 import time
 
-import httpx
 from rich.console import Console
 
 from cluster.config import LOOPBACK_HOSTS, BatonConfig
 from cluster.deployment import Deployment, RefusedStartError, StartError
 from cluster.ray_home import RayHome, RayUnavailableError
+from cluster.readiness import wait_until_ready
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, ignoring_signals, stop_on_signals
 from cluster.start_display import StartDisplay
 
 WATCH_PERIOD_S = 1.0
-READY_TIMEOUT_S = 60.0
-READY_POLL_S = 0.1
 
 
 def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Console) -> int:
@@ -65,28 +63,7 @@ def _start(deployment: Deployment, home: RayHome, display: StartDisplay) -> None
     deployment.start_http()
     deployment.start_replicas(display.workers)
     display.stage("waiting until the router sees the workers")
-    _wait_until_ready(base_url(deployment.config))
-
-
-def _wait_until_ready(url: str) -> None:
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
-    with httpx.Client(timeout=5.0, trust_env=False) as client:
-        while True:
-            answer = _ask(client, f"{url}/ready")
-            if answer == "":
-                return
-            if time.monotonic() > deadline_s:
-                raise StartError(f"the router was not ready within {READY_TIMEOUT_S:g} s: {answer}")
-            time.sleep(READY_POLL_S)
-
-
-def _ask(client: httpx.Client, url: str) -> str:
-    """Why the URL does not answer well; empty if it does."""
-    try:
-        response = client.get(url)
-    except httpx.HTTPError as error:
-        return f"{type(error).__name__}: {error}"
-    return "" if response.status_code == httpx.codes.OK else f"HTTP {response.status_code}: {response.text[:200]}"
+    wait_until_ready(base_url(deployment.config))
 
 
 def base_url(config: BatonConfig) -> str:

@@ -6,11 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import BatonConfig
-from cluster.placement import Machine, logical_cpus, share_out
+from cluster.config import BatonConfig, PoolName
+from cluster.inventory import Node
+from cluster.placement import WorkerShare, logical_cpus, place, wanted_resources
 from engine.errors import ConfigError
 
-LAPTOP = Machine(num_cores=2, num_gpus=0)
+
+def machine(*, num_cores: int, num_gpus: float = 0, address: str = "a", **resources: float) -> Node:
+    return Node(
+        address=address,
+        num_cores=num_cores,
+        num_cpus=float(num_cores),
+        num_gpus=num_gpus,
+        memory_bytes=1 << 34,
+        resources=resources,
+    )
+
+
+LAPTOP = machine(num_cores=2)
+
+
+def share_out(config: BatonConfig, pool: PoolName, node: Node) -> WorkerShare:
+    return place(config, [node]).shares[pool]
 
 
 @pytest.mark.parametrize(("replicas", "num_threads"), [((1, 1), 1), ((2, 2), 1)])
@@ -23,7 +40,7 @@ def test_laptop_gives_every_worker_at_least_one_thread(replicas: tuple[int, int]
 def test_cores_are_shared_evenly() -> None:
     config = BatonConfig(prefill_replicas=1, decode_replicas=3)
 
-    assert share_out(config, "decode", Machine(num_cores=16, num_gpus=0)).num_threads == 4
+    assert share_out(config, "decode", machine(num_cores=16, num_gpus=0)).num_threads == 4
 
 
 @pytest.mark.parametrize("replicas", [(1, 1, 1), (2, 2, 1), (4, 8, 2)])
@@ -49,14 +66,14 @@ def test_auto_device_takes_no_gpu_where_there_is_none() -> None:
 
 
 def test_each_worker_gets_its_own_gpu_where_there_are_enough() -> None:
-    share = share_out(BatonConfig(), "decode", Machine(num_cores=64, num_gpus=8))
+    share = share_out(BatonConfig(), "decode", machine(num_cores=64, num_gpus=8))
 
     assert (share.num_gpus, share.gpu_share) == (1.0, 1.0)
 
 
 def test_workers_share_one_gpu_and_its_memory() -> None:
     config = BatonConfig()
-    share = share_out(config, "decode", Machine(num_cores=16, num_gpus=1))
+    share = share_out(config, "decode", machine(num_cores=16, num_gpus=1))
 
     engine = share.apply(config.engine_config("decode", model=Path("/m"), num_threads=1))
 
@@ -67,7 +84,7 @@ def test_workers_share_one_gpu_and_its_memory() -> None:
 def test_three_workers_never_book_more_than_the_gpu() -> None:
     config = BatonConfig(decode_replicas=2)
 
-    assert 3 * share_out(config, "prefill", Machine(num_cores=16, num_gpus=1)).num_gpus <= 1
+    assert 3 * share_out(config, "prefill", machine(num_cores=16, num_gpus=1)).num_gpus <= 1
 
 
 def test_cuda_without_a_gpu_is_refused() -> None:
@@ -76,4 +93,69 @@ def test_cuda_without_a_gpu_is_refused() -> None:
 
 
 def test_cpu_is_cpu_beside_gpus() -> None:
-    assert share_out(BatonConfig(device="cpu"), "prefill", Machine(num_cores=16, num_gpus=8)).num_gpus == 0
+    assert share_out(BatonConfig(device="cpu"), "prefill", machine(num_cores=16, num_gpus=8)).num_gpus == 0
+
+
+PREFILL_AND_DECODE = {
+    "prefill": {"resources": {"baton_prefill": 0.001}},
+    "decode": {"resources": {"baton_decode": 0.001}},
+}
+
+
+def gpu_cluster() -> list[Node]:
+    prefill = [machine(num_cores=32, num_gpus=1, address=f"p{n}", baton_prefill=1) for n in (1, 2)]
+    return [*prefill, *(machine(num_cores=32, num_gpus=1, address=f"d{n}", baton_decode=1) for n in (1, 2))]
+
+
+def homes(config: BatonConfig, nodes: list[Node], deployment: str) -> list[str | None]:
+    placed = place(config, nodes).placed
+    return [item.node.address if item.node else None for item in placed if item.deployment == deployment]
+
+
+def test_pools_land_on_the_machines_that_offer_their_resource_one_gpu_each() -> None:
+    config = BatonConfig.model_validate({"prefill_replicas": 2, "decode_replicas": 2, **PREFILL_AND_DECODE})
+
+    assert homes(config, gpu_cluster(), "prefill") == ["p1", "p2"]
+    assert homes(config, gpu_cluster(), "decode") == ["d1", "d2"]
+    assert place(config, gpu_cluster()).shares["decode"].num_gpus == 1
+
+
+def test_a_worker_too_many_has_no_home() -> None:
+    config = BatonConfig.model_validate({"prefill_replicas": 2, "decode_replicas": 3, **PREFILL_AND_DECODE})
+
+    homeless = place(config, gpu_cluster()).homeless()
+
+    assert [(item.deployment, item.number) for item in homeless] == [("decode", 3)]
+
+
+def test_workers_without_gpus_are_spread() -> None:
+    config = BatonConfig(prefill_replicas=2, decode_replicas=4)
+    nodes = [machine(num_cores=8, address=name) for name in ("a", "b", "c")]
+
+    assert set(homes(config, nodes, "decode")) == {"a", "b", "c"}
+    assert len(set(homes(config, nodes, "prefill"))) == 2
+
+
+def test_one_router_per_node_leaves_out_a_head_without_cpus() -> None:
+    nodes = [machine(num_cores=0, address="head"), *(machine(num_cores=8, address=name) for name in ("a", "b"))]
+
+    assert homes(BatonConfig(router_per_node=True), nodes, "router") == ["a", "b"]
+
+
+def test_cores_are_those_of_the_worker_s_own_machine() -> None:
+    nodes = [machine(num_cores=16, address="p", baton_prefill=1), machine(num_cores=4, address="d", baton_decode=1)]
+    shares = place(BatonConfig.model_validate({"decode_replicas": 2, **PREFILL_AND_DECODE}), nodes).shares
+
+    assert (shares["prefill"].num_threads, shares["decode"].num_threads) == (16, 2)
+
+
+def test_room_for_one_more_is_known() -> None:
+    config = BatonConfig.model_validate({"prefill_replicas": 1, "decode_replicas": 2, **PREFILL_AND_DECODE})
+
+    assert place(config, gpu_cluster()).room == {"prefill": True, "decode": False, "router": True}
+
+
+def test_private_ray_offers_the_resources_that_a_configuration_takes() -> None:
+    config = BatonConfig.model_validate({"decode_replicas": 3, **PREFILL_AND_DECODE})
+
+    assert wanted_resources(config) == {"baton_prefill": 1.0, "baton_decode": 1.0}

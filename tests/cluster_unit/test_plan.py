@@ -1,0 +1,142 @@
+"""The plan: what fits, what does not and why, and the arithmetic of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import BatonConfig
+from cluster.config_file import ConfigFileError
+from cluster.inventory import Node, load_nodes, nodes_of_ray
+from cluster.plan import Plan, make_plan
+from cluster.served_model import ServedModel
+from cluster.sizing import GPU_CONTEXT_BYTES, ModelSize
+from tests.support.served_checkpoint import make_served_checkpoint
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    path = tmp_path_factory.mktemp("plan") / "model"
+    return ServedModel(path=make_served_checkpoint(path), name="tiny")
+
+
+def gpu_node(address: str, **resources: float) -> Node:
+    return Node(
+        address=address,
+        num_cores=16,
+        num_cpus=16.0,
+        memory_bytes=64 * GIB,
+        num_gpus=1.0,
+        gpu_memory_bytes=24 * GIB,
+        resources=resources,
+    )
+
+
+def plan_of(model: ServedModel, nodes: list[Node], **config: Any) -> Plan:
+    return make_plan(BatonConfig.model_validate(config), model, nodes)
+
+
+def test_parameters_are_those_that_torch_counts(model: ServedModel) -> None:
+    from tests.support.checkpoints import load_oracle
+
+    oracle = load_oracle(model.path)
+
+    assert ModelSize.of(model.path).num_parameters == sum(item.numel() for item in oracle.parameters())
+
+
+def test_gpu_memory_less_weights_and_context_is_kv_cache(model: ServedModel) -> None:
+    made = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cuda", dtype="bfloat16", max_model_len=1024)
+    size = made.sizes["decode"]
+
+    assert not made.problems
+    assert size.dtype == "bfloat16"
+    assert size.weight_bytes == 2 * made.model.num_parameters
+    assert size.budget is not None
+    room = int(24 * GIB * 0.9) - size.weight_bytes - GPU_CONTEXT_BYTES - size.budget.num_bytes
+    assert 0 < room < GIB, "what is left is a step's activations"
+    assert size.num_blocks == min(
+        size.budget.num_bytes // size.demand.layout.block_bytes, size.demand.max_useful_blocks
+    )
+
+
+def test_unknown_gpu_memory_leaves_the_cache_open(model: ServedModel) -> None:
+    nodes = [Node(address=name, num_cores=8, num_cpus=8, memory_bytes=GIB, num_gpus=1) for name in ("a", "b")]
+
+    made = plan_of(model, nodes, device="cuda", dtype="bfloat16")
+
+    assert made.sizes["decode"].num_blocks is None
+    assert not made.problems
+
+
+def test_a_cache_too_small_for_one_request_is_a_problem_with_the_arithmetic(model: ServedModel) -> None:
+    made = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cpu", cache={"num_blocks": 4})
+
+    assert [problem.partition(":")[0] for problem in made.problems] == ["prefill", "decode"]
+    assert "num_blocks = 4" in made.problems[0]
+
+
+def test_two_workers_on_one_host_share_its_memory(model: ServedModel) -> None:
+    alone = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cpu", max_model_len=1024)
+    config = {"device": "cpu", "max_model_len": 1024, "decode_replicas": 3}
+    small = Node(address="a", num_cores=2, num_cpus=2, memory_bytes=2 * GIB)
+
+    shared = plan_of(model, [small], **config)
+
+    assert alone.sizes["decode"].num_blocks is not None
+    assert shared.sizes["decode"].budget is not None
+    assert shared.sizes["decode"].budget.num_bytes <= int(0.5 * GIB * 0.4)
+
+
+def test_what_no_machine_offers_is_named_with_the_remedy(model: ServedModel) -> None:
+    nodes = [gpu_node("a"), gpu_node("b")]
+
+    (problem,) = plan_of(model, nodes, device="cuda", decode={"resources": {"baton_decode": 0.001}}).problems
+
+    assert "decode replica 1 finds no machine" in problem
+    assert "no machine offers 0.001 baton_decode" in problem
+    assert "--resources='{\"baton_decode\": 1}'" in problem
+
+
+def test_too_many_workers_are_counted_against_what_there_is(model: ServedModel) -> None:
+    (problem,) = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cuda", decode_replicas=2).problems
+
+    assert "decode replica 2 finds no machine: it takes 0.1 CPU, 1 GPU" in problem
+    assert "the 2 machines together offer 32 CPU, 2 GPU" in problem
+    assert "lower decode_replicas" in problem
+
+
+def test_nodes_of_a_running_ray() -> None:
+    alive = {
+        "Alive": True,
+        "NodeManagerAddress": "10.0.0.2",
+        "Resources": {
+            "CPU": 8.0,
+            "GPU": 2.0,
+            "memory": 100.0,
+            "object_store_memory": 7.0,
+            "node:10.0.0.2": 1.0,
+            "accelerator_type:H100": 1.0,
+            "baton_decode": 1.0,
+        },
+    }
+
+    (node,) = nodes_of_ray([alive, {**alive, "Alive": False, "NodeManagerAddress": "10.0.0.3"}])
+
+    assert (node.address, node.num_cores, node.num_gpus) == ("10.0.0.2", 8, 2.0)
+    assert node.gpu_memory_bytes == 80 * GIB
+    assert node.resources == {"baton_decode": 1.0}
+
+
+def test_nodes_file_repeats_machines_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_text("nodes: [{name: a, count: 2, cpus: 4, memory_gib: 8}, {cpus: 1, memory_gib: 1}]")
+
+    assert [node.address for node in load_nodes(file)] == ["a-1", "a-2", "machine 2"]
+
+    file.write_text("nodes: [{cpus: 4, memory_gib: 8, gpu: 1}]")
+    with pytest.raises(ConfigFileError, match=r"nodes\.0\.gpu"):
+        load_nodes(file)
