@@ -1,0 +1,40 @@
+# What every machine of a cluster sets before its Ray starts: sourced by the start commands of the `ray up` files.
+#
+#   . ~/baton/deploy/node.sh
+#   ray start ...
+#
+# Values that are set already stay: a line such as `export UCX_TLS=...` in ~/.bashrc of a machine wins.
+
+export PATH="${BATON_VENV:-$HOME/baton-venv}/bin:$PATH"
+
+# Ray asks everyone for the token in ~/.ray/auth_token; it tells nobody outside that this cluster exists.
+export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
+export RAY_USAGE_STATS_ENABLED="${RAY_USAGE_STATS_ENABLED:-0}"
+
+# Serve reads these when its processes start: throughput mode, room for prompts of a million tokens, and no patience
+# with replicas that hang.
+export RAY_SERVE_THROUGHPUT_OPTIMIZED="${RAY_SERVE_THROUGHPUT_OPTIMIZED:-1}"
+export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH="${RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH:-67108864}"
+export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS="${RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS:-1}"
+
+# A head whose books are in Redis can be restarted without a request noticing: set RAY_REDIS_ADDRESS=HOST:PORT, and
+# BATON_REDIS_PASSWORD, in the head's ~/.bashrc.
+export BATON_HEAD_OPTIONS="${RAY_REDIS_ADDRESS:+--redis-password=${BATON_REDIS_PASSWORD:-}}"
+
+# RDMA registers memory, and every connection is a file.
+ulimit -l unlimited 2>/dev/null || ulimit -l "$(ulimit -H -l)"
+ulimit -n "$(ulimit -H -n)"
+
+# The address by which this machine reaches another one: an address, since names need not resolve everywhere.
+baton_address_toward() {
+    ip -4 route get "$1" | sed -n 's/.* src \([0-9.]*\).*/\1/p'
+}
+
+# baton_resources ADDRESS "PREFILL ADDRESSES" "DECODE ADDRESSES": what `ray start --resources` needs, so that workers
+# land on the machines that are meant for them. A machine may be in both lists.
+baton_resources() {
+    local resources=""
+    case " $2 " in *" $1 "*) resources="\"baton_prefill\": 1" ;; esac
+    case " $3 " in *" $1 "*) resources="${resources:+$resources, }\"baton_decode\": 1" ;; esac
+    echo "{$resources}"
+}

@@ -1,0 +1,139 @@
+"""The files that users start a cluster from: each is held to the schema of the program that reads it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.config import BatonConfig
+from cluster.names import APP_NAME
+from cluster.serve_env import serve_environment
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CLUSTERS = ("own-machines", "aws", "gcp")
+CLOUDS = ("aws", "gcp")
+POOL_RESOURCES = ("baton_prefill", "baton_decode")
+
+
+def read(name: str) -> dict[str, Any]:
+    content = yaml.safe_load((DEPLOY / name).read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_ray_up_takes_the_file(name: str) -> None:
+    validate_config(prepare_config(read(f"{name}.yaml")))
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_clouds_have_a_machine_type_for_each_pool_and_none_of_it_on_the_head(name: str) -> None:
+    types = read(f"{name}.yaml")["available_node_types"]
+
+    assert types["head"]["resources"] == {"CPU": 0, "GPU": 0}
+    for pool in ("prefill", "decode"):
+        assert types[pool]["resources"][f"baton_{pool}"] == 1
+        assert types[pool]["resources"]["GPU"] >= 1
+
+
+def test_every_worker_machine_of_a_cloud_may_run_at_once() -> None:
+    for name in CLOUDS:
+        content = read(f"{name}.yaml")
+        assert content["max_workers"] == sum(kind["max_workers"] for kind in content["available_node_types"].values())
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_ray_starts_with_our_environment_and_keeps_its_dashboard_to_itself(name: str) -> None:
+    content = read(f"{name}.yaml")
+    starts = [content["head_start_ray_commands"][-1], content["worker_start_ray_commands"][-1]]
+
+    assert all(command.startswith(". ~/baton/deploy/node.sh;") and "ray start" in command for command in starts)
+    assert "--dashboard-host=127.0.0.1" in starts[0]
+    assert content["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
+
+
+def test_own_machines_name_every_worker_in_one_list_of_roles() -> None:
+    content = read("own-machines.yaml")
+    lists = re.findall(r"'([0-9. ]+)'", content["worker_start_ray_commands"][-1])
+
+    assert sorted(" ".join(lists).split()) == sorted(content["provider"]["worker_ips"])
+
+
+def shell(command: str) -> str:
+    script = f"set -e; . {DEPLOY}/node.sh; {command}"
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nowhere"}
+    result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return result.stdout
+
+
+def test_node_environment_is_what_serve_needs() -> None:
+    said = dict(line.partition("=")[::2] for line in shell("env").splitlines())
+
+    assert {name: said.get(name) for name in serve_environment()} == serve_environment()
+    assert said["RAY_AUTH_MODE"] == "token"
+    assert said["PATH"].startswith("/nowhere/baton-venv/bin:")
+
+
+def test_image_has_what_serve_needs() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+
+    for name, value in serve_environment().items():
+        assert f"{name}={value}" in text
+
+
+@pytest.mark.parametrize(
+    ("address", "offered"),
+    [
+        ("10.0.0.1", '{"baton_prefill": 1}'),
+        ("10.0.0.2", '{"baton_prefill": 1, "baton_decode": 1}'),
+        ("10.0.0.3", '{"baton_decode": 1}'),
+        ("10.0.0.30", "{}"),
+    ],
+)
+def test_roles_of_machines(address: str, offered: str) -> None:
+    assert shell(f"baton_resources {address} '10.0.0.1 10.0.0.2' '10.0.0.2 10.0.0.3'").strip() == offered
+
+
+def check_serve_config(content: dict[str, Any]) -> None:
+    schema = ServeDeploySchema.model_validate(content)
+    (application,) = schema.applications
+    assert application.name == APP_NAME
+    assert application.import_path == "cluster.serve_app:build"
+    BatonConfig.model_validate(application.args)
+
+
+def test_serve_takes_its_configuration_and_baton_the_arguments_in_it() -> None:
+    check_serve_config(read("serve-config.yaml"))
+
+
+def test_kubernetes_takes_every_pod_and_serve_the_configuration_within() -> None:
+    service = read("kubernetes/rayservice.yaml")
+    spec = service["spec"]
+
+    assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
+    assert set(spec) == {"serveConfigV2", "rayClusterConfig"}
+    check_serve_config(yaml.safe_load(spec["serveConfigV2"]))
+    cluster = spec["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
+        kubernetes_validate.validate(pod, "1.34", strict=True)
+    assert cluster["authOptions"] == {"mode": "token"}
+    offered = [group["rayStartParams"].get("resources", "") for group in groups[1:]]
+    assert [name for name in POOL_RESOURCES if any(name in text for text in offered)] == list(POOL_RESOURCES)
+
+
+def test_kubernetes_has_the_ray_that_we_need() -> None:
+    pyproject = (DEPLOY.parent / "pyproject.toml").read_text()
+    version = re.search(r'"ray\[serve\]==([0-9.]+)"', pyproject)
+
+    assert version is not None
+    assert read("kubernetes/rayservice.yaml")["spec"]["rayClusterConfig"]["rayVersion"] == version.group(1)

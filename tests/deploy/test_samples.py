@@ -1,0 +1,67 @@
+"""The sample configurations: each loads, and fits the machines that it is meant for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.config_file import load_config
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SAMPLES = {"baton": None, "two-plus-two": "nodes", "four-plus-eight": "nodes-large"}
+"""Samples, and the machines they are for; None: this one."""
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sample_is_planned_on_its_machines(name: str) -> None:
+    nodes = SAMPLES[name]
+    options = ["--config", str(DEPLOY / f"{name}.yaml")]
+    if nodes is not None:
+        from engine.builtin import builtin_model_dir
+
+        options += ["--nodes", str(DEPLOY / f"{nodes}.yaml"), "--model", str(builtin_model_dir())]
+
+    result = CliRunner().invoke(app, ["plan", *options])
+
+    assert result.exit_code == 0, result.output
+    config = load_config(DEPLOY / f"{name}.yaml", {})
+    assert f"prefill: {config.prefill_replicas} worker" in result.output
+    assert f"decode: {config.decode_replicas} worker" in result.output
+
+
+def test_large_sample_puts_one_worker_on_each_gpu() -> None:
+    from engine.builtin import builtin_model_dir
+
+    options = ["--config", str(DEPLOY / "four-plus-eight.yaml"), "--nodes", str(DEPLOY / "nodes-large.yaml")]
+
+    output = CliRunner().invoke(app, ["plan", *options, "--model", str(builtin_model_dir())]).output
+
+    assert "head: 0 CPUs, 16.0 GiB -> nothing" in output
+    assert "-> 4 prefill, 1 router" in output
+    assert output.count("-> 4 decode, 1 router") == 2
+
+
+def test_plan_that_does_not_fit_says_what_is_missing_and_fails(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text("nodes: [{cpus: 8, memory_gib: 32, gpus: 1, gpu_memory_gib: 80, resources: {baton_prefill: 1}}]")
+    from engine.builtin import builtin_model_dir
+
+    options = ["--config", str(DEPLOY / "two-plus-two.yaml"), "--nodes", str(nodes)]
+
+    result = CliRunner().invoke(app, ["plan", *options, "--model", str(builtin_model_dir())])
+
+    assert result.exit_code == 2
+    assert "decode replica 1 finds no machine" in result.output
+    assert "no machine offers 0.001 baton_decode" in result.output
+
+
+def test_unknown_key_of_a_nodes_file_is_named(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text("nodes: [{cpu: 8, memory_gib: 32}]")
+
+    result = CliRunner().invoke(app, ["plan", "--nodes", str(nodes)])
+
+    assert "cpu" in str(result.exception)
