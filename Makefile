@@ -1,4 +1,5 @@
 # make serve: an answer on this machine.   make test: the tests.   make check: the linters and type checkers.
+# make test-cluster: the tests of clusters of several hosts, which it makes on this one (Linux, as root).
 # Needs python3 (3.11 or newer) with its venv module. Every target sets up what it needs, once.
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 CODE := cluster prefill decode kv_transfer router engine tests benchmarks scripts
 
-.PHONY: help install serve test check format clean
+.PHONY: help install serve test test-cluster check format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +35,10 @@ serve: $(STAMP)
 TESTS ?= tests
 test: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
+
+# Hosts out of network namespaces, the real `ray up`, and faults: minutes.
+test-cluster: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m pytest tests/cluster
 
 check: $(STAMP)
 	$(BIN)/ruff check .

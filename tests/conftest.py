@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.support.oracle_cases import OracleCase
+
+HOST_TESTS = Path(__file__).with_name("cluster")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the tests that make hosts, which need root and minutes, unless they are named: `make test-cluster`."""
+    is_named = any(Path(argument.partition("::")[0]).absolute().is_relative_to(HOST_TESTS) for argument in config.args)
+    return True if collection_path == HOST_TESTS and not is_named else None
 
 
 @pytest.fixture(scope="session")

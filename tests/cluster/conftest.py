@@ -1,0 +1,54 @@
+"""One cluster of test hosts for all tests of this folder, and the recovery times that they measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.host_cluster import HostCluster
+from tests.cluster.hosts import Hosts
+from tests.cluster.load import KnownAnswers
+from tests.cluster.network import OPERATOR
+from tests.cluster.redis import PASSWORD, PORT, running_redis
+from tests.cluster.requirements import why_not
+from tests.support.served_checkpoint import make_served_checkpoint
+
+Times = dict[str, float]
+TIMES: Times = {}
+
+
+@pytest.fixture(scope="session")
+def recovery_times() -> Times:
+    """Seconds that something took, by name; printed at the end."""
+    return TIMES
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what was measured."""
+    for name, seconds in TIMES.items():
+        terminalreporter.write_line(f"{name}: {seconds:.1f} s")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostCluster]:
+    """Four machines that `ray up` made a cluster of. KV is most of their traffic: one token's has 6 KiB."""
+    reason = why_not()
+    if reason is not None:
+        pytest.exit(f"test hosts cannot be made here: {reason}", returncode=1)
+    model = tmp_path_factory.mktemp("model")
+    make_served_checkpoint(model, head_dim=64, num_key_value_heads=4)
+    hosts = Hosts({"RAY_REDIS_ADDRESS": f"{OPERATOR}:{PORT}", "BATON_REDIS_PASSWORD": PASSWORD})
+    try:
+        hosts.open()
+        with running_redis(hosts.folder):
+            yield HostCluster.start(hosts, model=model)
+            hosts.kill_all()
+    finally:
+        hosts.close()
+
+
+@pytest.fixture(scope="session")
+def known(cluster: HostCluster) -> KnownAnswers:
+    """64 prompts, and what one engine says to them."""
+    return KnownAnswers.of(cluster.model)

@@ -1,0 +1,75 @@
+"""`ray up` with the file that users start from, for the test hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.cluster.hosts import Host
+
+ROOT = Path(__file__).parents[2]
+RAY = Path(sys.prefix) / "bin" / "ray"
+EXAMPLE = ROOT / "deploy" / "own-machines.yaml"
+UP_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """The operator: a home with a key and Ray's token, and a copy of the file with the addresses filled in."""
+
+    folder: Path
+    config: Path
+
+    @classmethod
+    def prepare(
+        cls, folder: Path, *, key: Path, head: Host, prefill: Sequence[Host], decode: Sequence[Host], models: Path
+    ) -> Launcher:
+        """Edit what the file says must be edited, and send a model along."""
+        folder.mkdir()
+        content = yaml.safe_load(EXAMPLE.read_text())
+        content["provider"].update(head_ip=head.address, worker_ips=[host.address for host in (*prefill, *decode)])
+        content["file_mounts"]["~/model"] = str(models)
+        content["auth"].update(ssh_user="root", ssh_private_key=str(key))
+        start = content["worker_start_ray_commands"]
+        lists = [" ".join(host.address for host in pool) for pool in (prefill, decode)]
+        start[1] = start[1].replace("'10.0.0.11'", f"'{lists[0]}'").replace("'10.0.0.12'", f"'{lists[1]}'")
+        config = folder / "cluster.yaml"
+        config.write_text(yaml.safe_dump(content))
+        launcher = cls(folder=folder, config=config)
+        launcher.ray("get-auth-token", "--generate")
+        return launcher
+
+    def up(self) -> str:
+        """Start the cluster, or bring what runs in line with the file."""
+        return self.ray("up", "--yes", "--no-config-cache", str(self.config), timeout_s=UP_TIMEOUT_S)
+
+    def down(self) -> str:
+        """Stop Ray on every machine."""
+        return self.ray("down", "--yes", str(self.config))
+
+    def ray(self, *arguments: str, timeout_s: float = 60.0) -> str:
+        """Run a command of Ray as the operator would; what it printed. It must succeed."""
+        log = self.folder / "log"
+        with log.open("wb") as output:  # a file: what it starts would keep a pipe open
+            process = subprocess.Popen(
+                [str(RAY), *arguments],
+                cwd=ROOT,
+                env={**os.environ, "HOME": str(self.folder), "RAY_TMPDIR": str(self.folder), "TERM": "dumb"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        said = log.read_text(errors="replace")
+        assert process.returncode == 0, f"ray {' '.join(arguments)}: {process.returncode}\n{said}"
+        return said

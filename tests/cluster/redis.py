@@ -1,0 +1,29 @@
+"""Redis on this machine's end of the bridge: where Ray's head keeps its books, so that they outlive it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.network import OPERATOR
+
+PORT = 6390
+PASSWORD = "for-tests-only"
+
+
+@contextmanager
+def running_redis(folder: Path) -> Iterator[str]:
+    """Yields its address; nothing of it is left afterwards. The bridge must be there."""
+    command = [
+        *("redis-server", "--bind", str(OPERATOR), "--port", str(PORT), "--requirepass", PASSWORD),
+        *("--save", "", "--appendonly", "no", "--dir", str(folder)),
+    ]
+    with (folder / "redis.log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield f"{OPERATOR}:{PORT}"
+    finally:
+        process.terminate()
+        process.wait(30)
