@@ -238,11 +238,6 @@ class BatonConfig(Section):
         "that are open on all interfaces.",
     )
     startup_timeout_s: float = Field(default=600.0, gt=0, description="How long all workers may take to be ready.")
-    drain_timeout_s: float = Field(
-        default=300.0,
-        gt=0,
-        description="How long a router that `baton deploy` replaces may take to finish the answers it has begun.",
-    )
     cache: CacheSection = Field(default_factory=CacheSection, description="The KV cache of every worker.")  # type: ignore[valid-type]
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
         default_factory=SchedulerSection, description="The scheduler of every worker."

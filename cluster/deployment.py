@@ -16,7 +16,7 @@ from ray.serve.schema import (
     DeploymentStatusOverview,
 )
 
-from cluster.app import ROUTER_SHUTDOWN_S, build_graph
+from cluster.app import build_graph
 from cluster.config import BatonConfig
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
@@ -65,14 +65,14 @@ class Deployment:
             nodes = [dataclasses.replace(node, num_cores=usable_cores()) for node in nodes]
         return place(self.config, nodes)
 
-    def start_replicas(self, progress: Progress, *, router_shutdown_s: float = ROUTER_SHUTDOWN_S) -> None:
+    def start_replicas(self, progress: Progress) -> None:
         """Deploy, and wait until every replica is ready.
 
         Raises:
             StartError: A replica cannot start, or not all of them started in time.
         """
         clear_start_reports()
-        graph = build_graph(self.config, self.model, self.place(), router_shutdown_s=router_shutdown_s)
+        graph = build_graph(self.config, self.model, self.place())
         serve._run(graph, _blocking=False, name=APP_NAME, route_prefix="/")
         self._wait(progress)
 

@@ -29,4 +29,4 @@ def build(args: BatonConfig) -> serve.Application:
     plan = make_plan(config, model, nodes_of_ray(list_nodes()))
     if plan.problems:
         raise ConfigError("; ".join(plan.problems))
-    return build_graph(config, model, plan.placement, router_shutdown_s=config.drain_timeout_s)
+    return build_graph(config, model, plan.placement)

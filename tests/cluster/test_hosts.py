@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
     "dtype": "float32",
     "decode_replicas": 2,
     "router_per_node": True,
-    "drain_timeout_s": 20,
+    "health": {"drain_timeout_s": 20},
     "cache": {"num_blocks": 1024},
     "prefill": {"resources": {"baton_prefill": 0.001}},
     "decode": {"resources": {"baton_decode": 0.001}},
