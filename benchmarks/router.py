@@ -58,7 +58,7 @@ def stage(kind: str, mode: str) -> Iterator[Stage]:
         [sys.executable, "-m", "benchmarks.serve_stage", kind, mode, str(port)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=None,
+        stderr=subprocess.DEVNULL,
         text=True,
     )
     assert process.stdin is not None
@@ -97,7 +97,6 @@ def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
     for num_streams, num_requests, num_tokens in args.loads:
         result, cpu = run(target, num_streams, num_requests, num_tokens)
         name = f"{who}/streams={num_streams}/tokens={num_tokens}"
-        num = result.num_events - result.num_requests
         rows += [
             Row(
                 name=f"tokens_per_s/{name}",
@@ -105,8 +104,9 @@ def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
                 unit="tokens/s",
                 detail={
                     "requests_per_s": result.requests_per_s,
-                    "front_cpu_us_per_token": cpu * 1e6 / num,
+                    "front_cpu_us_per_token": cpu * 1e6 / result.num_tokens,
                     "front_cpu_us_per_request": cpu * 1e6 / result.num_requests,
+                    "tokens_per_event": result.num_tokens / result.num_events,
                     "ttft_ms": result.ttft_ms,
                 },
             )
@@ -158,7 +158,7 @@ def main() -> None:
         "--loads",
         type=parsed_load,
         nargs="+",
-        default=[(1, 4, 512), (64, 128, 512), (64, 1280, 64), (512, 1024, 64)],
+        default=[(1, 2, 512), (64, 64, 512), (64, 512, 64), (512, 512, 64)],
         metavar="STREAMSxREQUESTSxTOKENS",
     )
     parser.add_argument("--idle-requests", type=int, default=100, help="requests one by one, for the TTFT at idle")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 _MARK = b"data: "
 _END = b"0\r\n\r\n"
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,14 @@ class StreamLoad:
     def request(self, host: str) -> bytes:
         """The request, the same every time."""
         body = json.dumps(
-            {"prompt": self.prompt, "max_tokens": self.num_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+            {
+                "prompt": self.prompt,
+                "max_tokens": self.num_tokens,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "ignore_eos": True,
+                "temperature": 0,
+            }
         ).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -39,14 +48,15 @@ class StreamResult:
     """What the clients saw together."""
 
     seconds: float = 0.0
+    num_tokens: int = 0
     num_events: int = 0
     num_requests: int = 0
     ttfts_s: list[float] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float:
-        """Events of tokens a second; the event that ends a stream does not count."""
-        return (self.num_events - self.num_requests) / self.seconds
+        """Tokens a second over all streams."""
+        return self.num_tokens / self.seconds
 
     @property
     def requests_per_s(self) -> float:
@@ -60,14 +70,16 @@ class StreamResult:
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection; counts the events of one answer at a time."""
+    """One keep-alive connection; counts the events of one answer at a time, and reads its usage."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] | None = None
         self.num_events = 0
+        self.num_tokens = 0
         self.first_at = 0.0
         self._tail = b""
+        self._last = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -77,8 +89,9 @@ class _Connection(asyncio.Protocol):
         assert self.transport is not None
         self.done = asyncio.get_running_loop().create_future()
         self.num_events = 0
+        self.num_tokens = 0
         self.first_at = 0.0
-        self._tail = b""
+        self._tail = self._last = b""
         self.transport.write(request)
         return self.done
 
@@ -89,6 +102,10 @@ class _Connection(asyncio.Protocol):
             self.first_at = time.perf_counter()
         self.num_events += count
         self._tail = seen[-len(_MARK) + 1 :]
+        if seen.endswith(_END):
+            found = _USAGE.search(self._last + data)
+            self.num_tokens = int(found.group(1)) if found else 0
+        self._last = data[-1024:]
         if seen.endswith(_END) and self.done is not None and not self.done.done():
             self.done.set_result(None)
 
@@ -113,8 +130,9 @@ async def run_streams(url: str, load: StreamLoad) -> StreamResult:
                 _, connection = await asyncio.get_running_loop().create_connection(_Connection, host, port)
             started = time.perf_counter()
             await connection.ask(request)
-            if connection.num_events != load.num_tokens + 1:
-                raise RuntimeError(f"{connection.num_events} events for {load.num_tokens} tokens")
+            if connection.num_tokens != load.num_tokens:
+                raise RuntimeError(f"{connection.num_tokens} of {load.num_tokens} tokens")
+            result.num_tokens += connection.num_tokens
             result.num_events += connection.num_events
             result.num_requests += 1
             result.ttfts_s.append(connection.first_at - started)

@@ -129,6 +129,11 @@ def _event(word: str) -> str:
     return f"data: {json.dumps(event)}\n\n"
 
 
+def _end(num_tokens: int) -> str:
+    usage = {"prompt_tokens": 1, "completion_tokens": num_tokens, "total_tokens": num_tokens + 1}
+    return f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
+
+
 class PlainGenerator:
     """The second hop of a plain application: one item a token."""
 
@@ -157,7 +162,7 @@ class PlainTwoHops:
         async def events() -> AsyncIterator[str]:
             async for word in self._generator.remote(num_tokens):
                 yield _event(word)
-            yield "data: [DONE]\n\n"
+            yield _end(num_tokens)
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -174,6 +179,6 @@ class PlainOneHop:
         async def events() -> AsyncIterator[str]:
             for _ in range(num_tokens):
                 yield _event(WORD)
-            yield "data: [DONE]\n\n"
+            yield _end(num_tokens)
 
         return StreamingResponse(events(), media_type="text/event-stream")

@@ -10,7 +10,7 @@ from engine.messages import GenerateRequest
 from router.aborts import AbortSender
 from router.output_streams import OutputStreams
 from router.submissions import Submissions
-from router.workers import WorkerError, WorkerRefusedError
+from router.workers import WorkerError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -81,10 +81,10 @@ class EarlyNotices:
             stream = await self._streams.connect(replica_id)
             if notice.is_void:
                 return
-            await self._submissions.submit(replica_id, replace(request, client_id=stream.client_id))
-        except WorkerRefusedError as refusal:
-            logger.debug("not streamed: request_id=%s: %s", request_id, refusal)
-            return
+            refusal = await self._submissions.submit(replica_id, replace(request, client_id=stream.client_id))
+            if refusal is not None:
+                logger.debug("not streamed: request_id=%s: %s", request_id, refusal)
+                return
         except WorkerError as error:
             logger.debug("notice not given: request_id=%s: %s", request_id, error)
         notice.is_sent = True

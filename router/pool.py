@@ -126,14 +126,16 @@ class ReplicaPool:
 
     def num_cached_tokens(self, replica: Replica, demand: Demand) -> int:
         """How many tokens of a prompt a replica has in its prefix cache, as far as we know."""
-        return self._cached_tokens(demand).get(replica.replica_id, 0)
+        if self.mirror is None or not self.mirror.num_blocks:
+            return 0
+        block_size = self._block_size()
+        return self.mirror.num_cached(replica.replica_id, demand.block_keys(block_size)) * block_size
 
     def _cached_tokens(self, demand: Demand) -> Mapping[str, int]:
         if self.mirror is None or not self.mirror.num_blocks:
             return NOTHING_CACHED
         block_size = self._block_size()
-        counts = self.mirror.num_cached(demand.block_keys(block_size))
-        return {name: count * block_size for name, count in counts.items()}
+        return self.mirror.cached_tokens(demand.block_keys(block_size), block_size)
 
     async def choose_or_wait(self, demand: Demand, tried: Collection[str] = (), *, is_retry: bool = False) -> Replica:
         """A replica for a request, if possible one that it has not tried.
@@ -224,8 +226,11 @@ class ReplicaPool:
     def _candidates(self, exclude: Collection[str]) -> list[Replica]:
         """The replicas in service whose reports are fresh; if there are none, those with stale ones."""
         limit = self._clock() - self._settings.stale_after_s
-        usable = [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
-        return [item for item in usable if item.reported_at_s >= limit] or usable
+        everyone: Collection[Replica] = self._replicas.values()
+        if exclude:
+            everyone = [item for item in everyone if item.replica_id not in exclude]
+        fresh = [item for item in everyone if item.reported_at_s >= limit and item.takes_requests]
+        return fresh or [item for item in everyone if item.takes_requests]
 
     def _block_size(self) -> int:
         return next((item.info.block_size for item in self._replicas.values() if item.info is not None), 0)

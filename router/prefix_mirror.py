@@ -11,6 +11,9 @@ from engine.messages import CacheNews
 
 logger = logging.getLogger(f"baton.{__name__}")
 
+MAX_LEVELS = 16
+"""A choice knows what is cached to a sixteenth of the prompt; more would cost more than it is worth."""
+
 
 @dataclass(slots=True)
 class _Mirrored:
@@ -64,41 +67,56 @@ class PrefixMirror:
             self._clear(replica)
             del self._names[replica.slot]
 
-    def num_cached(self, keys: Sequence[int]) -> Mapping[str, int]:
-        """How many leading blocks of a prompt each replica has; those with none are left out.
+    def cached_tokens(self, keys: Sequence[int], block_size: int) -> Mapping[str, int]:
+        """How many leading tokens of a prompt each replica has, for a choice; those with none are left out.
 
-        Engines evict the tail of a chain before its head, so whoever has a block has those before it. The ends are
-        therefore found by bisection: a few look-ups for each different length, however long the prompt.
+        Engines evict the tail of a chain before its head, so whoever has a block has those before it. A long prompt is
+        looked at in ``MAX_LEVELS`` places, and counted up to the last of them that a replica has.
         """
         counts: dict[str, int] = {}
-        first = self._holders.get(keys[0], 0) if keys else 0
-        if first:
-            self._bisect(keys, 0, len(keys), first, 0, counts)
+        find = self._holders.get
+        below = find(keys[0], 0) if keys else 0
+        if not below:
+            return counts
+        num_levels = min(len(keys), MAX_LEVELS)
+        num_blocks = 1
+        for level in range(1, num_levels + 1):
+            end = len(keys) * level // num_levels
+            here = find(keys[end - 1], 0)
+            if ending := below & ~here:
+                counts.update(dict.fromkeys(self._named(ending), num_blocks * block_size))
+            below, num_blocks = here, end
+            if not here:
+                return counts
+        counts.update(dict.fromkeys(self._named(below), num_blocks * block_size))
         return counts
 
-    def _bisect(
-        self, keys: Sequence[int], low: int, high: int, at_low: int, at_high: int, counts: dict[str, int]
-    ) -> None:
-        """Count for the replicas that have block ``low`` and not block ``high``."""
-        ending = at_low & ~at_high
-        while ending:
-            if high - low == 1:
-                for name in self._named(ending):
-                    counts[name] = high
-                return
+    def num_cached(self, replica_id: str, keys: Sequence[int]) -> int:
+        """How many leading blocks of a prompt one replica has, exactly."""
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            return 0
+        own = replica.keys
+        low, high = 0, len(keys)
+        while low < high:
             middle = (low + high) // 2
-            at_middle = self._holders.get(keys[middle], 0) & at_low
-            self._bisect(keys, middle, high, at_middle, at_high, counts)
-            high, at_high = middle, at_middle
-            ending = at_low & ~at_high
+            if keys[middle] in own:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _named(self, mask: int) -> list[str]:
-        names: list[str] = []
+        """The replicas in a mask: bit by bit if they are few, else through the mask's digits."""
+        names = self._names
+        if mask.bit_count() > 32:
+            return [names[slot] for slot, digit in enumerate(reversed(f"{mask:b}")) if digit == "1"]
+        named: list[str] = []
         while mask:
             slot = mask.bit_length() - 1
-            names.append(self._names[slot])
+            named.append(names[slot])
             mask ^= 1 << slot
-        return names
+        return named
 
     def _add(self, replica_id: str) -> _Mirrored:
         slot = next(number for number in range(len(self._names) + 1) if number not in self._names)

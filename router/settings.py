@@ -82,7 +82,7 @@ class RouterSettings:
     session_max_usage_lead: float = 0.2
     session_max_queue_lead: int = 8192
     max_mirrored_blocks: int = 500_000
-    prefill_policy: str = "queued_tokens"
+    prefill_policy: str = "prefix"
     decode_policy: str = "kv_usage"
     metrics_compat: MetricsCompat = "none"
 

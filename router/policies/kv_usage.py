@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.policies.candidate import Ask, CandidateT
+from router.policies.ties import NUM_QUEUED, lowest
 
 
 def lowest_kv_usage(candidates: Sequence[CandidateT], _: Ask, /) -> CandidateT:
@@ -12,6 +13,4 @@ def lowest_kv_usage(candidates: Sequence[CandidateT], _: Ask, /) -> CandidateT:
 
     A share and not a number of free blocks, so that replicas of different size fill up evenly.
     """
-    lowest = min([item.promised_usage for item in candidates])
-    tied = [item for item in candidates if item.promised_usage == lowest]
-    return tied[0] if len(tied) == 1 else min(tied, key=lambda item: (item.num_queued, item.replica_id))
+    return lowest(candidates, [item.promised_usage for item in candidates], NUM_QUEUED)

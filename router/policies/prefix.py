@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.policies.candidate import Ask, CandidateT
+from router.policies.ties import NUM_QUEUED, PROMISED_USAGE, lowest
 
 MAX_USAGE_BONUS = 0.05
 """A decode replica that holds all of a prompt may be so much fuller than the emptiest one and is still chosen.
@@ -22,11 +23,7 @@ def least_work(candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
     else:
         cached = ask.cached_tokens.get
         work = [item.queued_tokens - cached(item.replica_id, 0) for item in candidates]
-    least = min(work)
-    tied = [item for item, amount in zip(candidates, work, strict=True) if amount == least]
-    if len(tied) == 1:
-        return tied[0]
-    return min(tied, key=lambda item: (item.num_queued, item.promised_usage, item.replica_id))
+    return lowest(candidates, work, NUM_QUEUED, PROMISED_USAGE)
 
 
 def least_usage_with_bonus(candidates: Sequence[CandidateT], ask: Ask, /) -> CandidateT:
@@ -39,6 +36,4 @@ def least_usage_with_bonus(candidates: Sequence[CandidateT], ask: Ask, /) -> Can
     else:
         cached, scale = ask.cached_tokens.get, MAX_USAGE_BONUS / ask.num_tokens
         usage = [item.promised_usage - scale * cached(item.replica_id, 0) for item in candidates]
-    lowest = min(usage)
-    tied = [item for item, value in zip(candidates, usage, strict=True) if value == lowest]
-    return tied[0] if len(tied) == 1 else min(tied, key=lambda item: (item.num_queued, item.replica_id))
+    return lowest(candidates, usage, NUM_QUEUED)

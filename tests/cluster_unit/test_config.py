@@ -13,6 +13,7 @@ from cluster import cli
 from cluster.config import (
     BatonConfig,
     CacheSection,
+    PoolName,
     RouterSection,
     SchedulerSection,
     TransferSection,
@@ -50,7 +51,9 @@ def test_pool_overrides_only_what_it_names() -> None:
     prefill = config.engine_config("prefill", model=MODEL, num_threads=1)
     decode = config.engine_config("decode", model=MODEL, num_threads=1)
 
-    assert prefill.scheduler == SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=512, max_model_len=512)
+    assert prefill.scheduler == SchedulerConfig(
+        max_num_seqs=32, max_num_batched_tokens=512, max_model_len=512, enable_cache_events=True
+    )
     assert decode.scheduler == SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=512)
     assert (prefill.model.num_threads, decode.model.num_threads) == (1, 5)
 
@@ -121,3 +124,23 @@ def test_faults_reach_the_connector_with_their_schedule() -> None:
 def test_faults_that_are_not_allowed_or_not_known_are_refused(transfer: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         BatonConfig.model_validate({"kv_transfer": transfer})
+
+
+@pytest.mark.parametrize(
+    ("router", "mirrored"),
+    [
+        ({}, {"prefill"}),
+        ({"prefill_policy": "queued_tokens"}, set()),
+        ({"prefill_policy": "queued_tokens", "decode_policy": "prefix"}, {"decode"}),
+        ({"local_prefill_tokens": 8}, {"prefill", "decode"}),
+    ],
+)
+def test_engines_record_their_caches_where_routers_need_to_know(router: dict[str, object], mirrored: set[str]) -> None:
+    config = BatonConfig.model_validate({"router": router})
+    pools: tuple[PoolName, ...] = ("prefill", "decode")
+
+    recording = {
+        pool for pool in pools if config.engine_config(pool, model=MODEL, num_threads=1).scheduler.enable_cache_events
+    }
+
+    assert recording == mirrored

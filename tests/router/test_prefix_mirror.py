@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.messages import CacheNews
-from router.prefix_mirror import PrefixMirror
+from router.prefix_mirror import MAX_LEVELS, PrefixMirror
 
 NAMES = [f"replica-{number}" for number in range(70)]
 """More than fit into one machine word of a mask."""
@@ -65,7 +65,7 @@ class MirrorMachine(RuleBasedStateMachine):
         elif news.next_sequence > news.first_sequence:
             later = self.news(name, stored=(9_000_000 + news.next_sequence,))
             assert not self.mirror.apply(name, later)
-            assert name not in self.mirror.num_cached(keys)
+            assert self.mirror.num_cached(name, keys) == 0
             assert self.mirror.apply(name, self.snapshot(name))
 
     @rule(data=st.data())
@@ -87,8 +87,11 @@ class MirrorMachine(RuleBasedStateMachine):
     def counts_are_those_of_the_replicas(self) -> None:
         for index, chain in enumerate(CHAINS):
             expected = {name: lengths[index] for name, lengths in self.lengths.items() if lengths[index]}
-            assert self.mirror.num_cached(chain) == expected
-            assert self.mirror.num_cached(chain[:3]) == {name: min(count, 3) for name, count in expected.items()}
+            assert self.mirror.cached_tokens(chain, 1) == expected
+            assert self.mirror.cached_tokens(chain[:3], 2) == {
+                name: 2 * min(count, 3) for name, count in expected.items()
+            }
+            assert {name: self.mirror.num_cached(name, chain) for name in expected} == expected
         assert self.mirror.num_blocks == sum(map(sum, self.lengths.values()))
 
 
@@ -108,11 +111,11 @@ def test_full_mirror_remembers_no_more_until_there_is_room() -> None:
     chain = (1, 2, 3, 4, 5)
     mirror.apply("a", CacheNews(first_sequence=0, next_sequence=5, stored=packed(chain), is_snapshot=True))
 
-    assert (mirror.num_cached(chain), mirror.num_blocks, mirror.num_dropped) == ({"a": 3}, 3, 1)
+    assert (mirror.cached_tokens(chain, 1), mirror.num_blocks, mirror.num_dropped) == ({"a": 3}, 3, 1)
 
     mirror.apply("a", CacheNews(first_sequence=5, next_sequence=9, stored=packed((7, 8)), removed=packed((2, 3))))
 
-    assert (mirror.num_cached(chain), mirror.num_cached((7, 8))) == ({"a": 1}, {"a": 2})
+    assert (mirror.cached_tokens(chain, 1), mirror.cached_tokens((7, 8), 1)) == ({"a": 1}, {"a": 2})
 
 
 def test_overlap_of_a_snapshot_and_the_news_around_it_changes_nothing() -> None:
@@ -120,4 +123,17 @@ def test_overlap_of_a_snapshot_and_the_news_around_it_changes_nothing() -> None:
     mirror.apply("a", CacheNews(first_sequence=0, next_sequence=6, stored=packed((1, 2)), is_snapshot=True))
 
     assert mirror.apply("a", CacheNews(first_sequence=4, next_sequence=7, stored=packed((2, 3)), removed=packed((9,))))
-    assert mirror.num_cached((1, 2, 3)) == {"a": 3}
+    assert mirror.cached_tokens((1, 2, 3), 1) == {"a": 3}
+
+
+@given(length=st.integers(0, 500), num_keys=st.integers(1, 500))
+def test_long_prompt_is_never_overrated_and_known_to_a_sixteenth(length: int, num_keys: int) -> None:
+    keys = tuple(range(1, num_keys + 1))
+    length = min(length, num_keys)
+    mirror = PrefixMirror(1000)
+    mirror.apply("a", CacheNews(first_sequence=0, next_sequence=1, stored=packed(keys[:length]), is_snapshot=True))
+
+    known = mirror.cached_tokens(keys, 1).get("a", 0)
+
+    assert length - -(-num_keys // MAX_LEVELS) < known <= length or known == length
+    assert mirror.num_cached("a", keys) == length

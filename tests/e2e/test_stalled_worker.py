@@ -1,0 +1,78 @@
+"""A worker that stands still (SIGSTOP) gets no more requests within two report periods, and takes part again later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from router.settings import RouterSettings
+from tests.support.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess
+
+PERIOD_S = RouterSettings().report_period_s
+NUM_AFTER = 12
+LAST_REPORT_S = 0.25
+"""Its last report may still have been on its way."""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def complete(client: httpx.AsyncClient, number: int) -> None:
+    prompt = [3 + (7 * number + offset) % 250 for offset in range(12)]
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == httpx.codes.OK, response.text
+
+
+async def workers(client: httpx.AsyncClient, pool: str) -> dict[int, dict[str, Any]]:
+    """The running workers of a pool by their process ids."""
+    replicas = (await client.get("/status")).json()["pools"][pool]
+    return {replica["pid"]: replica for replica in replicas if replica["state"] == "running"}
+
+
+@asynccontextmanager
+async def standing_still(pid: int) -> AsyncIterator[float]:
+    """The process does nothing in here; yields since when."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 (the kernel tells nobody)
+            await asyncio.sleep(0.01)
+        yield time.monotonic()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("pool", ["decode", "prefill"])
+async def test_stalled_worker_gets_nothing_after_two_report_periods(wide_cluster: ClusterProcess, pool: str) -> None:
+    async with httpx.AsyncClient(base_url=wide_cluster.url, timeout=120.0, trust_env=False) as client:
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while len(before := await workers(client, pool)) != 2:
+            assert time.monotonic() < deadline_s, before
+            await asyncio.sleep(POLL_PERIOD_S)
+        victim = next(iter(before))
+        early: list[asyncio.Task[None]] = []
+        async with standing_still(victim) as since_s:
+            # Requests of the first two periods may go there, and then wait.
+            while time.monotonic() < since_s + 2 * PERIOD_S + LAST_REPORT_S:
+                early.append(asyncio.create_task(complete(client, len(early))))
+                await asyncio.sleep(PERIOD_S / 4)
+
+            # Whoever asks later is answered while it stands still, so nobody's request went there.
+            await asyncio.gather(*(complete(client, 100 + number) for number in range(NUM_AFTER)))
+            assert psutil.Process(victim).status() == psutil.STATUS_STOPPED
+        await asyncio.gather(*early)
+
+        taken = before[victim]["counters"]["num_requests"]
+        number = 1000
+        while (await workers(client, pool)).get(victim, {}).get("counters", {}).get("num_requests", 0) <= taken:
+            assert time.monotonic() < deadline_s + READY_TIMEOUT_S, "it never took part again"
+            await asyncio.gather(*(complete(client, number + index) for index in range(4)))
+            number += 4
