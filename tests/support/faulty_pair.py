@@ -85,9 +85,9 @@ class FaultyPair(Generic[PrefillT]):
             self.prefill.add_request(dataclasses.replace(request, hand_over=True))
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
         while self.prefill.has_unfinished() or self.decode.has_unfinished():
-            deltas = self._step(self.prefill) + self._step(self.decode)
+            deltas = self.step(self.prefill) + self.step(self.decode)
             for delta in deltas:
-                self._take(delta, answers, pending)
+                self.take(delta, answers, pending)
             if not deltas:
                 assert time.monotonic() < deadline_s, f"stuck: {self.reports()}"
                 self.decode.wake.wait(0.001)
@@ -100,8 +100,8 @@ class FaultyPair(Generic[PrefillT]):
         while any(report.num_free_blocks != report.num_blocks for report in self.reports()):
             assert time.monotonic() < deadline_s, f"something is held: {self.reports()}"
             self.decode.wake.wait(0.001)
-            self._step(self.prefill)
-            self._step(self.decode)
+            self.step(self.prefill)
+            self.step(self.decode)
 
     def close(self) -> None:
         """Close both connectors and take in what that ended. Idempotent."""
@@ -114,13 +114,15 @@ class FaultyPair(Generic[PrefillT]):
         return self.prefill.load_report(), self.decode.load_report()
 
     @staticmethod
-    def _step(core: PrefillEngine) -> list[TokenDelta]:
+    def step(core: PrefillEngine) -> list[TokenDelta]:
+        """One step of an engine, if it has work."""
         core.collect()
         if not core.has_work():
             return []
         return [delta for deltas in core.step().values() for delta in deltas]
 
-    def _take(self, delta: TokenDelta, answers: Answers, pending: dict[str, GenerateRequest]) -> None:
+    def take(self, delta: TokenDelta, answers: Answers, pending: dict[str, GenerateRequest]) -> None:
+        """Note a delta; what prefill hands over goes to decode."""
         request_id = delta.request_id
         answers.tokens[request_id].extend(delta.token_ids)
         if delta.finish_reason is FinishReason.HANDED_OVER:
@@ -139,20 +141,36 @@ class FaultyPair(Generic[PrefillT]):
 
 @contextmanager
 def faulty_pair(
-    faults: FaultOptions, *, load_failure_policy: str = "recompute", checksums: bool | None = None
+    faults: FaultOptions,
+    *,
+    load_failure_policy: str = "recompute",
+    checksums: bool | None = None,
+    chunk_tokens: int = 256,
+    num_blocks: int = 512,
+    preemption_probability: float = 0.0,
 ) -> Iterator[FaultyPair[EngineCore]]:
-    """Both engines suffer ``faults``; their connectors are closed at the end."""
+    """Both engines suffer ``faults``; their connectors are closed at the end.
+
+    Prefill computes ``chunk_tokens`` a step, and preempts its requests without need at random.
+    """
     fabric = InProcessFabric()
     options = ConnectorOptions(connector="inproc", checksums=checksums, faults=faults, allow_faults=True)
     scheduler = SchedulerConfig(
         max_num_batched_tokens=256, max_num_seqs=MAX_NUM_SEQS, load_failure_policy=load_failure_policy
     )
 
+    prefill_scheduler = dataclasses.replace(
+        scheduler,
+        max_num_batched_tokens=chunk_tokens,
+        artificial_preemption_probability=preemption_probability,
+        max_num_artificial_preemptions=1_000_000 if preemption_probability else 0,
+    )
+
     def core(engine_id: str) -> EngineCore:
         return chain_engine(
-            num_blocks=512,
+            num_blocks=num_blocks,
             max_model_len=128,
-            scheduler=scheduler,
+            scheduler=prefill_scheduler if engine_id == "prefill" else scheduler,
             build_connector=_builder(fabric, engine_id, options),
         )
 
