@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -60,6 +61,21 @@ SHAPES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedPrompt:
+    """A prompt whose every chunk takes ``chunk_s`` to compute: on a CPU of its own, or (``on_cpu`` False) on a GPU."""
+
+    request_id: str
+    chunks: tuple[tuple[int, ...], ...]
+    chunk_s: float
+    on_cpu: bool
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """All blocks, in prompt order."""
+        return tuple(block_id for chunk in self.chunks for block_id in chunk)
+
+
 class Region:
     """Memory for ``NUM_BLOCKS`` blocks, every page of it touched."""
 
@@ -94,6 +110,11 @@ class SourceProcess:
         """Lease blocks."""
         params: KVTransferParams = self._call("grant", block_ids)
         return params
+
+    def prefill(self, prompt: ChunkedPrompt) -> tuple[KVTransferParams, float]:
+        """Compute a prompt chunk by chunk, announce each, and lease the blocks; also says how long computing took."""
+        params, compute_s = self._call("prefill", prompt)
+        return params, compute_s
 
     def raw(self) -> tuple[bytes, int]:
         """The metadata of the bare agent and the address of the region."""
@@ -148,6 +169,7 @@ def _serve(pipe: Connection, shape: BlockShape) -> None:
         device_index=0,
         memory=MemoryKind.DRAM,
     )
+    workload = CpuWorkload()
     while True:
         method, argument = pipe.recv()
         connector.worker.collect()
@@ -156,6 +178,8 @@ def _serve(pipe: Connection, shape: BlockShape) -> None:
         elif method == "grant":
             num_tokens = len(argument) * shape.layout.block_size
             pipe.send(connector.scheduler.grant_lease(request_id="r", block_ids=argument, num_tokens=num_tokens))
+        elif method == "prefill":
+            pipe.send(_prefill(connector, shape, workload, argument))
         elif method == "raw":
             pipe.send((agent.metadata, region.region.base_address))
         else:
@@ -163,3 +187,40 @@ def _serve(pipe: Connection, shape: BlockShape) -> None:
             agent.close()
             pipe.send(None)
             return
+
+
+class CpuWorkload:
+    """Products of small matrices, counted: the same work takes longer when something else takes the CPU."""
+
+    def __init__(self) -> None:
+        self._matrix = np.full((128, 128), 0.01, dtype=np.float32)
+        started = time.perf_counter()
+        self._multiply(2000)
+        self._products_per_s = 2000 / (time.perf_counter() - started)
+
+    def run(self, seconds: float) -> None:
+        """As much work as takes ``seconds`` on an idle CPU."""
+        self._multiply(int(seconds * self._products_per_s))
+
+    def _multiply(self, num_products: int) -> None:
+        for _ in range(num_products):
+            self._matrix @ self._matrix
+
+
+def _prefill(
+    connector: Connector, shape: BlockShape, workload: CpuWorkload, prompt: ChunkedPrompt
+) -> tuple[KVTransferParams, float]:
+    scheduler, num_announced, compute_s = connector.scheduler, 0, 0.0
+    for number, chunk in enumerate(prompt.chunks, start=1):
+        started = time.perf_counter()
+        if prompt.on_cpu:
+            workload.run(prompt.chunk_s)
+        else:
+            time.sleep(prompt.chunk_s)
+        compute_s += time.perf_counter() - started
+        if number < len(prompt.chunks):
+            scheduler.announce(request_id=prompt.request_id, first_block=num_announced, block_ids=chunk)
+            num_announced += len(chunk)
+    block_ids = prompt.block_ids
+    num_tokens = len(block_ids) * shape.layout.block_size
+    return scheduler.grant_lease(request_id=prompt.request_id, block_ids=block_ids, num_tokens=num_tokens), compute_s
