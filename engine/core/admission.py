@@ -106,7 +106,7 @@ class Admission:
         if early is not None and self._take_over(request, early):
             return Verdict.ADMITTED
         local = self.local_prefix(request)
-        if request.kv_transfer is None and self._is_computed_by_other(request, len(local)):
+        if self._is_brought_by_other(request, len(local)):
             return Verdict.PASSED_OVER
         num_local_tokens = len(local) * self._kv_cache.block_size
         num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
@@ -134,6 +134,8 @@ class Admission:
                 num_tokens=num_known_tokens,
                 block_size=self._kv_cache.block_size,
             )
+            if self._kv_cache.enable_prefix_caching:
+                self._pending.claim(request, self._kv_cache.block_size)
         else:
             self._run(request, draft)
         return Verdict.ADMITTED
@@ -221,12 +223,26 @@ class Admission:
         num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
         return num_fresh + self._headroom(request) - self._kv_cache.num_free_without(local)
 
+    def _is_brought_by_other(self, request: Request, block_index: int) -> bool:
+        """True when a waiting request should wait on: its next block comes without work of its own.
+
+        What one could load or compute is worth waiting for only while somebody else does the same.
+        """
+        if request.kv_transfer is None:
+            return self._is_computed_by_other(request, block_index)
+        block_hash = self._next_shareable(request, block_index)
+        return block_hash is not None and self._pending.is_loaded_by_other(block_hash, request)
+
     def _is_computed_by_other(self, request: Request, block_index: int) -> bool:
         """True when the next block that this request needs is full, and somebody computes it now."""
+        block_hash = self._next_shareable(request, block_index)
+        return block_hash is not None and self._pending.is_computed_by_other(block_hash, request)
+
+    def _next_shareable(self, request: Request, block_index: int) -> BlockHash | None:
         last_shareable = (request.num_tokens - 1) // self._kv_cache.block_size
         if not len(self._pending) or block_index >= last_shareable or request.num_prompt_logprobs is not None:
-            return False
-        return self._pending.is_claimed_by_other(request.block_hashes[block_index], request)
+            return None
+        return request.block_hashes[block_index]
 
     def local_prefix(self, request: Request) -> list[int]:
         """Blocks of the longest cached prefix; the last token is always computed (B1)."""

@@ -1,14 +1,15 @@
-"""Which full blocks of prompts are being computed right now, and by whom. Free of torch.
+"""Which full blocks of prompts are being computed or loaded right now, and by whom. Free of torch.
 
 A block is published only when its step has returned. Until then a second request with the same prompt would compute it
 again; instead it waits for whoever computes it, and finds it in the cache. A burst of prompts with a common prefix
-computes that prefix once, and damaged blocks that several requests share are recomputed once (K4).
+computes that prefix once, and damaged blocks that several requests share are recomputed once (K4). Likewise a prompt
+that several requests bring along, as the choices of one request do, is loaded once (O5).
 """
 
 from __future__ import annotations
 
 from engine.block_hash import BlockHash
-from engine.core.request import Request
+from engine.core.request import Request, RequestState
 
 
 class PendingPrefixes:
@@ -21,16 +22,26 @@ class PendingPrefixes:
         return len(self._owner)
 
     def claim(self, request: Request, block_size: int) -> None:
-        """A request that has its blocks is about to compute what is not published of its known tokens."""
+        """A request that has its blocks is about to compute, or loads, what is not published of its known tokens.
+
+        Whoever computes goes before whoever loads.
+        """
         owner, hashes, confirmed = self._owner, request.block_hashes, request.confirmed_blocks
         for index in range(request.num_published_blocks, request.num_tokens // block_size):
             if index not in confirmed:
-                owner.setdefault(hashes[index], request)
+                known = owner.setdefault(hashes[index], request)
+                if known.state is RequestState.LOADING and request.state is not RequestState.LOADING:
+                    owner[hashes[index]] = request
 
-    def is_claimed_by_other(self, block_hash: BlockHash, request: Request) -> bool:
+    def is_computed_by_other(self, block_hash: BlockHash, request: Request) -> bool:
         """True when another request computes this content now."""
         owner = self._owner.get(block_hash)
-        return owner is not None and owner is not request
+        return owner is not None and owner is not request and owner.state is not RequestState.LOADING
+
+    def is_loaded_by_other(self, block_hash: BlockHash, request: Request) -> bool:
+        """True when another request's load brings this content."""
+        owner = self._owner.get(block_hash)
+        return owner is not None and owner is not request and owner.state is RequestState.LOADING
 
     def published(self, block_hash: BlockHash) -> None:
         """The content can be found now, or its owner gave it up."""
