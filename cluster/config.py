@@ -113,8 +113,9 @@ RouterSection = section_of(
         "read_timeout_s": "How long a request body may take to arrive.",
         "max_num_requests": "Sequences in progress at most; past it the answer is 429.",
         "max_num_queued": "Sequences that wait for room on a decode worker at most; past it the answer is 429.",
-        "max_num_choices": "Largest `n` of a request.",
+        "max_num_choices": "Largest `n` or `best_of` of a request, times its prompts.",
         "max_num_stop_strings": "Stop strings of a request at most.",
+        "max_logprobs": "Most likely tokens that a request may ask for beside each token.",
         "default_timeout_s": "Deadline of a request that names none.",
         "max_timeout_s": "Longest deadline that a request may name.",
         "admin_api": "Take orders to workers at `/admin`. Only where the API listens on this machine alone, or has "

@@ -9,8 +9,10 @@ from typing import Any
 
 from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from router.demand import Demand
+from router.errors import RouterError
 from router.mailbox import Mailbox
 from router.milestones import Milestones
+from router.replica import Replica
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -19,6 +21,8 @@ class Generation:
 
     ``output_token_ids`` are all tokens so far: another worker can continue from them. ``stage`` says what the request
     is waiting for, for error messages. ``deadline_s`` is in the event loop's time.
+    ``leader`` is the first sequence of the same prompt, if this is not the first; ``begun`` is set once the first
+    token is there, or never will be; the replicas are those where the sequence went first.
     """
 
     request: GenerateRequest
@@ -30,6 +34,10 @@ class Generation:
     mailbox: Mailbox = field(default_factory=Mailbox)
     task: asyncio.Task[None] | None = None
     times: Milestones = field(default_factory=Milestones)
+    leader: Generation | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    prefill_replica: Replica | None = None
+    decode_replica: Replica | None = None
     _stage: str = "admission"
 
     @property
@@ -70,8 +78,14 @@ class Generation:
         self.task = asyncio.create_task(life)
         return self.task
 
+    def end(self, error: RouterError | None) -> None:
+        """Nothing comes any more. Only the first call counts."""
+        self.begun.set()
+        self.mailbox.end(error)
+
     def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
         """Pass new tokens on to the consumer."""
+        self.begun.set()
         self.output_token_ids.extend(delta.token_ids)
         if delta.token_ids:
             self.times.token(delta.queue_s)

@@ -77,10 +77,19 @@ class Orchestrator:
         """Requests that wait for room on a decode replica."""
         return self._admission.num_waiting
 
-    def start(self, request: GenerateRequest, *, timeout_s: float, session_id: str | None = None) -> Generation:
+    def start(
+        self,
+        request: GenerateRequest,
+        *,
+        timeout_s: float,
+        session_id: str | None = None,
+        leader: Generation | None = None,
+    ) -> Generation:
         """Accept a request: from here on it ends exactly once, within ``timeout_s``.
 
-        Requests of one ``session_id`` go to the same replicas where that is possible.
+        Requests of one ``session_id`` go to the same replicas where that is possible. With a ``leader``, whose prompt
+        is the same, it waits until that one has its first token, and goes where that one went: the prompt is computed
+        and moved once, and both share its blocks (O5).
 
         Raises:
             QueueFullError: As many as allowed are in progress.
@@ -99,6 +108,7 @@ class Orchestrator:
             timeout_s=timeout_s,
             deadline_s=deadline_s,
             mailbox=Mailbox(self._pacer),
+            leader=leader,
         )
         self._counters.num_requests += 1
         self._counters.num_prompt_tokens += len(request.prompt_token_ids)
@@ -118,7 +128,7 @@ class Orchestrator:
     def _forget(self, task: asyncio.Task[None], generation: Generation) -> None:
         self._alive.discard(task)
         # A task cancelled before its first step never ran _drive.
-        generation.mailbox.end(RequestCancelledError())
+        generation.end(RequestCancelledError())
 
     async def _drive(self, generation: Generation) -> None:
         counters = self._counters
@@ -146,9 +156,11 @@ class Orchestrator:
             error = RouterError("the router failed on this request; its log says why")
         finally:
             counters.num_generated_tokens += len(generation.output_token_ids)
-            generation.mailbox.end(error)
+            generation.end(error)
 
     async def _live(self, generation: Generation) -> None:
+        if generation.leader is not None:
+            await generation.leader.begun.wait()
         reservation = await self._reserve(generation)
         try:
             if reservation is not None and self._is_short(generation, reservation.replica):
@@ -177,7 +189,25 @@ class Orchestrator:
             return None
         num_growth = min(request.sampling.max_tokens, self._settings.growth_headroom_tokens)
         num_blocks = self._decode_pool.blocks_for(len(request.prompt_token_ids) + num_growth)
-        return await self._admission.reserve(generation.demand, num_blocks=num_blocks, priority=request.priority)
+        reservation = self._reserve_beside_leader(generation, num_blocks)
+        if reservation is None:
+            reservation = await self._admission.reserve(
+                generation.demand, num_blocks=num_blocks, priority=request.priority
+            )
+        generation.decode_replica = reservation.replica
+        return reservation
+
+    def _reserve_beside_leader(self, generation: Generation, num_blocks: int) -> Reservation | None:
+        """Room where the blocks of the same prompt are already, for all but those; None where there is none."""
+        replica = generation.leader.decode_replica if generation.leader is not None else None
+        if replica is None or not self._decode_pool.is_usable(replica):
+            return None
+        # Full blocks are shared; the last one, which the output goes on in, each has for itself.
+        num_full = self._decode_pool.blocks_for(len(generation.request.prompt_token_ids) + 1) - 1
+        num_own = num_blocks - num_full
+        if replica.num_available_blocks < num_own and not replica.is_idle:
+            return None
+        return self._decode_pool.reserve(replica, num_blocks=num_own)
 
     def _is_short(self, generation: Generation, replica: Replica) -> bool:
         """True when the decode replica should compute by itself what it lacks of the prompt."""
@@ -185,6 +215,8 @@ class Orchestrator:
         if not limit:
             return False
         num_tokens = len(generation.request.prompt_token_ids)
+        if generation.request.sampling.num_prompt_logprobs is not None:
+            return num_tokens <= limit
         return num_tokens - self._decode_pool.num_cached_tokens(replica, generation.demand) <= limit
 
     async def _prefill(self, generation: Generation, decode: Reservation | None) -> tuple[str, TokenDelta]:
@@ -203,9 +235,12 @@ class Orchestrator:
             if policy != "fail" and not self._prefill_pool.has_any():
                 raise PrefillLostError(loss.reason or "no prefill replica takes requests")
             self._counters.num_prefill_retries += attempt > 0
-            replica = await self._prefill_pool.choose_or_wait(generation.demand, tried, is_retry=attempt > 0)
+            replica = self._leaders_prefill(generation) if attempt == 0 else None
+            if replica is None:
+                replica = await self._prefill_pool.choose_or_wait(generation.demand, tried, is_retry=attempt > 0)
             tried.add(replica.replica_id)
-            if decode is not None:
+            generation.prefill_replica = replica
+            if decode is not None and generation.leader is None:
                 self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
             delta = await self._try_prefill(generation, replica, loss)
             if delta is not None:
@@ -218,6 +253,11 @@ class Orchestrator:
             code="prefill_failed",
             retry_after_s=self._settings.retry_after_s,
         )
+
+    def _leaders_prefill(self, generation: Generation) -> Replica | None:
+        """The replica that has the KV of the same prompt already, if it can be used."""
+        replica = generation.leader.prefill_replica if generation.leader is not None else None
+        return replica if replica is not None and self._prefill_pool.is_usable(replica) else None
 
     async def _try_prefill(self, generation: Generation, replica: Replica, loss: Loss) -> TokenDelta | None:
         """The first token from one replica; None when another one should be tried, and then ``loss`` says why."""

@@ -23,9 +23,10 @@ from router.pool import ReplicaPool
 from router.router_report import NoPeers, RouterPeers
 from router.settings import RouterSettings
 from router.text.chat_template import ChatTemplate, load_chat_template
-from router.text.detokenizer import DetokenizerFactory
+from router.text.detokenizer import Detokenizer, DetokenizerFactory
 from router.text.generation_config import GenerationDefaults, load_generation_defaults
 from router.text.stop_strings import StopStrings
+from router.text.token_spelling import TokenSpeller
 from router.text.tokenizer import Tokenizer
 from router.text_output import TextOutput
 from router.worker_link import WorkerLink
@@ -36,7 +37,10 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one."""
+    """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one.
+
+    ``is_prompt_only`` asks what the model says of the prompt, and for no output.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -49,6 +53,8 @@ class TextRequest:
     cache_salt: str | None = None
     timeout_s: float | None = None
     session_id: str | None = None
+    shows_logprobs: bool = False
+    is_prompt_only: bool = False
 
 
 class RouterService:
@@ -79,6 +85,7 @@ class RouterService:
         )
         self.defaults: GenerationDefaults = load_generation_defaults(model_dir, self.tokenizer)
         self._detokenizers = DetokenizerFactory(self.tokenizer)
+        self.speller = TokenSpeller(self.tokenizer, self._detokenizers.table)
         self.counters = RouterCounters()
         self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
         self._links = (
@@ -197,33 +204,51 @@ class RouterService:
             if not pool.has_any():
                 raise NoReplicaError(role=pool.role, retry_after_s=self.settings.retry_after_s)
 
-    def generate(self, text: TextRequest) -> TextOutput:
+    def generate(self, text: TextRequest, *, leader: TextOutput | None = None) -> TextOutput:
         """Accept a request and let it run.
+
+        ``leader`` is the first choice for the same prompt: this one runs where it runs, once the prompt's KV is there.
 
         Raises:
             QueueFullError: Too many are in progress.
         """
         seed = secrets.randbits(63) if text.seed is None else text.seed % 2**63
+        sampling = replace(text.sampling, seed=seed)
+        if leader is not None:
+            # What is said of the prompt is the same for all choices: one asks.
+            sampling = replace(sampling, num_prompt_logprobs=None)
         request = GenerateRequest(
             request_id=text.request_id,
             prompt_token_ids=text.prompt_token_ids,
-            sampling=replace(text.sampling, seed=seed),
+            sampling=sampling,
             priority=text.priority,
             arrival_s=time.time(),
             cache_salt=text.cache_salt,
         )
         timeout_s = self.settings.default_timeout_s if text.timeout_s is None else text.timeout_s
-        generation = self._orchestrator.start(request, timeout_s=timeout_s, session_id=text.session_id)
+        generation = self._orchestrator.start(
+            request,
+            timeout_s=timeout_s,
+            session_id=text.session_id,
+            leader=leader.generation if leader is not None else None,
+        )
         sampling = request.sampling
         asks_for_logprobs = sampling.num_logprobs is not None or sampling.num_prompt_logprobs is not None
         generation.mailbox.joins_deltas = not text.stop and not asks_for_logprobs
         return TextOutput(
             generation,
-            detokenizer=self._detokenizers.make(text.prompt_token_ids, skip_special_tokens=text.skip_special_tokens),
+            detokenizer=self.detokenizer(text.prompt_token_ids, skip_special_tokens=text.skip_special_tokens),
             stops=StopStrings(text.stop, include=text.include_stop),
             metrics=self.metrics,
             skip_stop_token=not text.include_stop,
+            shows_logprobs=text.shows_logprobs,
+            is_prompt_only=text.is_prompt_only,
+            leader=leader,
         )
+
+    def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
+        """Turns the tokens that follow a prompt into text."""
+        return self._detokenizers.make(prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
     def served_models(self) -> Sequence[str]:
         """The names under which requests may ask."""

@@ -51,6 +51,7 @@ class RouterSettings:
     max_num_queued: int = 1024
     max_num_choices: int = 128
     max_num_stop_strings: int = 16
+    max_logprobs: int = 20
     default_timeout_s: float = 600.0
     max_timeout_s: float = 3600.0
     default_max_tokens: int | None = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-from engine.messages import FinishReason, TokenDelta
+from engine.messages import FinishReason, LogprobTable, TokenDelta
 from router.errors import RequestCancelledError, RouterError
 from router.generation import Generation
+from router.logprob_trail import LogprobTrail, TokenEntry
 from router.metrics import RouterMetrics
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
@@ -16,21 +16,26 @@ from router.text.stop_strings import StopStrings
 FinishName: TypeAlias = Literal["stop", "length"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPiece:
+class TextPiece(NamedTuple):
     """What one delta adds to the answer. ``text`` can be empty while ``token_ids`` are not: it is held back.
 
     ``stop_reason`` is the stop string or the stop token id that ended the text; None for the model's own end.
+    ``entries`` are of the tokens whose text is complete with this piece, where log-probabilities are to be shown.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishName | None = None
     stop_reason: str | int | None = None
+    entries: tuple[TokenEntry, ...] = ()
 
 
 class TextOutput:
-    """Consumes a generation. Ends it itself when a stop string is complete."""
+    """Consumes a generation. Ends it itself when a stop string is complete.
+
+    ``leader`` is the first output of the same prompt, which is told about the prompt; None for that one itself.
+    ``is_prompt_only`` leaves out all that is generated.
+    """
 
     def __init__(
         self,
@@ -40,18 +45,36 @@ class TextOutput:
         stops: StopStrings,
         metrics: RouterMetrics,
         skip_stop_token: bool = True,
+        shows_logprobs: bool = False,
+        is_prompt_only: bool = False,
+        leader: TextOutput | None = None,
     ) -> None:
         self._generation = generation
         self._detokenizer = detokenizer
         self._stops = stops
         self._metrics = metrics
         self._skip_stop_token = skip_stop_token
+        self._trail = LogprobTrail() if shows_logprobs else None
+        self._is_prompt_only = is_prompt_only
+        self._leader = leader
+        self._prompt_logprobs: LogprobTable | None = None
         self._last_s = 0.0
         self._is_counted = False
         self.is_finished = False
         self.num_prompt_tokens = len(generation.request.prompt_token_ids)
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
+        self.cumulative_logprob = 0.0
+
+    @property
+    def generation(self) -> Generation:
+        """What runs."""
+        return self._generation
+
+    @property
+    def prompt_logprobs(self) -> LogprobTable | None:
+        """What was asked for about the prompt; there from the first piece on."""
+        return self._prompt_logprobs if self._leader is None else self._leader.prompt_logprobs
 
     @property
     def request_id(self) -> str:
@@ -108,26 +131,47 @@ class TextOutput:
     def _piece(self, delta: TokenDelta) -> TextPiece:
         if delta.num_cached_tokens is not None and self.num_output_tokens == 0:
             self.num_cached_tokens = delta.num_cached_tokens
+        if delta.logprobs is not None and delta.logprobs.prompt is not None:
+            self._prompt_logprobs = delta.logprobs.prompt
+        if self._is_prompt_only:
+            self.is_finished = True
+            return TextPiece(text="", token_ids=(), finish_reason="length")
         self.num_output_tokens += len(delta.token_ids)
-        is_stop_token = delta.stop_token_id is not None and self._skip_stop_token
-        visible = delta.token_ids[:-1] if is_stop_token else delta.token_ids
-        text = self._detokenizer.push(visible)
+        text = self._decode(delta)
         if delta.finish_reason is not None:
             text += self._detokenizer.finish()
         match = self._stops.push(text)
         if match.stop is not None:
-            self.is_finished = True
             self._generation.finish_early()
-            return TextPiece(text=match.text, token_ids=delta.token_ids, finish_reason="stop", stop_reason=match.stop)
+            return self._last_piece(match.text, delta, "stop", match.stop)
         if delta.finish_reason is None:
-            return TextPiece(text=match.text, token_ids=delta.token_ids)
+            entries = self._trail.emit(len(match.text)) if self._trail is not None else ()
+            return TextPiece(match.text, delta.token_ids, None, None, entries)
+        reason: FinishName = "length" if delta.finish_reason is FinishReason.LENGTH else "stop"
+        return self._last_piece(match.text + self._stops.finish(), delta, reason, self._stop_reason(delta))
+
+    def _last_piece(self, text: str, delta: TokenDelta, reason: FinishName, stop: str | int | None) -> TextPiece:
         self.is_finished = True
-        return TextPiece(
-            text=match.text + self._stops.finish(),
-            token_ids=delta.token_ids,
-            finish_reason="length" if delta.finish_reason is FinishReason.LENGTH else "stop",
-            stop_reason=self._stop_reason(delta),
-        )
+        entries = self._trail.finish() if self._trail is not None else ()
+        return TextPiece(text, delta.token_ids, reason, stop, entries)
+
+    def _decode(self, delta: TokenDelta) -> str:
+        """The text that a delta's tokens complete."""
+        is_stop_token = delta.stop_token_id is not None and self._skip_stop_token
+        visible = delta.token_ids[:-1] if is_stop_token else delta.token_ids
+        if delta.logprobs is None:
+            return self._detokenizer.push(visible)
+        texts: list[str] = []
+        for index, said in enumerate(delta.logprobs.tokens):
+            self.cumulative_logprob += said.logprobs[0]
+            text = self._detokenizer.push(visible[index : index + 1]) if index < len(visible) else ""
+            texts.append(text)
+            if self._trail is not None:
+                is_incomplete = self._detokenizer.is_incomplete
+                self._trail.push(said, num_characters=len(text), is_incomplete=is_incomplete)
+        if not delta.logprobs.tokens:
+            texts.append(self._detokenizer.push(visible))
+        return "".join(texts)
 
     def _stop_reason(self, delta: TokenDelta) -> int | None:
         asked_for = self._generation.request.sampling.stop_token_ids

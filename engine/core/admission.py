@@ -128,17 +128,24 @@ class Admission:
         request.num_computed_tokens = num_local_tokens
         self._count_hits(request, num_local_tokens)
         if match.num_tokens:
-            self._remote.begin(
-                request,
-                num_local_blocks=len(local),
-                num_tokens=num_known_tokens,
-                block_size=self._kv_cache.block_size,
-            )
-            if self._kv_cache.enable_prefix_caching:
-                self._pending.claim(request, self._kv_cache.block_size)
+            self._load(request, num_local_blocks=len(local), num_tokens=num_known_tokens)
         else:
             self._run(request, draft)
         return Verdict.ADMITTED
+
+    def _load(self, request: Request, *, num_local_blocks: int, num_tokens: int, stream_id: str | None = None) -> None:
+        """Load the KV of known tokens up to ``num_tokens``; who brings the same along waits for it."""
+        block_size = self._kv_cache.block_size
+        self._remote.begin(
+            request,
+            num_local_blocks=num_local_blocks,
+            num_tokens=num_tokens,
+            block_size=block_size,
+            stream_id=stream_id,
+        )
+        if self._kv_cache.enable_prefix_caching:
+            request.hashes(block_size)
+            self._pending.claim(request, block_size)
 
     def _take_over(self, request: Request, early: EarlyLoad) -> bool:
         """Go on with what an early load of this very request holds; False, and it is dropped, when that is no use."""
@@ -154,11 +161,10 @@ class Admission:
         request.num_published_blocks = early.num_local_blocks
         request.num_computed_tokens = num_local_tokens
         self._count_hits(request, num_local_tokens)
-        self._remote.begin(
+        self._load(
             request,
             num_local_blocks=early.num_local_blocks,
             num_tokens=min(num_local_tokens + match.num_tokens, request.num_tokens),
-            block_size=self._kv_cache.block_size,
             stream_id=early.stream_id,
         )
         return True

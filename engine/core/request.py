@@ -105,7 +105,7 @@ class Request:
         self.num_remote_tokens = 0
         self.queue_s = 0.0
         self.is_silent = True
-        is_first = not message.output_token_ids and message.kv_transfer is None
+        is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first
         self.prompt_logprobs = PromptLogprobs(self.num_prompt_tokens) if wants_prompt else None
 

@@ -7,30 +7,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from router.api.logprobs_answer import LogprobsAnswer, prompt_logprobs
 from router.api.usage import usage
+from router.logprob_trail import TokenEntry
 from router.text_output import TextOutput, TextPiece
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Collected:
     """One choice of a whole answer, as far as it came."""
 
+    output: TextOutput
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    entries: list[TokenEntry] = field(default_factory=list)
 
     def add(self, piece: TextPiece) -> None:
         """Take one piece."""
         self.text.append(piece.text)
         self.token_ids.extend(piece.token_ids)
+        self.entries.extend(piece.entries)
         self.finish_reason = piece.finish_reason
         self.stop_reason = piece.stop_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What every message of one answer repeats, and what the client asked to be in it."""
+    """What every message of one answer repeats, and what the client asked to be in it.
+
+    ``num_candidates_per_prompt`` outputs are generated for each prompt, and the best ``num_choices_per_prompt`` given.
+    ``logprobs`` writes log-probabilities where any are to be told: in ``logprobs`` if ``shows_logprobs``, in
+    ``prompt_logprobs`` if there is a number of them.
+    """
 
     answer_id: str
     created_s: int
@@ -39,10 +49,31 @@ class AnswerHead:
     continuous_usage: bool = False
     return_token_ids: bool = False
     num_choices_per_prompt: int = 1
+    num_candidates_per_prompt: int = 1
+    logprobs: LogprobsAnswer | None = None
+    shows_logprobs: bool = False
+    num_prompt_logprobs: int | None = None
 
     def usage(self, outputs: Sequence[TextOutput]) -> dict[str, object]:
-        """The usage of all choices together."""
-        return usage(outputs, num_choices_per_prompt=self.num_choices_per_prompt)
+        """The usage of all that was generated."""
+        return usage(outputs, num_choices_per_prompt=self.num_candidates_per_prompt)
+
+    def chosen(self, candidates: Sequence[Collected]) -> list[Collected]:
+        """The candidates to give: of each prompt those with the highest sum of log-probabilities, the best first."""
+        size = self.num_candidates_per_prompt
+        if size == self.num_choices_per_prompt:
+            return list(candidates)
+        groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
+        ranked = [sorted(group, key=lambda item: -item.output.cumulative_logprob) for group in groups]
+        return [item for group in ranked for item in group[: self.num_choices_per_prompt]]
+
+    def prompt_logprobs(self, output: TextOutput) -> list[object]:
+        """The field ``prompt_logprobs`` for an output's prompt."""
+        table = output.prompt_logprobs
+        assert table is not None
+        assert self.logprobs is not None
+        assert self.num_prompt_logprobs is not None
+        return prompt_logprobs(table, self.logprobs.speller, num_top=self.num_prompt_logprobs)
 
 
 class AnswerFormat(Protocol):
@@ -76,11 +107,13 @@ class EventWriter:
         )
         self._suffix = '],"usage":null}\n\n' if head.include_usage else "]}\n\n"
 
-    def write(self, choice: str, output: TextOutput) -> bytes:
-        """An event with one choice, given as JSON."""
+    def write(self, choice: str, output: TextOutput, *, extra: str = "") -> bytes:
+        """An event with one choice, given as JSON, and possibly with more fields of its own."""
         if self.head.continuous_usage:
             counts = json.dumps(self.head.usage((output,)))
-            return f'{self._prefix}{choice}],"usage":{counts}}}\n\n'.encode()
+            return f'{self._prefix}{choice}]{extra},"usage":{counts}}}\n\n'.encode()
+        if extra:
+            return f"{self._prefix}{choice}]{extra}{self._suffix[1:]}".encode()
         return f"{self._prefix}{choice}{self._suffix}".encode()
 
     def write_usage(self, outputs: Sequence[TextOutput]) -> bytes:

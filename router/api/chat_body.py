@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from router.api.generate_body import MAX_INT64, GenerateBody, StrictBody
+from router.api.generate_body import MAX_INT64, GenerateBody, NumLogprobs, StrictBody
 
 
 class TextPart(StrictBody):
@@ -34,8 +34,6 @@ class ChatBody(GenerateBody):
         "parallel_tool_calls": (None, True, False),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
-        "logprobs": (None, False),
-        "top_logprobs": (None, 0),
         "modalities": (None, ["text"]),
         "audio": (None,),
         "prediction": (None,),
@@ -44,8 +42,6 @@ class ChatBody(GenerateBody):
         "web_search_options": (None,),
         "chat_template": (None,),
         "documents": (None, []),
-        "echo": (None, False),
-        "add_special_tokens": (None, False),
     }
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
@@ -53,3 +49,7 @@ class ChatBody(GenerateBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None

@@ -10,28 +10,35 @@ from router.text_output import TextOutput, TextPiece
 
 
 class ChatFormat:
-    """Writes chat completions and their chunks."""
+    """Writes chat completions and their chunks. ``echo`` is the message to be repeated before the answer."""
 
-    def __init__(self, head: AnswerHead) -> None:
+    def __init__(self, head: AnswerHead, *, echo: str = "") -> None:
         self.head = head
+        self._echo = echo
         self._writer = EventWriter(head, kind="chat.completion.chunk")
 
     def opening(self, index: int, output: TextOutput) -> bytes:
-        """The role comes before any text."""
+        """The role comes before any text, and then what is repeated."""
         ids = f',"prompt_token_ids":{json.dumps(output.prompt_token_ids)}' if self.head.return_token_ids else ""
-        choice = (
-            f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null{ids}}}'
-        )
-        return self._writer.write(choice, output)
+        role = '{"role":"assistant","content":""}'
+        opening = self._writer.write(self._piece(index, role), output, extra=ids)
+        if not self._echo:
+            return opening
+        return opening + self._writer.write(self._piece(index, f'{{"content":{json.dumps(self._echo)}}}'), output)
+
+    @staticmethod
+    def _piece(index: int, delta: str) -> str:
+        return f'{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":null}}'
 
     def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
         """One piece as an event; empty when it has nothing to say yet."""
         wants_ids = self.head.return_token_ids
-        if not piece.text and piece.finish_reason is None and not wants_ids:
+        if not piece.text and piece.finish_reason is None and not wants_ids and not piece.entries:
             return b""
         delta = f'{{"content":{json.dumps(piece.text)}}}' if piece.text or piece.finish_reason is None else "{}"
         fields = finish_fields(piece, return_token_ids=wants_ids)
-        return self._writer.write(f'{{"index":{index},"delta":{delta},"logprobs":null,{fields}}}', output)
+        logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"
+        return self._writer.write(f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},{fields}}}', output)
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
         """The last event of a stream with usage."""
@@ -50,16 +57,20 @@ class ChatFormat:
         }
         if head.return_token_ids:
             body["prompt_token_ids"] = outputs[0].prompt_token_ids
+        if head.num_prompt_logprobs is not None:
+            body["prompt_logprobs"] = head.prompt_logprobs(outputs[0])
         return json.dumps(body).encode()
 
     def _choice(self, index: int, choice: Collected) -> dict[str, object]:
+        head = self.head
+        shows = head.logprobs if head.shows_logprobs else None
         fields: dict[str, object] = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
-            "logprobs": None,
+            "message": {"role": "assistant", "content": self._echo + "".join(choice.text), "refusal": None},
+            "logprobs": None if shows is None else shows.chat(choice.entries),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
-        if self.head.return_token_ids:
+        if head.return_token_ids:
             fields["token_ids"] = choice.token_ids
         return fields

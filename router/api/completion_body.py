@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
-from router.api.generate_body import GenerateBody, TokenId
+from router.api.generate_body import MAX_INT64, GenerateBody, NumLogprobs, TokenId
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
@@ -38,14 +38,18 @@ millions would otherwise make as many errors."""
 
 
 class CompletionBody(GenerateBody):
-    """Parameters of a text completion. ``prompt`` is one text, one list of token ids, or a batch of either."""
+    """Parameters of a text completion. ``prompt`` is one text, one list of token ids, or a batch of either.
+
+    ``max_tokens`` 0 generates nothing, and is allowed with ``echo``.
+    """
 
     neutral_values: ClassVar[dict[str, tuple[object, ...]]] = {
         **GenerateBody.neutral_values,
-        "logprobs": (None,),
         "suffix": (None, ""),
     }
 
     prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT64)
+    logprobs: NumLogprobs | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from router.api.answer_format import AnswerHead, Collected, EventWriter, finish_fields
+from router.api.logprobs_answer import PlacedToken, placed
 from router.text_output import TextOutput, TextPiece
 
 
@@ -22,17 +23,18 @@ class CompletionFormat:
         if not self._echoes and not self.head.return_token_ids:
             return b""
         ids = f',"prompt_token_ids":{json.dumps(output.prompt_token_ids)}' if self.head.return_token_ids else ""
-        text = json.dumps(self._echo(index))
-        choice = f'{{"index":{index},"text":{text},"logprobs":null,"finish_reason":null{ids}}}'
+        text, logprobs = json.dumps(self._echo(index)), self._logprobs_json(self._echoed_tokens(index, output))
+        choice = f'{{"index":{index},"text":{text},"logprobs":{logprobs},"finish_reason":null{ids}}}'
         return self._writer.write(choice, output)
 
     def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
         """One piece as an event; empty when it has nothing to say yet."""
         wants_ids = self.head.return_token_ids
-        if not piece.text and piece.finish_reason is None and not wants_ids:
+        if not piece.text and piece.finish_reason is None and not wants_ids and not piece.entries:
             return b""
         fields = finish_fields(piece, return_token_ids=wants_ids)
-        choice = f'{{"index":{index},"text":{json.dumps(piece.text)},"logprobs":null,{fields}}}'
+        logprobs = self._logprobs_json(placed(piece.entries, len(self._echo(index)))) if piece.entries else "null"
+        choice = f'{{"index":{index},"text":{json.dumps(piece.text)},"logprobs":{logprobs},{fields}}}'
         return self._writer.write(choice, output)
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
@@ -47,23 +49,41 @@ class CompletionFormat:
             "object": "text_completion",
             "created": head.created_s,
             "model": head.model,
-            "choices": [self._choice(index, choice, outputs[index]) for index, choice in enumerate(choices)],
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": head.usage(outputs),
         }
         return json.dumps(body).encode()
 
-    def _choice(self, index: int, choice: Collected, output: TextOutput) -> dict[str, object]:
+    def _choice(self, index: int, choice: Collected) -> dict[str, object]:
         fields: dict[str, object] = {
             "index": index,
             "text": self._echo(index) + "".join(choice.text),
-            "logprobs": None,
+            "logprobs": self._logprobs(index, choice),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if self.head.return_token_ids:
             fields["token_ids"] = choice.token_ids
-            fields["prompt_token_ids"] = output.prompt_token_ids
+            fields["prompt_token_ids"] = choice.output.prompt_token_ids
+        if self.head.num_prompt_logprobs is not None:
+            fields["prompt_logprobs"] = self.head.prompt_logprobs(choice.output)
         return fields
+
+    def _logprobs(self, index: int, choice: Collected) -> dict[str, object] | None:
+        if self.head.logprobs is None or not self.head.shows_logprobs:
+            return None
+        tokens = self._echoed_tokens(index, choice.output)
+        return self.head.logprobs.completion([*tokens, *placed(choice.entries, len(self._echo(index)))])
+
+    def _logprobs_json(self, tokens: Sequence[PlacedToken]) -> str:
+        return "null" if self.head.logprobs is None else self.head.logprobs.completion_json(tokens)
+
+    def _echoed_tokens(self, index: int, output: TextOutput) -> list[PlacedToken]:
+        """The prompt's tokens where they are to be told of; of all choices of a prompt they are the same."""
+        table, head = output.prompt_logprobs, self.head
+        if not self._echoes or not head.shows_logprobs or head.logprobs is None or table is None:
+            return []
+        return head.logprobs.placed_prompt(output.prompt_token_ids, self._echo(index), table)
 
     def _echo(self, index: int) -> str:
         return self._echoes[index // self.head.num_choices_per_prompt] if self._echoes else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -10,8 +10,14 @@ from router.errors import UnsupportedParameterError
 
 MAX_INT64 = 2**63 - 1
 MAX_NUM_FIELDS = 256
+MAX_NUM_BIASES = 1024
+MAX_NUM_BAD_WORDS = 1024
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+BiasKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+BadWord = Annotated[str, Field(min_length=1, max_length=1000)]
+NumLogprobs = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
 class UnsupportedValueError(ValueError):
@@ -22,11 +28,15 @@ class UnsupportedValueError(ValueError):
         super().__init__(self.refusal.message)
 
 
-def _with_few_fields(data: Any) -> Any:
+def _with_few_fields(data: Any, limit: int = MAX_NUM_FIELDS) -> Any:
     """Each wrong field would make an error of its own, and a body has room for many."""
-    if isinstance(data, dict) and len(data) > MAX_NUM_FIELDS:
-        raise ValueError(f"an object has {len(data)} fields, the limit is {MAX_NUM_FIELDS}")
+    if isinstance(data, dict) and len(data) > limit:
+        raise ValueError(f"an object has {len(data)} fields, the limit is {limit}")
     return data
+
+
+def _with_few_biases(data: Any) -> Any:
+    return _with_few_fields(data, MAX_NUM_BIASES)
 
 
 class StrictBody(BaseModel):
@@ -51,11 +61,6 @@ class GenerateBody(StrictBody):
     """Parameters of both endpoints. A value of None is the same as none."""
 
     neutral_values: ClassVar[dict[str, tuple[object, ...]]] = {
-        "best_of": (None, 1),
-        "logit_bias": (None, {}),
-        "allowed_token_ids": (None,),
-        "bad_words": (None, []),
-        "prompt_logprobs": (None, 0),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1, 1.0),
         "guided_json": (None,),
@@ -66,6 +71,7 @@ class GenerateBody(StrictBody):
         "response_format": (None, {"type": "text"}),
         "service_tier": (None, "auto", "default"),
         "store": (None, False),
+        "spaces_between_special_tokens": (None, True),
     }
     """Parameters that we know and do not support, with the values that change nothing."""
 
@@ -78,6 +84,7 @@ class GenerateBody(StrictBody):
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     seed: int | None = Field(None, ge=-MAX_INT64 - 1, le=MAX_INT64)
     n: int | None = Field(None, ge=1)
+    best_of: int | None = Field(None, ge=1)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
@@ -86,7 +93,12 @@ class GenerateBody(StrictBody):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
+    logit_bias: Annotated[dict[BiasKey, Bias], BeforeValidator(_with_few_biases)] | None = None
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, fail_fast=True)
+    bad_words: list[BadWord] | None = Field(None, max_length=MAX_NUM_BAD_WORDS, fail_fast=True)
+    prompt_logprobs: NumLogprobs | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_INT64)] | Literal[-1] | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     stream: bool | None = None

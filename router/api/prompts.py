@@ -47,8 +47,15 @@ async def chat_prompt(service: RouterService, body: ChatBody) -> tuple[int, ...]
     """
     text = render_chat(service, body)
     _check_text_length(service, text, body, param="messages")
-    ids = await encode(service, text, add_special_tokens=False)
-    return _checked(_truncated(ids, body.truncate_prompt_tokens), param="messages")
+    ids = await encode(service, text, add_special_tokens=bool(body.add_special_tokens))
+    return _checked(_truncated(service, ids, body), param="messages")
+
+
+def echoed_message(body: ChatBody) -> str:
+    """The final message where the answer is to repeat it: one of the speaker who goes on."""
+    final = _plain(body.messages[-1])
+    goes_on = bool(body.continue_final_message) or body.add_generation_prompt is False
+    return str(final["content"]) if body.echo and (goes_on or final["role"] == "assistant") else ""
 
 
 def render_chat(service: RouterService, body: ChatFields) -> str:
@@ -99,7 +106,7 @@ async def completion_prompts(service: RouterService, body: CompletionBody) -> li
         rows = cast("list[list[int]]", items)
         for ids in rows:
             check_vocabulary(ids, service.vocab_size(), param="prompt")
-    return [_checked(_truncated(ids, body.truncate_prompt_tokens), param="prompt") for ids in rows]
+    return [_checked(_truncated(service, ids, body), param="prompt") for ids in rows]
 
 
 def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts: int, param: str) -> None:
@@ -108,13 +115,13 @@ def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts
     Raises:
         InvalidRequestError: It does.
     """
-    num_choices = body.n or 1
+    name, num_choices = ("best_of", body.best_of) if body.best_of else ("n", body.n or 1)
     if num_prompts * num_choices > service.settings.max_num_choices:
         raise InvalidRequestError(
-            f"{num_prompts} prompts with n={num_choices} are {num_prompts * num_choices} choices, "
+            f"{num_prompts} prompts with {name}={num_choices} are {num_prompts * num_choices} choices, "
             f"the limit is {service.settings.max_num_choices}",
             code="invalid_parameter",
-            param="n" if num_choices > 1 else param,
+            param=name if num_choices > 1 else param,
         )
 
 
@@ -159,8 +166,14 @@ def _without_end_of_turn(text: str, final: str) -> str:
     return text[: index + len(final)]
 
 
-def _truncated(ids: Sequence[int], limit: int | None) -> Sequence[int]:
-    return ids if limit is None else ids[-limit:]
+def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody) -> Sequence[int]:
+    """The last tokens of a prompt, as many as asked for; -1 asks for as many as leave room for the answer."""
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return ids
+    if limit == -1:
+        limit = max(service.max_model_len() - max(body.max_tokens or 1, 1), 1)
+    return ids[-limit:]
 
 
 def _checked(ids: Sequence[int], *, param: str) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class GenerationResponse(Response):
         self._outputs = outputs
         self._answer = answer
         self._stream = stream
+        self._opened: set[int] = set()
         self._is_client_gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +59,7 @@ class GenerationResponse(Response):
         self._cancel()
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = [Collected() for _ in self._outputs]
+        choices = [Collected(output) for output in self._outputs]
         try:
             async for index, pieces in merged(self._outputs):
                 for piece in pieces:
@@ -66,7 +67,7 @@ class GenerationResponse(Response):
         except RouterError as error:
             await self._send_error(error, scope, receive, send)
             return
-        body = self._answer.whole(choices, self._outputs)
+        body = self._answer.whole(self._answer.head.chosen(choices), self._outputs)
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,8 +83,7 @@ class GenerationResponse(Response):
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        openings = [self._answer.opening(index, output) for index, output in enumerate(self._outputs)]
-        await self._write(send, b"".join([*openings, *self._events(*first)]))
+        await self._write(send, b"".join(self._events(*first)))
         try:
             async for index, pieces in items:
                 await self._write(send, b"".join(self._events(index, pieces)))
@@ -97,8 +97,13 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": last + _DONE})
 
     def _events(self, index: int, pieces: Sequence[TextPiece]) -> list[bytes]:
+        """The events of one choice's pieces; before its first ones, those that open it."""
         output = self._outputs[index]
-        return [self._answer.event(index, piece, output) for piece in pieces]
+        events = [self._answer.event(index, piece, output) for piece in pieces]
+        if index in self._opened:
+            return events
+        self._opened.add(index)
+        return [self._answer.opening(index, output), *events]
 
     async def _write(self, send: Send, events: bytes) -> None:
         if not events or self._is_client_gone:

@@ -29,6 +29,10 @@ class Detokenizer(Protocol):
     def push(self, token_ids: Sequence[int]) -> str:
         """Take new tokens; return the characters that they complete."""
 
+    @property
+    def is_incomplete(self) -> bool:
+        """True while tokens were taken whose text is not complete."""
+
     def finish(self) -> str:
         """Return what is left; bytes that never became a character turn into U+FFFD. Call once, at the end."""
 
@@ -48,6 +52,11 @@ class ByteDetokenizer:
         if len(token_ids) == 1:
             return self._decoder.decode(table.get(token_ids[0], b""))
         return self._decoder.decode(b"".join([table.get(token_id, b"") for token_id in token_ids]))
+
+    @property
+    def is_incomplete(self) -> bool:
+        """True while a character is begun."""
+        return bool(self._decoder.getstate()[0])
 
     def finish(self) -> str:
         """Return what is left of an unfinished character."""
@@ -79,6 +88,11 @@ class WindowDetokenizer:
         self._num_context = len(self._tokens)
         return text
 
+    @property
+    def is_incomplete(self) -> bool:
+        """True while tokens wait for what comes after them."""
+        return len(self._tokens) > self._num_context
+
     def finish(self) -> str:
         """Return what is left."""
         text = self._new_text()
@@ -91,20 +105,23 @@ class WindowDetokenizer:
 
 
 class DetokenizerFactory:
-    """Makes the detokenizer that fits a tokenizer. The tables are built once and shared."""
+    """Makes the detokenizer that fits a tokenizer. The tables are built once and shared.
+
+    ``table`` has the bytes of every token; None for a tokenizer in which they depend on its neighbours.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._table = token_bytes(tokenizer.backend)
+        self.table = token_bytes(tokenizer.backend)
         self._table_without_special = (
             None
-            if self._table is None
-            else {token_id: data for token_id, data in self._table.items() if token_id not in tokenizer.special_ids}
+            if self.table is None
+            else {token_id: data for token_id, data in self.table.items() if token_id not in tokenizer.special_ids}
         )
 
     def make(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
         """A detokenizer for an output that follows a prompt."""
-        table = self._table_without_special if skip_special_tokens else self._table
+        table = self._table_without_special if skip_special_tokens else self.table
         if table is not None:
             return ByteDetokenizer(table)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from decode.server import DecodeServer
 from engine.config import SchedulerConfig
-from engine.engine_core import StepRunner
+from engine.engine_core import EngineCore, StepRunner
 from engine.errors import EngineDeadError, RequestRefusedError
 from engine.messages import GenerateRequest, StepMessage, WorkerInfo
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
@@ -132,6 +132,30 @@ def _info(role: str, name: str, num_blocks: int) -> WorkerInfo:
     )
 
 
+EngineMaker = Callable[[str, str, int, ConnectorBuilder], tuple[EngineCore, WorkerInfo]]
+"""Makes an engine of a role, by a name, with so many blocks, that uses a connector."""
+
+
+def chain_engines(max_num_seqs: int, chunk_tokens: int) -> EngineMaker:
+    """Engines without a model; prefill computes ``chunk_tokens`` a step, unless that is 0."""
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=max(64, max_num_seqs), max_num_seqs=max_num_seqs, enable_cache_events=True
+    )
+
+    def make(role: str, name: str, num_blocks: int, build_connector: ConnectorBuilder) -> tuple[EngineCore, WorkerInfo]:
+        is_chunked = role == "prefill" and chunk_tokens > 0
+        core = chain_engine(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            scheduler=replace(scheduler, max_num_batched_tokens=chunk_tokens) if is_chunked else scheduler,
+            build_connector=build_connector,
+        )
+        return core, replace(_info(role, name, num_blocks), stream_chunk_tokens=chunk_tokens)
+
+    return make
+
+
 class _Keeping:
     """Builds connectors and keeps them, for the servers."""
 
@@ -155,33 +179,24 @@ async def engine_pools(
     chunk_tokens: int = 0,
     wrap_prefill_runner: Callable[[StepRunner], StepRunner] = lambda runner: runner,
     options: ConnectorOptions = INPROC,
+    make: EngineMaker | None = None,
 ) -> AsyncIterator[tuple[EnginePrefillPool, EngineDecodePool]]:
     """Started engines around one in-process fabric; all are closed at the end.
 
     ``decode_blocks`` gives each decode engine a size of its own. With ``chunk_tokens`` prefill computes so many tokens
-    a step, and hands longer prompts over while it computes them.
+    a step, and hands longer prompts over while it computes them. Engines have no model unless ``make`` gives them one.
     """
+    make = make or chain_engines(max_num_seqs, chunk_tokens)
     fabric = InProcessFabric()
-    scheduler = SchedulerConfig(
-        max_num_batched_tokens=max(64, max_num_seqs), max_num_seqs=max_num_seqs, enable_cache_events=True
-    )
     prefill: dict[str, PrefillServer] = {}
     decode: dict[str, DecodeServer] = {}
     sizes = {"prefill": [num_blocks] * num_prefill, "decode": list(decode_blocks) or [num_blocks] * num_decode}
     for role, of_role in sizes.items():
         for index, num_blocks in enumerate(of_role):
             name = f"{role}-{index}"
-            is_chunked = role == "prefill" and chunk_tokens > 0
             keeping = _Keeping(inproc_builder(fabric, name, options))
-            core = chain_engine(
-                num_blocks=num_blocks,
-                block_size=BLOCK_SIZE,
-                max_model_len=MAX_MODEL_LEN,
-                scheduler=replace(scheduler, max_num_batched_tokens=chunk_tokens) if is_chunked else scheduler,
-                build_connector=keeping,
-            )
+            core, info = make(role, name, num_blocks, keeping)
             assert keeping.connector is not None
-            info = replace(_info(role, name, num_blocks), stream_chunk_tokens=chunk_tokens)
             worker = keeping.connector.worker
             if role == "prefill":
                 core.runner = wrap_prefill_runner(core.runner)

@@ -274,7 +274,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_reading = any(stream.is_reading for stream in connector.open_streams.values())
         pending = world.in_flight or connector.open_loads or connector.open_leases or is_reading
         if not pending and not world.scheduler.has_work():
-            waits_to_ask = bool(connector.undecided)
+            waits_to_ask = world.scheduler.idle_timeout_s() is not None
             assert waits_to_ask or not world.scheduler.has_unfinished(), "work that nothing will ever wake"
 
     def _is_live(self, request_id: str) -> bool:

@@ -51,8 +51,24 @@ BAD_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"other": True}}, "stream_options"),
-    ({"best_of": 2}, "best_of"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 100_000}, "best_of"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"5": "much"}}, "logit_bias"),
+    ({"logit_bias": {"five": 1}}, "logit_bias"),
+    ({"logit_bias": {"05": 1}}, "logit_bias"),
+    ({"logit_bias": {"400": 1}}, "logit_bias"),
+    ({"logit_bias": {str(number): "x" for number in range(2000)}}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5, 400]}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": "word"}, "bad_words"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": -2}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"user": 5}, "user"),
     ({"metadata": {str(number): 5 for number in range(300)}}, "metadata"),
@@ -84,7 +100,10 @@ async def test_bad_parameter_is_named(rig: RouterRig, path: str, fields: dict[st
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
-        ({"messages": MESSAGES, "logprobs": True}, "logprobs"),
+        ({"messages": MESSAGES, "logprobs": 3}, "logprobs"),
+        ({"messages": MESSAGES, "top_logprobs": 3}, "top_logprobs"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
@@ -99,6 +118,13 @@ async def test_bad_chat_is_named(rig: RouterRig, body: dict[str, Any], param: st
 
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": 21}, {"logprobs": -1}, {"logprobs": True}, {"logprobs": -2}])
+async def test_bad_logprobs_of_a_text_are_named(rig: RouterRig, fields: dict[str, Any]) -> None:
+    response = await rig.complete("hi", **fields)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "logprobs")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +170,7 @@ async def test_object_with_many_fields_is_refused_as_a_whole(rig: RouterRig, bod
 
 
 async def test_neutral_values_of_unsupported_parameters_are_fine(rig: RouterRig) -> None:
-    neutral = {"best_of": 1, "logit_bias": {}, "response_format": {"type": "text"}, "logprobs": None, "suffix": None}
+    neutral = {"length_penalty": 1.0, "response_format": {"type": "text"}, "logprobs": None, "suffix": None}
 
     response = await rig.complete("hi", max_tokens=2, user="me", metadata={"a": "b"}, **neutral)
 

@@ -1,0 +1,77 @@
+"""What a body asks about log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.api.chat_body import ChatBody
+from router.api.completion_body import CompletionBody
+from router.api.generate_body import GenerateBody
+from router.errors import InvalidRequestError
+from router.service import RouterService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobsWish:
+    """How many most likely tokens to tell beside each token; None where nothing is to be told.
+
+    ``num_output`` is for the answer's field ``logprobs``, which includes the prompt where that is ``echoed``;
+    ``num_prompt`` for the field ``prompt_logprobs``.
+    """
+
+    num_output: int | None = None
+    num_prompt: int | None = None
+    echoed: bool = False
+
+    @property
+    def num_prompt_to_compute(self) -> int | None:
+        """What the engine has to tell of the prompt."""
+        asked = [num for num in (self.num_prompt, self.num_output if self.echoed else None) if num is not None]
+        return max(asked, default=None)
+
+
+def chat_wish(service: RouterService, body: ChatBody) -> LogprobsWish:
+    """A chat's wish.
+
+    Raises:
+        InvalidRequestError: ``top_logprobs`` without ``logprobs``, or too many.
+    """
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequestError(
+            "top_logprobs is only allowed when logprobs is true", code="invalid_parameter", param="top_logprobs"
+        )
+    num_output = _checked(service, body.top_logprobs or 0, param="top_logprobs") if body.logprobs else None
+    return LogprobsWish(num_output=num_output, num_prompt=_num_prompt(service, body))
+
+
+def completion_wish(service: RouterService, body: CompletionBody) -> LogprobsWish:
+    """A text completion's wish.
+
+    Raises:
+        InvalidRequestError: Too many are asked for.
+    """
+    num_output = None if body.logprobs is None else _checked(service, body.logprobs, param="logprobs")
+    return LogprobsWish(num_output=num_output, num_prompt=_num_prompt(service, body), echoed=bool(body.echo))
+
+
+def _num_prompt(service: RouterService, body: GenerateBody) -> int | None:
+    if body.prompt_logprobs is None:
+        return None
+    if body.stream:
+        raise InvalidRequestError(
+            "prompt_logprobs is not available when stream is true", code="invalid_parameter", param="prompt_logprobs"
+        )
+    return _checked(service, body.prompt_logprobs, param="prompt_logprobs")
+
+
+def _checked(service: RouterService, asked_for: int, *, param: str) -> int:
+    """The number that was asked for; -1 means the whole vocabulary."""
+    limit = service.settings.max_logprobs
+    num = service.vocab_size() if asked_for == -1 else asked_for
+    if num > limit:
+        raise InvalidRequestError(
+            f"the parameter '{param}' asks for {num} tokens beside each, the limit is {limit}",
+            code="invalid_parameter",
+            param=param,
+        )
+    return num

@@ -1,0 +1,117 @@
+"""From a validated body to running choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+
+from engine.messages import LogitRules, SamplingParams
+from router.api.answer_format import AnswerHead
+from router.api.generate_body import GenerateBody
+from router.api.headers import session_header, timeout_header
+from router.api.logprobs_wish import LogprobsWish
+from router.api.sampling import output_limit, sampling_params, stop_strings
+from router.errors import InvalidRequestError, RouterError
+from router.service import RouterService, TextRequest
+from router.text_output import TextOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One body's prompts with all that was made of its parameters.
+
+    ``max_tokens`` is what the body says, and ``default_max_tokens`` what holds if it says nothing; ``param`` is the
+    parameter to blame for a prompt that is too long.
+    """
+
+    prompts: Sequence[tuple[int, ...]]
+    max_tokens: int | None
+    default_max_tokens: int | None
+    param: str
+    rules: LogitRules | None
+    wish: LogprobsWish
+
+
+def start_choices(
+    service: RouterService, body: GenerateBody, ask: Ask, head: AnswerHead, request: Request
+) -> list[TextOutput]:
+    """Validate everything, then start every choice; if one cannot start, none runs.
+
+    Raises:
+        RouterError: The request is refused.
+    """
+    per_prompt = [_text_request(service, body, ask, prompt, request) for prompt in ask.prompts]
+    outputs: list[TextOutput] = []
+    try:
+        for text in per_prompt:
+            leader: TextOutput | None = None
+            for choice in range(head.num_candidates_per_prompt):
+                # Choices of one prompt must differ, and each must be the same again with the same seed.
+                seed = None if body.seed is None else body.seed + choice
+                name = f"{head.answer_id}-{len(outputs)}"
+                outputs.append(service.generate(replace(text, request_id=name, seed=seed), leader=leader))
+                leader = leader or outputs[-1]
+    except RouterError:
+        for output in outputs:
+            output.cancel()
+        raise
+    return outputs
+
+
+def _text_request(
+    service: RouterService, body: GenerateBody, ask: Ask, prompt: tuple[int, ...], request: Request
+) -> TextRequest:
+    return TextRequest(
+        request_id="",
+        prompt_token_ids=prompt,
+        sampling=_sampling(service, body, ask, num_prompt_tokens=len(prompt)),
+        stop=stop_strings(body, service.settings),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt,
+        timeout_s=timeout_header(service, request),
+        session_id=session_header(service, request),
+        shows_logprobs=ask.wish.num_output is not None,
+        is_prompt_only=ask.max_tokens == 0,
+    )
+
+
+def _sampling(service: RouterService, body: GenerateBody, ask: Ask, *, num_prompt_tokens: int) -> SamplingParams:
+    max_tokens = output_limit(
+        # An engine generates at least one token; nobody is shown it.
+        1 if ask.max_tokens == 0 else ask.max_tokens,
+        default=ask.default_max_tokens,
+        num_prompt_tokens=num_prompt_tokens,
+        max_model_len=service.max_model_len(),
+        param=ask.param,
+    )
+    num_logprobs = ask.wish.num_output
+    if num_logprobs is None and num_candidates(body) > (body.n or 1):
+        num_logprobs = 0
+    return replace(
+        sampling_params(body, defaults=service.defaults, max_tokens=max_tokens),
+        rules=ask.rules,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=ask.wish.num_prompt_to_compute,
+    )
+
+
+def num_candidates(body: GenerateBody) -> int:
+    """How many outputs are generated for each prompt.
+
+    Raises:
+        InvalidRequestError: ``best_of`` is less than ``n``, or is to be streamed.
+    """
+    num_choices = body.n or 1
+    if body.best_of is None or body.best_of == num_choices:
+        return num_choices
+    if body.best_of < num_choices:
+        reason = f"best_of is {body.best_of}, less than n, which is {num_choices}"
+    elif body.stream:
+        reason = f"best_of is {body.best_of} and n is {num_choices}: which are the best cannot be known in a stream"
+    else:
+        return body.best_of
+    raise InvalidRequestError(reason, code="invalid_parameter", param="best_of")

@@ -1,0 +1,29 @@
+"""One small model for all tests through HTTP that need a real one, and transformers' view of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from tests.support.checkpoints import load_oracle
+from tests.support.model_router import VOCAB_SIZE, ModelRouter, model_router
+from tests.support.served_checkpoint import make_served_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_served_checkpoint(tmp_path_factory.mktemp("bytes") / "llama", vocab_size=VOCAB_SIZE)
+
+
+@pytest.fixture(scope="session")
+def oracle(checkpoint_dir: Path) -> PreTrainedModel:
+    return load_oracle(checkpoint_dir)
+
+
+@pytest.fixture
+async def live(checkpoint_dir: Path) -> AsyncIterator[ModelRouter]:
+    async with model_router(checkpoint_dir) as router:
+        yield router
