@@ -17,7 +17,7 @@ from router.api.completion_body import CompletionBody
 from router.api.completions import answer_chat, answer_completion
 from router.api.errors import error_response, http_error_response
 from router.api.guard import GuardMiddleware
-from router.api.openapi import body_schema
+from router.api.openapi import body_schema, describe
 from router.api.prompts import check_vocabulary, encode, render_chat
 from router.api.request_body import read_body
 from router.api.request_id import RequestIdMiddleware
@@ -72,7 +72,9 @@ def build_app(
             await service.close()
 
     app = FastAPI(title="Baton", version=baton_version(), lifespan=lifespan)
-    _add_security(app, security or SecuritySettings())
+    security = security or SecuritySettings()
+    describe(app, security)
+    _add_security(app, security)
     app.add_middleware(
         RequestIdMiddleware, metrics=service.metrics, paths=_PATHS, answers_request_id=answers_request_id
     )

@@ -1,22 +1,171 @@
-"""What the OpenAPI document says of bodies that the routes read themselves."""
+"""The OpenAPI document: bodies that the routes read themselves, answers that they write themselves, every error."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+
+from router.api.answer_schemas import (
+    ChatCompletion,
+    ClusterStatus,
+    ErrorAnswer,
+    ModelCard,
+    ModelList,
+    RouterLoad,
+    State,
+    Text,
+    TextCompletion,
+    Tokens,
+    Version,
+)
+from router.api.generate_body import GenerateBody
+from router.api.guard import Access, GuardMiddleware
+from router.security import SecuritySettings
+
+_ANSWERS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatCompletion,
+    "/v1/completions": TextCompletion,
+    "/v1/models": ModelList,
+    "/v1/models/{model}": ModelCard,
+    "/tokenize": Tokens,
+    "/detokenize": Text,
+    "/health": State,
+    "/ping": State,
+    "/ready": State,
+    "/version": Version,
+    "/load": RouterLoad,
+    "/status": ClusterStatus,
+}
+
+_STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+_ALWAYS = (431,)
+_OF_BODIES = (400, 404, 408, 413, 415, 503)
+_OF_GENERATION = (429, 502, 504)
+_WITH_KEYS: dict[Access, tuple[int, ...]] = {"open": (), "user": (401,), "admin": (401, 403)}
+
+_MEANINGS = {
+    400: "The request is wrong, or asks for what is not supported; `param` names what.",
+    401: "No key, or none that is known.",
+    403: "The key is no admin key.",
+    404: "The model is not served here.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large, or has too many JSON values.",
+    415: "The body is not sent as application/json.",
+    429: "As many requests as allowed are in progress or waiting.",
+    431: "Too many headers, or too long ones.",
+    502: "Workers failed, and trying others did not help.",
+    503: "No replica can take the request now.",
+    504: "The request was not done by its deadline.",
+}
+
+_RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+_EVENT = {
+    "type": "object",
+    "description": "`data` is a chunk as JSON, or an error, or at the end `[DONE]`.",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
+_REQUEST_HEADERS = (
+    ("X-Request-Id", "Comes back with the answer if it is 1 to 128 visible characters.", {"type": "string"}),
+    ("X-Request-Timeout", "Deadline of the request in seconds.", {"type": "number", "exclusiveMinimum": 0}),
+)
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The entry for a JSON body; nested definitions are written out in place."""
+    schema = _schema_of(model)
+    if issubclass(model, GenerateBody):
+        for name, neutral in model.neutral_values.items():
+            schema["properties"][name] = {
+                "enum": list(neutral),
+                "description": "Not supported; taken where it changes nothing.",
+            }
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI, security: SecuritySettings) -> None:
+    """Make the application serve a document that says of each path what can come back."""
+    guard = GuardMiddleware(app, settings=security)
+
+    def document() -> dict[str, Any]:
+        if not app.openapi_schema:
+            app.openapi_schema = _document(app, guard)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI, guard: GuardMiddleware) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    document["components"] = {
+        "schemas": {"Error": _schema_of(ErrorAnswer)},
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+    }
+    for path, operations in document["paths"].items():
+        access = guard.access_to(path)
+        for operation in operations.values():
+            operation["responses"] = _responses(path, has_body="requestBody" in operation, access=access)
+            if access != "open":
+                operation["security"] = [{"key": []}]
+            if path in _STREAMED:
+                operation.setdefault("parameters", []).extend(_header_parameters())
+    return document
+
+
+def _responses(path: str, *, has_body: bool, access: Access) -> dict[str, Any]:
+    codes = [*_ALWAYS, *_WITH_KEYS[access]]
+    if has_body:
+        codes += _OF_BODIES
+    if path in _STREAMED:
+        codes += _OF_GENERATION
+    if path == "/v1/models/{model}":
+        codes.append(404)
+    responses: dict[str, Any] = {"200": {"description": "Successful.", "content": _content(path)}}
+    for code in sorted(codes):
+        responses[str(code)] = {
+            "description": _MEANINGS[code],
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        }
+        if code in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            responses[str(code)]["headers"] = _RETRY_HEADERS
+    if path == "/ready":
+        responses["503"] = {
+            "description": "No prefill or no decode replica takes requests yet.",
+            "content": _content(path),
+            "headers": _RETRY_HEADERS,
+        }
+    return responses
+
+
+def _content(path: str) -> dict[str, Any]:
+    model = _ANSWERS.get(path)
+    if model is None:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {"application/json": {"schema": _schema_of(model)}}
+    if path in _STREAMED:
+        content["text/event-stream"] = {"schema": _EVENT}
+    return content
+
+
+def _header_parameters() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+        for name, text, schema in _REQUEST_HEADERS
+    ]
+
+
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _inlined(schema, definitions)}},
-        }
-    }
+    inlined: dict[str, Any] = _inlined(schema, definitions)
+    return inlined
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from router.api.chat_body import Message
 from router.api.generate_body import StrictBody, TokenId
@@ -12,6 +12,15 @@ from router.api.generate_body import StrictBody, TokenId
 
 class TokenizeBody(StrictBody):
     """A text, or a conversation to be rendered first."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
+            ]
+        }
+    )
 
     model: str | None = None
     prompt: str | None = None

@@ -14,11 +14,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.security import hash_key, new_key
+from scripts.fuzz import Target, check_at_rest, fuzz
 from tests.support.cluster import POLL_PERIOD_S, ClusterProcess, run_baton, running_cluster
 
 USER, ADMIN = new_key(), new_key()
 NUM_REQUESTS, NUM_TOKENS = 12, 5
 WAIT_S = 60.0
+
+NUM_EXAMPLES = 40
+"""For each operation with a body; `make fuzz` sends 5,000 cases."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,8 @@ def cluster(served_model: Path) -> Iterator[ClusterProcess]:
         router_replicas=2,
         security=security,
         metrics={"compat": "vllm"},
-        router={"peer_period_s": 0.2},
+        router={"peer_period_s": 0.2, "default_max_tokens": 8},
+        max_model_len=128,
     ) as running:
         yield running
 
@@ -124,3 +129,10 @@ def test_commands_take_the_key(cluster: ClusterProcess) -> None:
 
     assert (refused.returncode, "no API key was sent" in refused.stderr) == (1, True)
     assert (shown.returncode, "prefill" in shown.stdout) == (0, True)
+
+
+def test_cases_made_from_the_openapi_document_are_answered_as_it_says(cluster: ClusterProcess) -> None:
+    target = Target(url=cluster.url, key=ADMIN)
+
+    assert fuzz(target, phases="fuzzing", num_examples=NUM_EXAMPLES, seed=1) > 3 * NUM_EXAMPLES
+    check_at_rest(target)

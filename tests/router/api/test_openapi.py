@@ -1,0 +1,67 @@
+"""The OpenAPI document: what it promises is what routes and errors can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.api.chat_body import ChatBody
+from router.api.completion_body import CompletionBody
+from router.api.errors import _STATUS
+from router.errors import AdminKeyError, InvalidApiKeyError
+from router.security import SecuritySettings, hash_key, new_key
+from tests.support.router_rig import router_rig
+
+GENERATION = ("/v1/chat/completions", "/v1/completions")
+
+
+async def document(model_dir: Path, security: SecuritySettings | None = None) -> dict[str, Any]:
+    async with router_rig(model_dir, security=security) as rig:
+        found: dict[str, Any] = rig.app.openapi()
+        return found
+
+
+async def test_every_route_says_what_it_answers(model_dir: Path) -> None:
+    paths = (await document(model_dir))["paths"]
+
+    assert len(paths) == 13
+    for path, operations in paths.items():
+        for operation in operations.values():
+            assert {"200", "431"} <= operation["responses"].keys(), path
+            assert "422" not in operation["responses"], path
+            content = operation["responses"]["200"]["content"]
+            assert all(item["schema"].get("type") in ("object", "string") for item in content.values()), path
+
+
+@pytest.mark.parametrize("path", GENERATION)
+async def test_every_error_that_a_generation_can_end_with_is_promised(model_dir: Path, path: str) -> None:
+    keys = SecuritySettings(api_keys=(hash_key(new_key()),))
+    promised = (await document(model_dir, keys))["paths"][path]["post"]["responses"].keys()
+
+    possible = {str(int(status)) for error, status, _ in _STATUS if error is not AdminKeyError}
+    assert possible <= promised
+
+
+async def test_keys_are_asked_for_where_they_are_needed(model_dir: Path) -> None:
+    open_paths = (await document(model_dir))["paths"]
+    paths = (await document(model_dir, SecuritySettings(api_keys=(hash_key(new_key()),))))["paths"]
+
+    assert not any("security" in item for operations in open_paths.values() for item in operations.values())
+    closed = {path for path, operations in paths.items() if "security" in next(iter(operations.values()))}
+    assert set(paths) - closed == {"/health", "/ping", "/ready"}
+    assert "403" in paths["/status"]["get"]["responses"]
+    assert (InvalidApiKeyError, 401) in [(error, int(status)) for error, status, _ in _STATUS]
+
+
+@pytest.mark.parametrize(("path", "model"), list(zip(GENERATION, (ChatBody, CompletionBody), strict=True)))
+async def test_bodies_name_every_parameter_and_forbid_others(
+    model_dir: Path, path: str, model: type[ChatBody | CompletionBody]
+) -> None:
+    request = (await document(model_dir))["paths"][path]["post"]["requestBody"]
+    schema = request["content"]["application/json"]["schema"]
+
+    assert schema["properties"].keys() == {*model.model_fields, *model.neutral_values}
+    assert schema["additionalProperties"] is False
+    assert "$ref" not in str(schema)
