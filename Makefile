@@ -1,6 +1,6 @@
 # make serve: an answer on this machine.   make test: the tests.   make check: the linters and type checkers.
 # make test-cluster: the tests of clusters of several hosts, which it makes on this one (Linux, as root).
-# make fuzz: 5,000 cases made from the OpenAPI document.
+# make fuzz: 5,000 cases made from the OpenAPI document.   make load-clients: evalscope and aiperf against a cluster.
 # Needs python3 (3.11 or newer) with its venv module. Every target sets up what it needs, once.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 CODE := cluster prefill decode kv_transfer router engine tests benchmarks scripts
 
-.PHONY: help install serve test test-cluster fuzz check format clean
+.PHONY: help install serve test test-cluster fuzz load-clients check format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +43,9 @@ test-cluster: $(STAMP)
 
 fuzz: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m scripts.fuzz --cases 5000 $(ARGS)
+
+load-clients: $(STAMP)
+	$(BIN)/python -m benchmarks.load_clients --json benchmarks/results/load_clients.json $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

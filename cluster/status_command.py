@@ -47,6 +47,9 @@ def status(url: str, console: Console, *, as_json: bool, api_key: str = "") -> N
         console.print_json(json.dumps(answer))
         return
     print_table(status_table(answer), console)
+    if len(routers := answer.get("routers", ())) > 1:
+        states = ", ".join(f"{router['router_id']} {router['state']}" for router in routers)
+        console.print(Text(f"routers: {states}"), soft_wrap=True)
     totals = answer.get("totals", {})
     console.print(", ".join(f"{name} {totals[name]:,}" for name in TOTALS if name in totals), highlight=False)
 

@@ -50,6 +50,7 @@ async def visit(host: str, port: int, *, prompts: Sequence[Sequence[int]], max_t
 class _Client:
     def __init__(self, prompt: Sequence[int], moment: Moment, source: random.Random, *, max_tokens: int) -> None:
         body: dict[str, Any] = {"prompt": list(prompt), "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        body["return_token_ids"] = True  # then every token is an event, whatever its text
         if moment == "while waiting":
             body["stream"] = source.random() < 0.5
         self._body = json.dumps(body).encode()
