@@ -11,6 +11,7 @@ from pydantic import Field
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.fault_options import FaultOptions, ScheduledFault
 from router.api.generate_body import StrictBody
+from router.api.openapi import body_schema
 from router.api.request_body import read_body
 from router.errors import AdminClosedError, InvalidRequestError
 from router.service import RouterService
@@ -33,14 +34,14 @@ class FaultsBody(StrictBody):
 def add_admin(app: FastAPI, service: RouterService) -> None:
     """Add the routes."""
 
-    @app.post("/admin/drain")
+    @app.post("/admin/drain", openapi_extra=body_schema(DrainBody))
     async def drain(request: Request) -> dict[str, object]:
         """Have a worker let its requests go, and exit. Answers at once."""
         check_open(service)
         body = await read_body(request, DrainBody, settings=service.settings)
         return {"draining": await service.administration.drain(body.replica)}
 
-    @app.post("/admin/faults")
+    @app.post("/admin/faults", openapi_extra=body_schema(FaultsBody))
     async def set_faults(request: Request) -> dict[str, object]:
         """Have the connectors suffer these faults, and no others."""
         check_open(service)

@@ -148,6 +148,10 @@ class RouterLoad(Answer):
     num_waiting: int
 
 
+class Order(Answer):
+    """Which workers an order went to."""
+
+
 class ClusterStatus(Answer):
     """Every router and every replica, and the totals of all."""
 

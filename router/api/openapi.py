@@ -15,6 +15,7 @@ from router.api.answer_schemas import (
     ErrorAnswer,
     ModelCard,
     ModelList,
+    Order,
     RouterLoad,
     State,
     Text,
@@ -39,6 +40,8 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/version": Version,
     "/load": RouterLoad,
     "/status": ClusterStatus,
+    "/admin/drain": Order,
+    "/admin/faults": Order,
 }
 
 _STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -46,13 +49,14 @@ _STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
 _ALWAYS = (431,)
 _OF_BODIES = (400, 404, 408, 413, 415, 503)
 _OF_GENERATION = (429, 502, 504)
+_OF_ORDERS = (403, 502)
 _WITH_KEYS: dict[Access, tuple[int, ...]] = {"open": (), "user": (401,), "admin": (401, 403)}
 
 _MEANINGS = {
     400: "The request is wrong, or asks for what is not supported; `param` names what.",
     401: "No key, or none that is known.",
-    403: "The key is no admin key.",
-    404: "The model is not served here.",
+    403: "The key is no admin key, or orders are not taken here.",
+    404: "There is no such model, or no such worker.",
     408: "The body did not arrive in time.",
     413: "The body is too large, or has too many JSON values.",
     415: "The body is not sent as application/json.",
@@ -125,10 +129,12 @@ def _responses(path: str, *, has_body: bool, access: Access) -> dict[str, Any]:
         codes += _OF_BODIES
     if path in _STREAMED:
         codes += _OF_GENERATION
+    if path.startswith("/admin/"):
+        codes += _OF_ORDERS
     if path == "/v1/models/{model}":
         codes.append(404)
     responses: dict[str, Any] = {"200": {"description": "Successful.", "content": _content(path)}}
-    for code in sorted(codes):
+    for code in sorted(set(codes)):
         responses[str(code)] = {
             "description": _MEANINGS[code],
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
