@@ -39,7 +39,7 @@ async def scrape(model_dir: Path) -> list[Sample]:
         service = RouterService(model_dir, "tiny", prefill, decode, FAST)
         await service.start()
         try:
-            await until(service.is_ready)
+            await until(service.decode_pool.has_introduced)
             service.metrics.answered("/v1/completions", "POST", 200)
             text = (await service.view.metrics_text()).decode()
         finally:
