@@ -128,9 +128,10 @@ async def test_prompt_of_one_chunk_is_handed_over_plainly(model_dir: Path) -> No
         assert (live.counter("num_streams"), live.counter("num_transfers")) == (0, 1)
 
 
+@pytest.mark.known_failure(7)
 @pytest.mark.parametrize("num_blocks", [256, 60])
 async def test_many_at_once_get_the_tokens_of_one_alone(model_dir: Path, num_blocks: int) -> None:
-    """With little memory early loads give way (known-failures 7), and requests wait, and none fails."""
+    """With little memory early loads give way, and requests wait, and none fails."""
     async with rig(model_dir, is_open=True, num_blocks=num_blocks) as live:
         prompts = [prompt_of(random.Random(seed).randrange(4, 100), seed) for seed in range(60)]
         answers = await asyncio.gather(*(tokens_of(live.start(prompt)) for prompt in prompts))

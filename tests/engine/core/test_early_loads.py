@@ -78,8 +78,9 @@ def test_only_what_is_not_held_locally_is_streamed() -> None:
     assert (stream.first_block, len(stream.block_ids)) == (2, 2)
 
 
+@pytest.mark.known_failure(5)
 def test_request_that_does_not_come_in_time_is_forgotten() -> None:
-    """known-failures 5: every hold has a deadline, and an idle engine keeps it."""
+    """Every hold has a deadline, and an idle engine keeps it."""
     world = decode_world()
     announce(world, "a", fresh_prompt(20))
     assert world.scheduler.idle_timeout_s() == TIMEOUT_S
@@ -113,8 +114,9 @@ def test_nothing_is_held_for_a_request_that_will_not_come(how: str) -> None:
     assert not world.connector.open_streams
 
 
+@pytest.mark.known_failure(4)
 def test_blocks_under_an_early_read_come_back_when_it_ended() -> None:
-    """known-failures 4: the read lands wherever its destination went meanwhile."""
+    """The read lands wherever its destination went meanwhile."""
     world = decode_world()
     stream_id = announce(world, "a", fresh_prompt(20))
     world.begin_early_read(stream_id)
@@ -128,8 +130,9 @@ def test_blocks_under_an_early_read_come_back_when_it_ended() -> None:
     assert world.scheduler.stats().num_held_blocks == 0
 
 
+@pytest.mark.known_failure(7)
 def test_early_load_gives_way_to_a_request_that_lacks_its_blocks() -> None:
-    """known-failures 7: its prefill may itself wait for blocks that are leased to that very request."""
+    """Its prefill may itself wait for blocks that are leased to that very request."""
     world = decode_world(num_blocks=10)
     announce(world, "early", fresh_prompt(24))
 
