@@ -30,7 +30,7 @@ from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParam
 
 TRANSPORTS = {"shm": None, "tcp": "tcp,self"}
 NUM_CHUNKS = 8
-NUM_REPEATS = 15
+NUM_REPEATS = 9
 BUILTIN_TOKENS = 896
 SHARE_TOKENS = (256, 512, 900)
 SHARE_CHUNK_TOKENS = 128
@@ -179,11 +179,13 @@ def main() -> None:
     """Measure and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_json_option(parser)
+    parser.add_argument("--transports", nargs="+", choices=tuple(TRANSPORTS), default=tuple(TRANSPORTS))
     options = parser.parse_args()
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         builtin = pool.submit(measure_builtin).result()
     rows: list[Row] = []
-    for transport, tls in TRANSPORTS.items():
+    for transport in options.transports:
+        tls = TRANSPORTS[transport]
         if tls is not None:
             os.environ["UCX_TLS"] = tls
         with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
