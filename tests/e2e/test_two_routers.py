@@ -123,6 +123,22 @@ def test_keys_are_asked_for(cluster: ClusterProcess) -> None:
         assert client.get("/status", headers=user).status_code == httpx.codes.FORBIDDEN
 
 
+def test_limits_hold_behind_the_proxy(client: httpx.Client) -> None:
+    many = {f"X-{number}": "a" for number in range(150)}
+    ids = {"prompt": [5] * 600_000}
+
+    assert client.get("/health", headers=many).status_code == httpx.codes.REQUEST_HEADER_FIELDS_TOO_LARGE
+    assert client.post("/v1/completions", json=ids).json()["error"]["code"] == "too_many_values"
+    assert client.post("/v1/completions", content=b"{}").json()["error"]["code"] == "unsupported_media_type"
+
+
+def test_scrape_has_vllms_names_where_they_are_asked_for(client: httpx.Client) -> None:
+    text = client.get("/metrics").text
+
+    for name in ("num_requests_running", "kv_cache_usage_perc", "prefix_cache_hits_total", "request_success_total"):
+        assert f"vllm:{name}{{" in text, name
+
+
 def test_commands_take_the_key(cluster: ClusterProcess) -> None:
     refused = run_baton("status", "--url", cluster.url)
     shown = run_baton("status", "--url", cluster.url, "--api-key", ADMIN)
