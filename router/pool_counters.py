@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 _MAX_REMEMBERED = 64
 """So many departed processes can come back (a look-up of the members that missed one) without being counted twice."""
+
+_MAX_FOLDED = 1024
+"""Of those before them so many are known by name, so that another router that still lists one adds nothing."""
 
 FORGOTTEN = "forgotten"
 """Stands for those before them, all together."""
@@ -32,6 +35,7 @@ class PoolCounters:
         self._living: dict[str, tuple[str, Mapping[str, float]]] = {}
         self._departed: dict[tuple[str, str], Mapping[str, float]] = {}
         self._forgotten: Counter[str] = Counter()
+        self._folded: deque[tuple[str, str]] = deque(maxlen=_MAX_FOLDED)
 
     def note(self, replica_id: str, incarnation: str, counters: Mapping[str, float]) -> None:
         """Take the counters of a report. Another incarnation under the same id takes the place of the one before."""
@@ -54,7 +58,11 @@ class PoolCounters:
         for worker in departed:
             key = (worker.replica_id, worker.incarnation)
             living = self._living.get(worker.replica_id)
-            if key not in self._departed and (living is None or living[0] != worker.incarnation):
+            if (
+                key not in self._departed
+                and key not in self._folded
+                and (living is None or living[0] != worker.incarnation)
+            ):
                 self._remember(key, worker.counters)
 
     def departed(self) -> tuple[DepartedWorker, ...]:
@@ -91,4 +99,6 @@ class PoolCounters:
     def _remember(self, key: tuple[str, str], counters: Mapping[str, float]) -> None:
         self._departed[key] = counters
         if len(self._departed) > _MAX_REMEMBERED:
-            self._forgotten.update(self._departed.pop(next(iter(self._departed))))
+            oldest = next(iter(self._departed))
+            self._forgotten.update(self._departed.pop(oldest))
+            self._folded.append(oldest)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -18,6 +19,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out the tests that make hosts, which need root and minutes, unless they are named: `make test-cluster`."""
     is_named = any(Path(argument.partition("::")[0]).absolute().is_relative_to(HOST_TESTS) for argument in config.args)
     return True if collection_path == HOST_TESTS and not is_named else None
+
+
+# How long an example takes says something of the machine, not of the code.
+hypothesis.settings.register_profile("baton", deadline=None)
+hypothesis.settings.load_profile("baton")
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,21 @@ def test_total_is_the_sum_over_all_processes_that_ever_reported(steps: list[tupl
         assert counters.total()["num_steps"] == sum(truth.values())
 
 
+def test_what_two_routers_know_of_departed_workers_is_counted_once() -> None:
+    one, two = PoolCounters(), PoolCounters()
+    for number in range(100):
+        for counters in (one, two):
+            counters.note(f"worker-{number}", "1", {"num_steps": 3.0})
+    one.keep([])
+    two.keep([f"worker-{number}" for number in range(50, 100)])
+    two.keep([])
+    for _ in range(3):
+        one.learn(two.departed())
+        two.learn(one.departed())
+
+    assert one.total()["num_steps"] == two.total()["num_steps"] == 300
+
+
 async def test_totals_and_metrics_do_not_fall_when_a_replica_is_replaced(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         await rig.complete([5] * 20, max_tokens=4, ignore_eos=True)
