@@ -20,6 +20,7 @@ from engine.messages import (
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.params import KVTransferParams, PeerIdentity
 from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
+from tests.support.fake_logprobs import with_logprobs
 from tests.support.fake_replica import FakeReplica
 
 REPORT_PERIOD_S = 0.02
@@ -211,7 +212,7 @@ class FakePrefillPool(_FakePool):
         if replica.is_dead:
             self.kill(replica.replica_id)
         elif replica.running.pop(request.request_id, None) is not None:
-            delta = self._first_delta(replica, request)
+            delta = with_logprobs(self._first_delta(replica, request), request, is_first=True)
             self._send(replica, request.client_id, [delta])
 
     def _first_delta(self, replica: FakeReplica, request: GenerateRequest) -> TokenDelta:
@@ -312,7 +313,8 @@ class FakeDecodePool(_FakePool):
     def _step(self, replica: FakeReplica) -> None:
         by_client: dict[str, list[TokenDelta]] = {}
         for request in list(replica.running.values()):
-            delta = self._advance(replica, request)
+            is_first = not request.output_token_ids and not self._progress[replica.replica_id, request.request_id]
+            delta = with_logprobs(self._advance(replica, request), request, is_first=is_first)
             by_client.setdefault(request.client_id, []).append(delta)
             if delta.finish_reason is not None:
                 del replica.running[request.request_id]

@@ -86,6 +86,44 @@ async def test_extensions_go_through_the_extra_body(live: Live) -> None:
     assert live.rig.prefill[0].seen[0].sampling.top_k == 4
 
 
+async def test_token_ids_of_a_streamed_chat_come_beside_its_choices(live: Live) -> None:
+    stream = await live.client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=3, n=2, stream=True, extra_body={"return_token_ids": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks:
+        tokens[chunk.choices[0].index] += getattr(chunk.choices[0], "token_ids", None) or []
+
+    prompts = [chunk.prompt_token_ids for chunk in chunks if hasattr(chunk, "prompt_token_ids")]
+    assert prompts == [list(live.rig.prefill[0].seen[0].prompt_token_ids)] * 2
+    assert {index: len(ids) for index, ids in tokens.items()} == {0: 3, 1: 3}
+
+
+async def test_multi_byte_characters_and_their_entries_over_tokens(live: Live) -> None:
+    stream = await live.client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=live.num_tokens, stream=True, logprobs=True, top_logprobs=1
+    )
+    text, data = "", b""
+    async for chunk in stream:
+        choice = chunk.choices[0]
+        text += choice.delta.content or ""
+        entries = choice.logprobs.content or [] if choice.logprobs is not None else []
+        data += bytes(byte for entry in entries for byte in entry.bytes or ())
+        assert data.decode() == text
+    assert text == ANSWER
+
+
+async def test_choices_after_the_first_go_where_it_went(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_prefill=3, num_decode=3) as rig:
+        for number in range(3):
+            await rig.complete([5, 6, number], n=4, max_tokens=3)
+
+        for pool in (rig.prefill, rig.decode):
+            homes = [{request.prompt_token_ids for request in replica.seen} for replica in pool.replicas.values()]
+            assert sum(map(len, homes)) == 3
+
+
 async def test_models(live: Live) -> None:
     models = await live.client.models.list()
 
