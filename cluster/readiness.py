@@ -8,7 +8,7 @@ import httpx
 
 from cluster.deployment import StartError
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 READY_POLL_S = 0.1
 
 

@@ -33,6 +33,15 @@ def serve_environment() -> dict[str, str]:
     }
 
 
+def node_environment() -> dict[str, str]:
+    """What the machines of a cluster set: ``serve_environment``, and a proxy on every machine that runs something.
+
+    Throughput mode turns Serve's direct ingress on, with which only the head has a proxy and every router opens a port
+    of its own.
+    """
+    return {**serve_environment(), "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
+
+
 def private_ray_environment() -> dict[str, str]:
     """What keeps a private Ray to this machine and to this user.
 

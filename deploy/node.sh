@@ -17,6 +17,9 @@ export RAY_SERVE_THROUGHPUT_OPTIMIZED="${RAY_SERVE_THROUGHPUT_OPTIMIZED:-1}"
 export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH="${RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH:-67108864}"
 export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS="${RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS:-1}"
 
+# Throughput mode alone would leave the head with the only HTTP proxy, and open a port for every router.
+export RAY_SERVE_ENABLE_DIRECT_INGRESS="${RAY_SERVE_ENABLE_DIRECT_INGRESS:-0}"
+
 # A head whose books are in Redis can be restarted without a request noticing: set RAY_REDIS_ADDRESS=HOST:PORT, and
 # BATON_REDIS_PASSWORD, in the head's ~/.bashrc.
 export BATON_HEAD_OPTIONS="${RAY_REDIS_ADDRESS:+--redis-password=${BATON_REDIS_PASSWORD:-}}"

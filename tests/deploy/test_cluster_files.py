@@ -15,7 +15,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.config import BatonConfig
 from cluster.names import APP_NAME
-from cluster.serve_env import serve_environment
+from cluster.serve_env import node_environment
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CLUSTERS = ("own-machines", "aws", "gcp")
@@ -77,7 +77,7 @@ def shell(command: str) -> str:
 def test_node_environment_is_what_serve_needs() -> None:
     said = dict(line.partition("=")[::2] for line in shell("env").splitlines())
 
-    assert {name: said.get(name) for name in serve_environment()} == serve_environment()
+    assert {name: said.get(name) for name in node_environment()} == node_environment()
     assert said["RAY_AUTH_MODE"] == "token"
     assert said["PATH"].startswith("/nowhere/baton-venv/bin:")
 
@@ -85,7 +85,7 @@ def test_node_environment_is_what_serve_needs() -> None:
 def test_image_has_what_serve_needs() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
 
-    for name, value in serve_environment().items():
+    for name, value in node_environment().items():
         assert f"{name}={value}" in text
 
 
