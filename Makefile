@@ -1,6 +1,7 @@
 # make serve: an answer on this machine.   make test: the tests.   make check: the linters and type checkers.
 # make test-cluster: the tests of clusters of several hosts, which it makes on this one (Linux, as root).
 # make fuzz: 5,000 cases made from the OpenAPI document.   make load-clients: evalscope and aiperf against a cluster.
+# make soak: every kind of fault ten times and for 30 minutes, on a cluster of its own.
 # Needs python3 (3.11 or newer) with its venv module. Every target sets up what it needs, once.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 CODE := cluster prefill decode kv_transfer router engine tests benchmarks scripts
 
-.PHONY: help install serve test test-cluster fuzz load-clients check format clean
+.PHONY: help install serve test test-cluster fuzz load-clients soak check format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -46,6 +47,11 @@ fuzz: $(STAMP)
 
 load-clients: $(STAMP)
 	$(BIN)/python -m benchmarks.load_clients --json benchmarks/results/load_clients.json $(ARGS)
+
+# make soak SOAK="--minutes 5 --each 1": shorter. The seed draws the order of the faults.
+SOAK ?= --minutes 30 --each 10 --seed 7
+soak: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m benchmarks.soak $(SOAK) --json benchmarks/results/soak.json
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,53 +1,43 @@
-"""A worker that is drained on a live cluster: its requests go on elsewhere, and nothing is computed twice."""
+"""`baton drain` on a live cluster. What becomes of running requests is shown by test_fault_matrix.py."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
 
 import httpx
 import pytest
 
-from tests.e2e.test_worker_death import PROMPTS, busy_worker, complete, wait_for_replacement, workers
-from tests.support.cluster import ClusterProcess, run_baton
-from tests.support.http_completions import complete_all, read_status
+from cluster.chaos.live_cluster import LiveCluster, members
+from tests.support.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess, run_baton
+from tests.support.http_completions import complete_all
 
 pytestmark = pytest.mark.timeout(400)
 
 
-def totals(cluster: ClusterProcess) -> dict[str, Any]:
-    counted: dict[str, Any] = read_status(cluster.url)["totals"]
-    return counted
+NUM_TOKENS = 200
+PROMPTS = [[3 + (7 * index + offset) % 250 for offset in range(40 + index)] for index in range(6)]
 
 
-LONG_PROMPTS = [[3 + (7 * index + offset) % 250 for offset in range(40 + index)] for index in range(24)]
+async def wait_for_replacement(cluster: LiveCluster, pool: str, gone_pid: int) -> None:
+    """Return when the pool has its two running workers again."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        rows = members(await cluster.status(), pool)
+        if len([row for row in rows if row["pid"] != gone_pid]) == 2:
+            return
+        assert time.monotonic() < deadline_s, rows
+        await asyncio.sleep(POLL_PERIOD_S)
 
 
-async def test_drained_decode_worker_hands_its_requests_over(wide_cluster: ClusterProcess) -> None:
-    max_tokens = [400] * len(LONG_PROMPTS)
+async def test_baton_drain_ends_a_worker_under_load_and_another_one_comes(wide_cluster: ClusterProcess) -> None:
+    max_tokens = [NUM_TOKENS] * len(PROMPTS)
     async with httpx.AsyncClient(base_url=wide_cluster.url, timeout=120.0, trust_env=False) as client:
-        undisturbed = await complete_all(wide_cluster.url, LONG_PROMPTS, max_tokens=max_tokens)
-        before = totals(wide_cluster)
+        cluster = LiveCluster(client, seed=0)
+        undisturbed = await complete_all(wide_cluster.url, PROMPTS, max_tokens=max_tokens)
 
-        answers = asyncio.create_task(complete_all(wide_cluster.url, LONG_PROMPTS, max_tokens=max_tokens))
-        leaving = await busy_worker(client)
-        order = await client.post("/admin/drain", json={"replica": leaving["replica_id"]})
-
-        assert order.json() == {"draining": leaving["replica_id"]}
-        assert await answers == undisturbed
-        after = totals(wide_cluster)
-        assert after["drain_moves"] > before["drain_moves"]
-        for name in ("migrations", "recomputed_tokens", "failed", "failed_loads"):
-            assert after[name] == before[name], name
-        await wait_for_replacement(client, "decode", leaving["pid"])
-
-
-async def test_drained_prefill_worker_is_replaced(wide_cluster: ClusterProcess) -> None:
-    async with httpx.AsyncClient(base_url=wide_cluster.url, timeout=120.0, trust_env=False) as client:
-        undisturbed = [await complete(client, prompt) for prompt in PROMPTS]
-
-        answers = asyncio.gather(*(complete(client, prompt) for prompt in PROMPTS))
-        leaving = (await workers(client, "prefill"))[0]
+        answers = asyncio.create_task(complete_all(wide_cluster.url, PROMPTS, max_tokens=max_tokens))
+        leaving = members(await cluster.status(), "prefill")[0]
         drained = await asyncio.to_thread(
             run_baton, "drain", leaving["replica_id"], "--url", wide_cluster.url, timeout_s=120
         )
@@ -55,7 +45,7 @@ async def test_drained_prefill_worker_is_replaced(wide_cluster: ClusterProcess) 
         assert drained.returncode == 0, drained.stderr
         assert "is gone after" in drained.stdout
         assert await answers == undisturbed
-        await wait_for_replacement(client, "prefill", leaving["pid"])
+        await wait_for_replacement(cluster, "prefill", leaving["pid"])
 
 
 async def test_worker_that_is_not_there_cannot_be_drained(wide_cluster: ClusterProcess) -> None:

@@ -1,0 +1,175 @@
+"""Every kind of fault, over and over, in an order drawn from a seed: nothing lost, nothing wrong, nothing leaked.
+
+Runs `baton chaos` scenarios in rounds against a cluster of its own: each round has every kind of fault once, under a
+load that never stops, and ends with the checks. It goes on until time is over and every kind was there often enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.report import Row, add_json_option, publish
+from benchmarks.served import served_cluster
+from cluster.chaos.report import ChaosReport
+from cluster.chaos.runner import ChaosRunner
+from cluster.chaos.scenario import Scenario, parse_scenario
+
+RECOVERY_S = 180
+CLUSTER = {
+    "prefill_replicas": 2,
+    "decode_replicas": 2,
+    "router_replicas": 2,
+    "dtype": "float32",
+    "kv_transfer": {"allow_faults": True, "lease_ttl_s": 10},
+}
+FAULTS_AT_20_PERCENT = dict.fromkeys(
+    (
+        "read_fails",
+        "read_late",
+        "bit_flips",
+        "handshake_refused",
+        "notification_lost",
+        "notification_late",
+        "notification_twice",
+        "lease_expired",
+    ),
+    0.2,
+)
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "prefill killed": [{"kill": {"role": "prefill", "choose": "random"}}],
+    "decode killed": [{"kill": {"role": "decode", "choose": "random"}}],
+    "both killed": [{"kill": {"role": "prefill"}}, {"kill": {"role": "decode"}}],
+    "router killed": [{"kill": {"role": "router"}}],
+    "decode paused": [{"pause": {"role": "decode", "seconds": 30}}, {"sleep": 31}],
+    "prefill paused": [{"pause": {"role": "prefill", "seconds": 15}}, {"sleep": 16}],
+    "decode drained": [{"drain": {"role": "decode"}}],
+    "prefill drained": [{"drain": {"role": "prefill"}}],
+    "all replaced": [{"replace": RECOVERY_S}],
+    "connector faults": [{"faults": FAULTS_AT_20_PERCENT}, {"wait_for_tokens": 3000}, {"heal": "all"}],
+    "partition": [{"partition": "workers"}, {"wait_for_tokens": 1500}, {"heal": "all"}],
+}
+
+
+def make_round(number: int, *, draw: random.Random, kinds: Sequence[str]) -> tuple[Scenario, list[str]]:
+    """A scenario with every kind once, and the kinds in their order."""
+    order = list(kinds)
+    draw.shuffle(order)
+    steps: list[dict[str, Any]] = []
+    for kind in order:
+        steps += [{"wait_for_tokens": 600}, *KINDS[kind], {"wait_for_recovery": RECOVERY_S}]
+    load = {"streams": 16, "distinct": 24, "output_tokens": [60, 160], "seed": draw.randrange(1 << 30)}
+    content = {"name": f"round {number}", "seed": draw.randrange(1 << 30), "load": load, "steps": steps}
+    return parse_scenario(content, where="soak"), order
+
+
+async def soak(url: str, arguments: argparse.Namespace) -> list[tuple[list[str], ChaosReport]]:
+    """Rounds until the time is over; stops at the first one that fails."""
+    draw = random.Random(arguments.seed)
+    rounds: list[tuple[list[str], ChaosReport]] = []
+    started_s = time.monotonic()
+    while len(rounds) < arguments.each or time.monotonic() - started_s < 60.0 * arguments.minutes:
+        scenario, order = make_round(len(rounds) + 1, draw=draw, kinds=arguments.kinds)
+        report = await ChaosRunner(scenario, url=url, headers={}, tell=print).run()
+        print("\n".join(report.lines()), flush=True)
+        rounds.append((order, report))
+        if report.problems:
+            break
+    return rounds
+
+
+def rows_of(rounds: Sequence[tuple[list[str], ChaosReport]]) -> list[Row]:
+    """The figures of all rounds."""
+    reports = [report for _, report in rounds]
+    rows = [
+        Row(name="soak.rounds", value=len(reports), unit="rounds"),
+        Row(name="soak.duration", value=sum(report.duration_s for report in reports), unit="s"),
+        Row(name="soak.requests", value=sum(report.num_requests for report in reports), unit="requests"),
+        Row(name="soak.tokens", value=sum(report.num_tokens for report in reports), unit="tokens"),
+        Row(name="soak.lost", value=sum(report.num_lost for report in reports), unit="requests"),
+        Row(
+            name="soak.broken_with_router",
+            value=sum(report.num_broken_with_router for report in reports),
+            unit="requests",
+        ),
+        Row(name="soak.wrong", value=sum(report.num_wrong for report in reports), unit="requests"),
+        Row(name="soak.leaked", value=sum(len(report.leaks) for report in reports), unit="workers"),
+    ]
+    return [*rows, *_fault_rows(rounds), *_memory_rows(reports)]
+
+
+def _fault_rows(rounds: Sequence[tuple[list[str], ChaosReport]]) -> list[Row]:
+    pauses: defaultdict[str, list[float]] = defaultdict(list)
+    recoveries: defaultdict[str, list[float]] = defaultdict(list)
+    for order, report in rounds:
+        faults = iter(report.faults)
+        for kind in order:
+            broken = [step for step in KINDS[kind] if not {"sleep", "wait_for_tokens", "heal"} & step.keys()]
+            for fault in itertools.islice(faults, len(broken)):
+                pauses[kind].append(fault.longest_pause_s)
+                if fault.whole_s is not None:
+                    recoveries[kind].append(fault.whole_s)
+    return [
+        Row(
+            name=f"soak.{kind.replace(' ', '_')}.longest_pause",
+            value=max(values),
+            unit="s",
+            detail={
+                "num": float(len(values)),
+                "median_pause_s": statistics.median(values),
+                "median_whole_s": statistics.median(recoveries[kind] or [0.0]),
+                "max_whole_s": max(recoveries[kind], default=0.0),
+            },
+        )
+        for kind, values in sorted(pauses.items())
+    ]
+
+
+def _memory_rows(reports: Sequence[ChaosReport]) -> list[Row]:
+    """How much larger the processes of a role are in the last third of the rounds than in the first."""
+    rows: list[Row] = []
+    for role in ("prefill", "decode", "router"):
+        sizes = [statistics.median(_sizes(report, role)) for report in reports]
+        third = max(len(sizes) // 3, 1)
+        first, last = statistics.median(sizes[:third]), statistics.median(sizes[-third:])
+        detail: dict[str, float | str] = {"first_bytes": float(first)}
+        rows.append(Row(name=f"soak.memory_growth.{role}", value=last / first, unit="ratio", detail=detail))
+    return rows
+
+
+def _sizes(report: ChaosReport, role: str) -> list[int]:
+    return [size for name, found in report.memory_bytes.items() if name.startswith(role) for size in found]
+
+
+def main() -> None:
+    """Run, print the figures, and end with 1 if anything was lost, wrong or leaked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long at least")
+    parser.add_argument("--each", type=int, default=10, help="how often every kind of fault must occur")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS), default=list(KINDS), metavar="KIND")
+    add_json_option(parser)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "baton.yaml"
+        config.write_text(yaml.safe_dump(CLUSTER))
+        with served_cluster(["--config", str(config)]) as url:
+            rounds = asyncio.run(soak(url, arguments))
+    publish(rows_of(rounds), packages=("ray", "nixl", "torch"), json_file=arguments.json, title="soak")
+    sys.exit(1 if any(report.problems for _, report in rounds) else 0)
+
+
+if __name__ == "__main__":
+    main()
