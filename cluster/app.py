@@ -8,11 +8,13 @@ from typing import Any
 from ray import serve
 
 from cluster.addressed_router import AddressedRouter
+from cluster.autoscale import autoscaling_config
 from cluster.config import BatonConfig, PoolName
 from cluster.ingress import IngressSettings, RouterIngress
 from cluster.ingress_router import IngressRouter
 from cluster.names import DECODE, PREFILL, ROUTER
 from cluster.placement import SMALL_CPU_SHARE, Placement, pool_section
+from cluster.scaling import ScalingSection
 from cluster.served_model import ServedModel
 from cluster.version import deployment_version
 from cluster.workers import DecodeWorker, PrefillWorker, WorkerSettings
@@ -80,6 +82,7 @@ def _bind_worker(
         report_period_s=config.router_settings().report_period_s,
         step_timeout_s=config.health.step_timeout_s,
         drain_timeout_s=config.health.drain_timeout_s,
+        scaling=pool_section(config, pool).scaling,
     )
     # Threads follow from what else runs on a machine: no reason to replace a worker that runs.
     threadless = dataclasses.replace(settings.engine.model, num_threads=pool_section(config, pool).num_threads)
@@ -87,7 +90,7 @@ def _bind_worker(
     num_replicas = config.prefill_replicas if pool == "prefill" else config.decode_replicas
     deployment = serve.deployment(
         name=PREFILL if pool == "prefill" else DECODE,
-        num_replicas=num_replicas,
+        **_size(settings.scaling, num_replicas),
         max_ongoing_requests=UNLIMITED_CALLS,
         graceful_shutdown_timeout_s=config.health.drain_timeout_s + SHUTDOWN_MARGIN_S,
         graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
@@ -99,6 +102,13 @@ def _bind_worker(
         max_surge_percent=_one_of(num_replicas) if placement.room[pool] else 0,
     )(worker)
     return _versioned(deployment, stable).bind(settings)
+
+
+def _size(scaling: ScalingSection | None, num_replicas: int) -> dict[str, Any]:
+    """So many replicas, or as many as the load asks for."""
+    if scaling is None:
+        return {"num_replicas": num_replicas}
+    return {"autoscaling_config": autoscaling_config(scaling, num_replicas=num_replicas)}
 
 
 def _versioned(deployment: serve.Deployment, settings: object) -> serve.Deployment:

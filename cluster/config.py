@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cluster.config_section import Section, section_of, settings_from
 from cluster.health import HealthSection
+from cluster.scaling import ScalingSection
 from engine.config import CacheConfig, DeviceName, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.errors import ConfigError
 from kv_transfer.errors import KVTransferError
@@ -200,6 +201,9 @@ class PoolSection(Section):
     cache: CacheSection = Field(default_factory=CacheSection, description="Overrides `cache` for this pool.")  # type: ignore[valid-type]
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
         default_factory=SchedulerSection, description="Overrides `scheduler` for this pool."
+    )
+    scaling: ScalingSection | None = Field(
+        default=None, description="Let the pool follow its load; null keeps its number of workers."
     )
 
 

@@ -207,8 +207,8 @@ def usable_cores() -> int:
 def logical_cpus(config: BatonConfig, *, num_cores: int) -> int:
     """CPUs that a private Ray must claim to have, so that every process of the configuration can be placed."""
     pools = (
-        (config.prefill, config.prefill_replicas),
-        (config.decode, config.decode_replicas),
+        (config.prefill, most_replicas(config.prefill, config.prefill_replicas)),
+        (config.decode, most_replicas(config.decode, config.decode_replicas)),
     )
     workers = sum(
         replicas * (section.num_cpus if section.num_cpus is not None else SMALL_CPU_SHARE)
@@ -231,3 +231,8 @@ def wanted_resources(config: BatonConfig) -> dict[str, float]:
 def _rounded_down(share: float) -> float:
     """Two decimals: Ray books no finer than 0.0001, and the shares of one GPU must not add up to more than it."""
     return math.floor(share * 100) / 100
+
+
+def most_replicas(section: PoolSection, num_replicas: int) -> int:
+    """So many workers a pool may have."""
+    return num_replicas if section.scaling is None else max(section.scaling.max_replicas, num_replicas)

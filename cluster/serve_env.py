@@ -29,6 +29,7 @@ def serve_environment() -> dict[str, str]:
     return {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     }
 

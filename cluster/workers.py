@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from ray import serve
 from ray.util import get_node_ip_address
 
+from cluster.autoscale import LOAD
 from cluster.introductions import Introductions
 from cluster.names import APP_NAME, DECODE, PREFILL
 from cluster.refusal import HandshakeRefusal, Refusal
 from cluster.rendezvous import ServeRendezvous
 from cluster.replica_caller import ReplicaCaller
+from cluster.scaling import ScalingSection
 from cluster.start_report import StartReport, publish_start_report, weights_progress
 from cluster.worker_log import configure_worker_logging
 from decode.server import DecodeServer
@@ -51,6 +53,7 @@ class WorkerSettings:
     report_period_s: float
     step_timeout_s: float
     drain_timeout_s: float
+    scaling: ScalingSection | None
 
 
 class Worker:
@@ -176,6 +179,11 @@ class Worker:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests in any state; unknown ids are ignored."""
         await self._server.abort(request_ids)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where the pool follows its load."""
+        scaling = self._settings.scaling
+        return {} if scaling is None else {LOAD: scaling.load_of(self._settings.role, self._server.load())}
 
     async def drain(self) -> None:
         """Take no more requests, let those that are here finish or move, then exit. Returns at once."""
