@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kv_transfer.connector import LoadEnded, LoadOrder
-from kv_transfer.part_reads import Part, PartRead
+from kv_transfer.part_reads import Part, PartRead, PartReads
 from kv_transfer.peers import Handshake, Peer
 
 
@@ -27,7 +28,8 @@ class Load:
     ``unread`` are the parts, by number, whose bytes are not all here. Reads of other parts are *stale*: a stream began
     them and what they bring is not wanted, but it may still come. ``damage`` says why the load may end well for
     some blocks only: parts that stay unread, or ``corrupt_block_ids``. An ``error`` is for all of them.
-    ``num_streamed_blocks`` were here before the load was ordered.
+    ``verifying`` are parts that are here and being compared with their checksums; ``is_confirmed`` that the source said
+    yes. ``num_streamed_blocks`` were here before the load was ordered.
     """
 
     order: LoadOrder
@@ -44,6 +46,8 @@ class Load:
     num_dones: int = 0
     corrupt_block_ids: set[int] = field(default_factory=set)
     damage: str | None = None
+    verifying: list[Future[list[int]]] = field(default_factory=list)
+    is_confirmed: bool = False
     is_salvage: bool = False
     quiet_at_s: float = 0.0
     num_bytes: int = 0
@@ -52,6 +56,26 @@ class Load:
     is_cancelled: bool = False
     has_stalled: bool = False
     error: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True while something is still wanted of its peer."""
+        return self.phase is not LoadPhase.STOPPING and not self.is_confirmed
+
+    def verify(self, part: Part, reads: PartReads) -> None:
+        """Have what arrived compared with what the source had when it granted the lease."""
+        self.verifying.append(reads.begin_verifying(part))
+        self.collect_verified(reads)
+
+    def collect_verified(self, reads: PartReads) -> bool:
+        """Take in the comparisons that are done; True when none is left."""
+        for verified in [verified for verified in self.verifying if verified.done()]:
+            self.verifying.remove(verified)
+            corrupt = reads.end_verifying(verified)
+            if corrupt:
+                self.corrupt_block_ids.update(corrupt)
+                self.damage = "the checksums of some blocks are wrong"
+        return not self.verifying
 
     def has_stale_reads(self) -> bool:
         """True while something that is not wanted may be written over what is."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kv_transfer.block_memory import BlockMemory
 from kv_transfer.counters import TransferCounters
 from kv_transfer.peers import Peer, PeerTable
 from kv_transfer.transport import Read, ReadState, Transport
+from kv_transfer.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +77,13 @@ class PartReads:
         peers: PeerTable,
         limits: ReaderLimits,
         counters: TransferCounters,
-        memory: BlockMemory | None,
+        verifier: Verifier,
     ) -> None:
         self._transport = transport
         self._peers = peers
         self._limits = limits
         self._counters = counters
-        self._memory = memory
+        self._verifier = verifier
         self._num_reads = 0
         self._bytes_in_flight = 0
 
@@ -131,13 +132,20 @@ class PartReads:
 
     def corrupt_blocks(self, part: Part) -> list[int]:
         """The blocks of a part that arrived otherwise than the source had them when it made their checksums."""
-        if part.checksums is None or self._memory is None:
-            return []
-        found = self._memory.checksums(part.block_ids)
-        corrupt = [
-            block_id
-            for block_id, ours, theirs in zip(part.block_ids, found, part.checksums, strict=True)
-            if ours != theirs
-        ]
+        corrupt = self._verifier.check(part)
         self._counters.num_corrupt_blocks += len(corrupt)
         return corrupt
+
+    def begin_verifying(self, part: Part) -> Future[list[int]]:
+        """The same, beside the reads that follow; to be given to ``end_verifying`` when it is done."""
+        return self._verifier.begin(part)
+
+    def end_verifying(self, verified: Future[list[int]]) -> list[int]:
+        """The result, counted."""
+        corrupt = verified.result()
+        self._counters.num_corrupt_blocks += len(corrupt)
+        return corrupt
+
+    def close(self) -> None:
+        """Look at the memory no more."""
+        self._verifier.close()

@@ -24,10 +24,11 @@ from kv_transfer.heartbeat import Heartbeat
 from kv_transfer.layout import KVRegion
 from kv_transfer.load import Load, LoadPhase
 from kv_transfer.notifications import Ack, Done, Notification, encode_notification
-from kv_transfer.part_reads import Part, PartReads, ReaderLimits, split_blocks
+from kv_transfer.part_reads import PartReads, ReaderLimits, split_blocks
 from kv_transfer.peers import Peer, PeerTable
 from kv_transfer.stream_reader import QUIET_S, StreamReader
 from kv_transfer.transport import ReadState, Transport, TransportError
+from kv_transfer.verifier import Verifier
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -57,9 +58,11 @@ class Reader:
         on_stalled: Callable[[str], None],
         on_stream_ended: Callable[[str], None],
         memory: BlockMemory | None = None,
+        on_verified: Callable[[], None] = lambda: None,
     ) -> None:
         self.heartbeat = Heartbeat(peers=peers, clock=clock, period_s=limits.renewal_period_s, send=self._send)
-        self._reads = PartReads(transport=transport, peers=peers, limits=limits, counters=counters, memory=memory)
+        verifier = Verifier(memory, name=name, on_done=on_verified)
+        self._reads = PartReads(transport=transport, peers=peers, limits=limits, counters=counters, verifier=verifier)
         self.streams = StreamReader(
             region=region,
             reads=self._reads,
@@ -116,13 +119,16 @@ class Reader:
     def on_ack(self, ack: Ack, *, sender: str) -> bool:
         """Take a source's answer to "done"; False when nobody waits for it."""
         load = self._loads.get(ack.reader)
-        if load is None or load.phase is not LoadPhase.CONFIRMING or load.order.params.lease_id != ack.lease_id:
+        if load is None or load.phase is not LoadPhase.CONFIRMING or load.is_confirmed:
+            return False
+        if load.order.params.lease_id != ack.lease_id:
             return False
         if load.peer is None or load.peer.name != sender:
             return False
+        load.is_confirmed = True
         if not ack.is_alive:
             load.error = "the lease ended before the read was confirmed"
-        self._end(load)
+        self._end_if_verified(load)
         return True
 
     def advance(self) -> bool:
@@ -147,6 +153,10 @@ class Reader:
         self.streams.end_all()
         for load in tuple(self._loads.values()):
             self._end(load)
+
+    def close(self) -> None:
+        """Look at the blocks no more. The last call."""
+        self._reads.close()
 
     def _make_load(self, order: LoadOrder) -> Load:
         """A load of all blocks, or of those that its stream leaves to be read."""
@@ -179,7 +189,7 @@ class Reader:
         return load
 
     def _advance_load(self, load: Load) -> bool:
-        if load.phase is not LoadPhase.STOPPING and self._clock() >= load.deadline_s:
+        if load.is_open and self._clock() >= load.deadline_s:
             self._fail(load, f"not loaded within {self._limits.load_timeout_s:g} s")
             return True
         match load.phase:
@@ -251,6 +261,8 @@ class Reader:
 
     def _advance_confirming(self, load: Load) -> bool:
         assert load.peer is not None
+        if load.is_confirmed:
+            return self._end_if_verified(load)
         now_s = self._clock()
         if now_s < load.next_done_s:
             return False
@@ -280,6 +292,13 @@ class Reader:
         else:
             self.heartbeat.release(load.order.params)
             self._end(load)
+        return True
+
+    def _end_if_verified(self, load: Load) -> bool:
+        """End a load that its source confirmed, when its blocks were compared with their checksums."""
+        if load.error is None and not load.collect_verified(self._reads):
+            return False
+        self._end(load)
         return True
 
     def _stall(self, load: Load) -> None:
@@ -335,15 +354,8 @@ class Reader:
                 load.quiet_at_s = self._clock() + QUIET_S
             elif is_wanted:
                 load.num_bytes += entry.part.num_bytes
-                self._verify(load, load.unread.pop(entry.part.number))
+                load.verify(load.unread.pop(entry.part.number), self._reads)
         return has_failed
-
-    def _verify(self, load: Load, part: Part) -> None:
-        """Compare what arrived with what the source had when it granted the lease."""
-        corrupt = self._reads.corrupt_blocks(part)
-        if corrupt:
-            load.corrupt_block_ids.update(corrupt)
-            load.damage = "the checksums of some blocks are wrong"
 
     def _fail(self, load: Load, error: str) -> None:
         """Give a load up; it ends when no read of it is in flight."""
@@ -358,7 +370,7 @@ class Reader:
         self._peers.drop(peer)
         self.streams.stop_peer(peer)
         for load in self._loads.values():
-            if load.peer is peer and load.phase in (LoadPhase.READING, LoadPhase.CONFIRMING):
+            if load.peer is peer and load.is_open:
                 self._fail(load, f"connection to {peer.identity.engine_id} broke: {reason}")
 
     def _end(self, load: Load) -> None:

@@ -121,6 +121,7 @@ class TransferWorker:
             on_stalled=self._stalled.append,
             on_stream_ended=self._ended_streams.append,
             memory=memory,
+            on_verified=self._notify,
         )
         leases.on_change = self._notify
         announcements.on_change = self._notify
@@ -331,6 +332,7 @@ class TransferWorker:
         self._drain()
         self._transport.close()
         self._reader.end_all()
+        self._reader.close()
         self._leases.abort_all()
         self._peers.close()
         with self._condition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -50,6 +51,24 @@ def test_flipped_bit_makes_exactly_its_block_invalid(world: KVWorld, source: KVE
         assert (reader.content((block_id,)) == source.content((source_block_id,))) is (block_id != bad)
     assert reader.stats().num_corrupt_blocks == 1
     assert (reader.stats().num_failed_blocks, reader.stats().num_blocks) == (1, 4)
+
+
+def test_large_parts_are_compared_beside_the_reads_that_follow(world: KVWorld) -> None:
+    """Parts of 32 MiB: each is compared in a thread of its own, and the load ends when all of them were."""
+    source = world.make_reader(world.spec("source", num_blocks=8, head_dim=BIG_HEAD_DIM))
+    source.memory[:6] = 7
+    reader = world.make_reader(
+        world.spec("reader", num_blocks=8, head_dim=BIG_HEAD_DIM, faults=_faults(Fault.BIT_FLIPS, 1, 3))
+    )
+
+    ended = reader.load("a", source.grant("a", (0, 1, 2, 3, 4, 5)), (2, 3, 4, 5, 6, 7))
+
+    assert len(ended.failed_block_ids) == reader.stats().num_corrupt_blocks == 2
+    assert {block_id in (2, 3) for block_id in ended.failed_block_ids} == {True, False}, "one of each damaged part"
+    for block_id in range(2, 8):
+        assert (reader.memory[block_id] == 7).all() == (block_id not in ended.failed_block_ids)
+    reader.close()
+    assert not [thread.name for thread in threading.enumerate() if reader.spec.engine_id in thread.name]
 
 
 def test_blocks_that_changed_since_they_were_handed_over_are_invalid(world: KVWorld, source: KVEngine) -> None:
