@@ -14,12 +14,16 @@ from kv_transfer.verifier import Verifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderLimits:
-    """What bounds the reads. Defaults: parts small enough that messages are answered between two of them."""
+    """What bounds the reads.
+
+    Defaults: parts small enough that messages are answered between two of them, and that the comparison of one with
+    its checksums hides behind the copy of the next.
+    """
 
     load_timeout_s: float
     renewal_period_s: float
     done_retry_s: float = 1.0
-    part_bytes: int = 32 << 20
+    part_bytes: int = 8 << 20
     max_bytes_in_flight: int = 1 << 30
     max_bytes_in_flight_per_peer: int = 256 << 20
 

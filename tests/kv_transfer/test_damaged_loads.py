@@ -18,8 +18,8 @@ from kv_transfer.layout import KVRegion, MemoryKind
 from tests.support.kv_engine import KVEngine
 from tests.support.kv_world import KVWorld
 
-BIG_HEAD_DIM = (16 << 20) // 64
-"""With it a block has 16 MiB, and a part of a load has two blocks."""
+BIG_HEAD_DIM = (4 << 20) // 64
+"""With it a block has 4 MiB, and a part of a load has two blocks."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_flipped_bit_makes_exactly_its_block_invalid(world: KVWorld, source: KVE
 
 
 def test_large_parts_are_compared_beside_the_reads_that_follow(world: KVWorld) -> None:
-    """Parts of 32 MiB: each is compared in a thread of its own, and the load ends when all of them were."""
+    """Parts of 8 MiB: each is compared in a thread of its own, and the load ends when all of them were."""
     source = world.make_reader(world.spec("source", num_blocks=8, head_dim=BIG_HEAD_DIM))
     source.memory[:6] = 7
     reader = world.make_reader(
