@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 CODE := cluster prefill decode kv_transfer router engine tests benchmarks scripts
 
-.PHONY: help install serve test test-cluster fuzz load-clients soak check format clean
+.PHONY: help install serve test test-gpu test-cluster fuzz load-clients soak check format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -41,6 +41,10 @@ test: $(STAMP)
 # Hosts out of network namespaces, the real `ray up`, and faults: minutes.
 test-cluster: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/cluster
+
+# The KV cache on a GPU: needs CUDA.
+test-gpu: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m pytest tests/gpu
 
 fuzz: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m scripts.fuzz --cases 5000 $(ARGS)

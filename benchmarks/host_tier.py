@@ -64,7 +64,7 @@ def builtin_engine(*, num_blocks: int, host_bytes: int) -> Iterator[EngineCore]:
         EngineConfig(
             model=ModelConfigSource(path=MODEL, device="cpu", dtype="auto", num_threads=1),
             cache=CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE),
-            scheduler=SchedulerConfig(max_num_seqs=4, max_model_len=num_blocks * BLOCK_SIZE),
+            scheduler=SchedulerConfig(max_num_seqs=1, max_model_len=num_blocks * BLOCK_SIZE),
         ),
         build_connector=connect,
     ).core
@@ -90,7 +90,7 @@ def ttft_ms(core: EngineCore, prompt: tuple[int, ...], name: str) -> float:
 
 def median_ttft_ms(num_tokens: int, *, host_bytes: int, evicts: bool) -> float:
     """The second request for a prompt, after another one took its blocks, or not."""
-    num_blocks = -(-(num_tokens + 1) // BLOCK_SIZE) + 2
+    num_blocks = -(-(num_tokens + 1) // BLOCK_SIZE)
     samples = []
     with builtin_engine(num_blocks=num_blocks if evicts else 4 * num_blocks, host_bytes=host_bytes) as core:
         for number in range(NUM_REPEATS + 1):

@@ -92,8 +92,7 @@ class TransferWorker:
         self._clock = clock
         self._counters = counters
         self._ended: deque[LoadEnded] = deque()
-        self._stalled: deque[str] = deque()
-        self._ended_streams: deque[str] = deque()
+        self._stalled, self._ended_streams = deque[str](), deque[str]()
         self._num_reported = 0
         self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()

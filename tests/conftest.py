@@ -12,13 +12,19 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.oracle_cases import OracleCase
 
-HOST_TESTS = Path(__file__).with_name("cluster")
+NAMED_TESTS = tuple(Path(__file__).with_name(name) for name in ("cluster", "gpu"))
+"""Tests that need what not every machine has, to be run by name.
+
+`make test-cluster`: tests that make hosts need root and minutes. `make test-gpu`: these need CUDA.
+"""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the tests that make hosts, which need root and minutes, unless they are named: `make test-cluster`."""
-    is_named = any(Path(argument.partition("::")[0]).absolute().is_relative_to(HOST_TESTS) for argument in config.args)
-    return True if collection_path == HOST_TESTS and not is_named else None
+    """Leave out the tests that have to be named, unless they are."""
+    if collection_path not in NAMED_TESTS:
+        return None
+    named = [Path(argument.partition("::")[0]).absolute() for argument in config.args]
+    return None if any(path.is_relative_to(collection_path) for path in named) else True
 
 
 # How long an example takes says something of the machine, not of the code.
