@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -29,7 +29,7 @@ from engine.core.scheduler import Scheduler
 from engine.messages import GenerateRequest, SamplingParams
 from engine.step import ModelRunnerOutput, SchedulerOutput
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, RemoteMatch
-from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128
@@ -48,6 +48,8 @@ REFERENCE_US = {
 class NeverEndingLoads:
     """A connector's scheduler half that offers every prompt and whose loads never end."""
 
+    can_stream = False
+
     def expect(self, params: KVTransferParams) -> None:
         """Nothing to keep alive."""
 
@@ -58,14 +60,54 @@ class NeverEndingLoads:
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
+        block_hashes: Sequence[bytes] = (),  # noqa: ARG002
     ) -> RemoteMatch | None:
         """Offer the whole prompt."""
         return RemoteMatch(num_tokens=num_prompt_tokens - num_local_tokens if params is not None else 0, is_async=True)
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams, first_block: int, block_ids: tuple[int, ...]
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        first_block: int,
+        block_ids: tuple[int, ...],
+        stream_id: str | None = None,
     ) -> None:
         """Never end."""
+
+    def begin_stream(
+        self,
+        *,
+        stream_id: str,  # noqa: ARG002
+        request_id: str,  # noqa: ARG002
+        params: KVStreamParams,  # noqa: ARG002
+        first_block: int,  # noqa: ARG002
+        block_ids: tuple[int, ...],  # noqa: ARG002
+    ) -> bool:
+        """Stream nothing."""
+        return False
+
+    def cancel_stream(self, stream_id: str) -> bool:  # noqa: ARG002
+        """Nothing streams."""
+        return True
+
+    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+        """Nobody listens."""
+
+    def withdraw(self, request_id: str) -> None:
+        """Nothing was announced."""
+
+    def keep_evicted(
+        self,
+        block_ids: Sequence[int],  # noqa: ARG002
+        block_hashes: Sequence[bytes],  # noqa: ARG002
+    ) -> Sequence[bytes]:
+        """Keep nothing."""
+        return ()
+
+    def forget_evicted(self) -> None:
+        """Nothing was kept."""
 
     def cancel_load(self, request_id: str) -> None:
         """Nothing to cancel."""
