@@ -38,6 +38,7 @@ SHARE_CHUNK_TOKENS = 128
 GPU_BLOCKS_PER_CHUNK = 32
 GPU_CHUNK_S = 0.02
 GPU_CHUNK_TRANSFERS = 2.5
+MAX_CHUNK_S = 0.2
 WAIT_TIMEOUT_S = 60.0
 
 
@@ -131,7 +132,7 @@ def rows_of_transport(transport: str, builtin: dict[int, BuiltinTimes]) -> list[
     builtin_chunk_s = builtin[BUILTIN_TOKENS].ttft_ms / NUM_CHUNKS / 1e3
     large_chunks = chunks_of(NUM_CHUNKS * GPU_BLOCKS_PER_CHUNK, GPU_BLOCKS_PER_CHUNK)
     plain_s, _ = large.hand_over(large_chunks, chunk_s=0.0, on_cpu=False, streamed=False)
-    gpu_chunk_s = max(GPU_CHUNK_S, GPU_CHUNK_TRANSFERS * plain_s / NUM_CHUNKS)
+    gpu_chunk_s = min(max(GPU_CHUNK_S, GPU_CHUNK_TRANSFERS * plain_s / NUM_CHUNKS), MAX_CHUNK_S)
     cases = (
         (small, chunks_of(num_small, num_small // NUM_CHUNKS), builtin_chunk_s, True),
         (large, large_chunks, gpu_chunk_s, False),
