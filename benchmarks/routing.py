@@ -39,7 +39,8 @@ from router.workers import ReplicaStatus
 
 SCALE = 32
 BLOCK_SIZE = 512 // SCALE
-SAMPLE_PERIOD_S = 0.25
+NUM_SAMPLES = 60
+"""Looks at all KV usages, after the first fifth of the time."""
 TRACE = Path("mooncake-conversation-trace.jsonl")
 SETTINGS = RouterSettings(report_period_s=3600.0, max_mirrored_blocks=2_000_000)
 
@@ -188,8 +189,8 @@ class World:
         for request in requests:
             self.events.at(request.at_s / speed, lambda request=request: self.arrive(request))  # type: ignore[misc]
         end_s = requests[-1].at_s / speed
-        for number in range(int(0.2 * end_s / SAMPLE_PERIOD_S), int(end_s / SAMPLE_PERIOD_S)):
-            self.events.at(number * SAMPLE_PERIOD_S, self._sample)
+        for number in range(NUM_SAMPLES):
+            self.events.at(end_s * (0.2 + 0.8 * number / NUM_SAMPLES), self._sample)
         self.events.run()
 
     def _sample(self) -> None:
