@@ -32,10 +32,16 @@ async def complete(client: httpx.AsyncClient, number: int) -> None:
     assert response.status_code == httpx.codes.OK, response.text
 
 
-async def workers(client: httpx.AsyncClient, pool: str) -> dict[int, dict[str, Any]]:
-    """The running workers of a pool by their process ids."""
-    replicas = (await client.get("/status")).json()["pools"][pool]
-    return {replica["pid"]: replica for replica in replicas if replica["state"] == "running"}
+async def both_workers(client: httpx.AsyncClient, pool: str) -> dict[int, dict[str, Any]]:
+    """The two workers of a pool by their process ids, once both run and answer."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        replicas = (await client.get("/status")).json()["pools"][pool]
+        running = {replica["pid"]: replica for replica in replicas if replica["state"] == "running"}
+        if len(running) == 2:
+            return running
+        assert time.monotonic() < deadline_s, replicas
+        await asyncio.sleep(POLL_PERIOD_S)
 
 
 @asynccontextmanager
@@ -53,10 +59,7 @@ async def standing_still(pid: int) -> AsyncIterator[float]:
 @pytest.mark.parametrize("pool", ["decode", "prefill"])
 async def test_stalled_worker_gets_nothing_after_two_report_periods(wide_cluster: ClusterProcess, pool: str) -> None:
     async with httpx.AsyncClient(base_url=wide_cluster.url, timeout=120.0, trust_env=False) as client:
-        deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while len(before := await workers(client, pool)) != 2:
-            assert time.monotonic() < deadline_s, before
-            await asyncio.sleep(POLL_PERIOD_S)
+        before = await both_workers(client, pool)
         victim = next(iter(before))
         early: list[asyncio.Task[None]] = []
         async with standing_still(victim) as since_s:
@@ -70,9 +73,10 @@ async def test_stalled_worker_gets_nothing_after_two_report_periods(wide_cluster
             assert psutil.Process(victim).status() == psutil.STATUS_STOPPED
         await asyncio.gather(*early)
 
-        taken = before[victim]["counters"]["num_requests"]
+        taken = (await both_workers(client, pool))[victim]["counters"]["num_requests"]
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
         number = 1000
-        while (await workers(client, pool)).get(victim, {}).get("counters", {}).get("num_requests", 0) <= taken:
-            assert time.monotonic() < deadline_s + READY_TIMEOUT_S, "it never took part again"
+        while (await both_workers(client, pool))[victim]["counters"]["num_requests"] <= taken:
+            assert time.monotonic() < deadline_s, "it never took part again"
             await asyncio.gather(*(complete(client, number + index) for index in range(4)))
             number += 4
