@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ WHO = {
     "baton_serve_proxy": ("baton", "optimized"),
     "baton_haproxy": ("baton", "haproxy"),
 }
-START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 
 
@@ -54,23 +54,26 @@ class Stage:
 def stage(kind: str, mode: str) -> Iterator[Stage]:
     """Start one application; it is gone afterwards."""
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.serve_stage", kind, mode, str(port)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        if line.strip() != "ready":
-            raise RuntimeError(f"{kind} with {mode} settings did not start: {line!r}")
-        yield Stage(url=f"http://127.0.0.1:{port}", process=psutil.Process(process.pid))
-    finally:
-        process.stdin.close()
-        process.wait(STOP_TIMEOUT_S)
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.serve_stage", kind, mode, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if line.strip() != "ready":
+                log.seek(0)
+                sys.stderr.write(log.read().decode(errors="replace")[-4000:])
+                raise RuntimeError(f"{kind} with {mode} settings did not start: {line!r}")
+            yield Stage(url=f"http://127.0.0.1:{port}", process=psutil.Process(process.pid))
+        finally:
+            process.stdin.close()
+            process.wait(STOP_TIMEOUT_S)
 
 
 def cpu_s(process: psutil.Process) -> float:
