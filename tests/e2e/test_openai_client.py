@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import httpx
 import openai
 import pytest
+import torch
 
+from tests.support.checkpoints import load_oracle, oracle_logits
 from tests.support.cluster import ClusterProcess
+from tests.support.http_completions import read_status
 
 MESSAGES = [{"role": "user", "content": "Tell me a story about the sea."}]
 MAX_TOKENS = 24
+PROMPT_IDS = [5, *range(100, 180, 2), 9, 8, 7]
 
 
 @pytest.fixture
@@ -90,3 +97,50 @@ def test_an_answer_has_one_request_id(cluster: ClusterProcess, given: dict[str, 
     (answered,) = response.headers.get_list("x-request-id")
     assert answered
     assert answered == given.get("X-Request-Id", answered)
+
+
+def test_log_probabilities_cross_the_cluster(client: openai.OpenAI, model: str, served_model: Path) -> None:
+    answer = client.completions.create(
+        model=model,
+        prompt=PROMPT_IDS,
+        max_tokens=6,
+        temperature=0,
+        echo=True,
+        logprobs=2,
+        extra_body={"ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True},
+    )
+
+    choice = answer.choices[0]
+    tokens = [*PROMPT_IDS, *choice.token_ids]  # type: ignore[attr-defined]
+    expected = torch.log_softmax(oracle_logits(load_oracle(served_model), tokens).double(), dim=1)[:-1]
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == [f"token_id:{token}" for token in tokens]
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.token_logprobs[1:] == pytest.approx(
+        expected.gather(1, torch.tensor(tokens[1:])[:, None]).flatten().tolist(), abs=1e-3
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6
+
+
+def test_choices_share_their_prompt_and_keep_their_rules(
+    client: openai.OpenAI, model: str, cluster: ClusterProcess
+) -> None:
+    ask: dict[str, Any] = {
+        "model": model,
+        "prompt": [*PROMPT_IDS, 77, 78, 79],
+        "max_tokens": 12,
+        "temperature": 1.2,
+        "logit_bias": {"50": 4},
+        "logprobs": 0,
+        "extra_body": {"ignore_eos": True, "return_token_ids": True, "bad_words": ["a"]},
+    }
+    before = read_status(cluster.url)["totals"]["transfers"]
+    together = client.completions.create(**ask, n=4, seed=70)
+    alone = [client.completions.create(**ask, seed=70 + index).choices[0] for index in range(4)]
+    best = client.completions.create(**ask, n=1, best_of=4, seed=70).choices[0]
+
+    assert [choice.token_ids for choice in together.choices] == [choice.token_ids for choice in alone]  # type: ignore[attr-defined]
+    sums = [sum(choice.logprobs.token_logprobs or ()) for choice in together.choices if choice.logprobs is not None]
+    assert best.token_ids == together.choices[sums.index(max(sums))].token_ids  # type: ignore[attr-defined]
+    assert read_status(cluster.url)["totals"]["transfers"] > before
