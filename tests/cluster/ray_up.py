@@ -16,7 +16,7 @@ from tests.cluster.hosts import Host
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.prefix) / "bin" / "ray"
 EXAMPLE = ROOT / "deploy" / "own-machines.yaml"
-UP_TIMEOUT_S = 90.0
+UP_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

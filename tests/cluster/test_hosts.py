@@ -15,7 +15,7 @@ from tests.cluster.hosts import HOME
 from tests.cluster.load import NUM_TOKENS, KnownAnswers, running_load
 from tests.support.http_completions import assert_at_rest, complete_all
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 CONFIG: dict[str, Any] = {
     "model": f"{HOME}/model",
