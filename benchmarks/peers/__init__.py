@@ -1,0 +1,1 @@
+"""Other engines, each in a process and an environment of its own."""
