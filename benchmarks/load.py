@@ -7,6 +7,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -29,6 +30,7 @@ class Timing:
     """One request as its client saw it: seconds on one clock."""
 
     sent: float
+    kind: str = ""
     token_times: list[float] = field(default_factory=list)
     num_tokens: int = 0
     error: str | None = None
@@ -63,27 +65,46 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """One request of a load: when it leaves, in seconds after the start, and what it is."""
+
+    at_s: float
+    kind: str
+    prompt: list[int]
+    num_output_tokens: int
+
+
+def poisson_arrivals(spec: LoadSpec, *, kind: str = "") -> list[Arrival]:
+    """The requests of ``spec``."""
+    rng = random.Random(spec.seed)
+    arrivals, departure = [], 0.0
+    for _ in range(spec.num_requests):
+        departure += rng.expovariate(spec.rate)
+        prompt = [rng.randrange(1, spec.vocab_size) for _ in range(spec.num_prompt_tokens)]
+        arrivals.append(Arrival(at_s=departure, kind=kind, prompt=prompt, num_output_tokens=spec.num_output_tokens))
+    return arrivals
+
+
 async def run_load(url: str, spec: LoadSpec) -> LoadResult:
     """Send the load to ``url`` and wait for every answer."""
-    rng = random.Random(spec.seed)
+    return summarise(await send_all(url, poisson_arrivals(spec)))
+
+
+async def send_all(url: str, arrivals: Sequence[Arrival]) -> list[Timing]:
+    """Send every request at its time, and wait for every answer."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         started = time.perf_counter()
-        tasks = []
-        departure = started
-        for _ in range(spec.num_requests):
-            departure += rng.expovariate(spec.rate)
-            prompt = [rng.randrange(1, spec.vocab_size) for _ in range(spec.num_prompt_tokens)]
-            tasks.append(asyncio.create_task(_send(client, prompt, spec.num_output_tokens, departure)))
-        timings = await asyncio.gather(*tasks)
-    return _summarise(timings)
+        return await asyncio.gather(*(_send(client, arrival, started) for arrival in arrivals))
 
 
-async def _send(client: httpx.AsyncClient, prompt: list[int], num_tokens: int, departure: float) -> Timing:
+async def _send(client: httpx.AsyncClient, arrival: Arrival, started: float) -> Timing:
+    departure, num_tokens = started + arrival.at_s, arrival.num_output_tokens
     await asyncio.sleep(max(0.0, departure - time.perf_counter()))
-    timing = Timing(sent=departure)
+    timing = Timing(sent=departure, kind=arrival.kind)
     body = {
-        "prompt": prompt,
+        "prompt": arrival.prompt,
         "max_tokens": num_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -117,7 +138,8 @@ def _take_line(timing: Timing, line: str) -> None:
         timing.token_times.append(time.perf_counter())
 
 
-def _summarise(timings: list[Timing]) -> LoadResult:
+def summarise(timings: Sequence[Timing]) -> LoadResult:
+    """The figures of a load."""
     good = [timing for timing in timings if timing.error is None]
     failed = [timing.error for timing in timings if timing.error is not None]
     if not good:

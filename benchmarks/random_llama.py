@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
 import transformers
+
+from engine.builtin import builtin_model_dir
 
 VOCAB_SIZE = 32_000
 
@@ -29,3 +32,6 @@ def write_random_llama(directory: Path, dtype: torch.dtype) -> None:
     )
     model = transformers.LlamaForCausalLM(config).to(dtype)
     model.save_pretrained(directory)
+    # A tokenizer, so that it can be served: any will do, prompts and answers are token ids.
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(builtin_model_dir() / name, directory)

@@ -15,6 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.report import Row, add_json_option, publish
+from engine.build import build_engine
+from engine.config import EngineConfig, ModelConfigSource
+from engine.messages import GenerateRequest, SamplingParams
+from engine.offline import generate
 from scripts.train_tiny.messages import Message, Role
 from scripts.train_tiny.probes import Probe, probes
 from scripts.train_tiny.words import article
@@ -67,6 +71,30 @@ class TransformersAnswerer:
         return texts
 
 
+class BatonAnswerer:
+    """Answers with Baton's engine, all chats at once."""
+
+    def __init__(self, model: Path, *, dtype: str) -> None:
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        built = build_engine(EngineConfig(model=ModelConfigSource(path=model, device="cpu", dtype=dtype)))  # type: ignore[arg-type]
+        self._core, self._eos = built.core, built.runner.eos_token_ids
+
+    def answer(self, chats: Sequence[Chat]) -> list[str]:
+        """The answer to each chat."""
+        requests = [self._request(str(number), chat) for number, chat in enumerate(chats)]
+        outputs = generate(self._core, requests)
+        return [self._tokenizer.decode(outputs[request.request_id], skip_special_tokens=True) for request in requests]
+
+    def _request(self, request_id: str, chat: Chat) -> GenerateRequest:
+        messages = [{"role": message.role.value, "content": message.text} for message in chat]
+        prompt = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt["input_ids"]),
+            sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS, eos_token_ids=self._eos),
+        )
+
+
 GOALS: dict[str, float] = {
     "recall_100": 95,
     "recall_300": 90,
@@ -110,7 +138,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tiny_model", description=__doc__)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
-    parser.add_argument("--engine", choices=["transformers"], default="transformers")
+    parser.add_argument("--engine", choices=["transformers", "baton"], default="transformers")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--num-per-task", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -123,7 +151,11 @@ def main() -> None:
     start = time.monotonic()
     tokenizer: Any = AutoTokenizer.from_pretrained(args.model)
     questions = probes(args.seed, args.num_per_task, lambda text: len(tokenizer.encode(text)))
-    answerer = TransformersAnswerer(args.model, dtype=getattr(torch, args.dtype), batch_size=args.batch_size)
+    answerer: Answerer
+    if args.engine == "baton":
+        answerer = BatonAnswerer(args.model, dtype=args.dtype)
+    else:
+        answerer = TransformersAnswerer(args.model, dtype=getattr(torch, args.dtype), batch_size=args.batch_size)
     rows = accuracy_rows(answerer, questions, num_shown=args.show_wrong)
     told = stories(answerer)
     for word, text in told.items():
@@ -132,7 +164,7 @@ def main() -> None:
         args.stories.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     seconds = Row(name="tiny_model.duration", value=time.monotonic() - start, unit="s")
     title = f"Built-in model, {args.engine}, {args.dtype}, seed {args.seed}"
-    publish([*rows, seconds], packages=("torch", args.engine), json_file=args.json, title=title)
+    publish([*rows, seconds], packages=("torch", "transformers"), json_file=args.json, title=title)
 
 
 if __name__ == "__main__":

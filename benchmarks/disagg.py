@@ -1,0 +1,161 @@
+"""Does separating prefill from decode pay? The same load on three clusters of two threads in all, behind one router.
+
+    python -m benchmarks.disagg --rates 0.5 1 2 --json benchmarks/results/disagg.json
+
+``disagg``: one prefill and one decode worker with one thread each. ``single``: one engine with two threads that does
+both, in chunks. ``two``: two such engines with one thread each. The load is open loop: streams (short prompt, long
+answer) at a steady rate, and bursts of long prompts with short answers. Rows, for each cluster and rate:
+``<cluster>/itl_p99_ms/rate=<r>`` and so on of the streams, ``<cluster>/burst_ttft_p50_ms/...`` of the bursts, and
+``<cluster>/goodput/...``: requests per second that met the limits on time to first token and on their own p90 gap
+between tokens. ``ratio/itl_p99/...`` is the separated cluster's over the single engine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import yaml
+
+from benchmarks.load import Arrival, LoadSpec, Timing, percentile, poisson_arrivals, send_all
+from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
+from benchmarks.report import Row, add_json_option, publish
+from benchmarks.served import served_cluster
+
+ALL_LOCAL = {"router": {"local_prefill_tokens": 1 << 20}}
+CLUSTERS: dict[str, dict[str, object]] = {
+    "disagg": {"prefill": {"num_threads": 1}, "decode": {"num_threads": 1}},
+    "single": {**ALL_LOCAL, "prefill": {"num_threads": 1}, "decode": {"num_threads": 2}},
+    "two": {**ALL_LOCAL, "prefill": {"num_threads": 1}, "decode_replicas": 2, "decode": {"num_threads": 1}},
+}
+"""The prefill worker of the last two never gets a request: it sleeps."""
+
+STREAM, BURST = "stream", "burst"
+
+
+def mixed_load(rate: float, args: argparse.Namespace) -> list[Arrival]:
+    """``rate`` streams a second, and every ``burst_period`` seconds as many long prompts as arrived streams in it."""
+    num_streams = max(4, int(rate * args.seconds))
+    streams = poisson_arrivals(
+        LoadSpec(
+            rate=rate,
+            num_requests=num_streams,
+            num_prompt_tokens=args.stream_prompt_tokens,
+            num_output_tokens=args.stream_output_tokens,
+            vocab_size=VOCAB_SIZE,
+            seed=1,
+        ),
+        kind=STREAM,
+    )
+    rng = random.Random(2)
+    per_burst = max(1, round(rate * args.burst_period * args.burst_share))
+    bursts = [
+        Arrival(
+            at_s=start,
+            kind=BURST,
+            prompt=[rng.randrange(1, VOCAB_SIZE) for _ in range(args.burst_prompt_tokens)],
+            num_output_tokens=args.burst_output_tokens,
+        )
+        for start in _multiples(args.burst_period, streams[-1].at_s)
+        for _ in range(per_burst)
+    ]
+    return [*streams, *bursts]
+
+
+def _multiples(step: float, end: float) -> list[float]:
+    return [number * step for number in range(1, int(end / step) + 1)]
+
+
+def is_good(timing: Timing, args: argparse.Namespace) -> bool:
+    """True when a request met both limits."""
+    if timing.error is not None or timing.ttft_s * 1e3 > args.ttft_limit_ms:
+        return False
+    return not timing.gaps_s or percentile(timing.gaps_s, 0.9) * 1e3 <= args.itl_limit_ms
+
+
+def cluster_rows(name: str, rate: float, timings: Sequence[Timing], args: argparse.Namespace) -> list[Row]:
+    """The figures of one cluster at one rate."""
+    failed = [timing.error for timing in timings if timing.error is not None]
+    if failed:
+        raise SystemExit(f"{name} at rate {rate}: {len(failed)} requests failed; the first: {failed[0]}")
+    streams = [timing for timing in timings if timing.kind == STREAM]
+    bursts = [timing for timing in timings if timing.kind == BURST]
+    gaps = [gap * 1e3 for timing in streams for gap in timing.gaps_s]
+    num_good = sum(is_good(timing, args) for timing in timings)
+    duration = max(timing.token_times[-1] for timing in timings) - min(timing.sent for timing in timings)
+    values = {
+        "itl_p50_ms": (statistics.median(gaps), "ms"),
+        "itl_p99_ms": (percentile(gaps, 0.99), "ms"),
+        "ttft_p50_ms": (statistics.median(timing.ttft_s * 1e3 for timing in streams), "ms"),
+        "ttft_p99_ms": (percentile([timing.ttft_s * 1e3 for timing in streams], 0.99), "ms"),
+        "goodput": (num_good / duration, "requests/s"),
+        "share_good": (100 * num_good / len(timings), "percent"),
+    }
+    if bursts:
+        values["burst_ttft_p50_ms"] = (statistics.median(timing.ttft_s * 1e3 for timing in bursts), "ms")
+    return [Row(name=f"{name}/{key}/rate={rate:g}", value=value, unit=unit) for key, (value, unit) in values.items()]
+
+
+def measure(name: str, model: Path, args: argparse.Namespace) -> list[Row]:
+    """One cluster at every rate, after a warm-up that does not count."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"model": str(model), "max_model_len": args.max_model_len, **CLUSTERS[name]}, file)
+        file.flush()
+        rows: list[Row] = []
+        with served_cluster(["--config", file.name]) as url:
+            asyncio.run(send_all(url, mixed_load(args.rates[0], args)[:4]))
+            for rate in args.rates:
+                rows.extend(cluster_rows(name, rate, asyncio.run(send_all(url, mixed_load(rate, args))), args))
+                print(f"{name} at {rate:g} streams/s: done", flush=True)
+        return rows
+
+
+def ratio_rows(rows: Sequence[Row], rates: Sequence[float]) -> list[Row]:
+    """The separated cluster's worst gap over the single engine's, at each rate."""
+    values = {row.name: row.value for row in rows}
+    return [
+        Row(
+            name=f"ratio/itl_p99/rate={rate:g}",
+            value=values[f"disagg/itl_p99_ms/rate={rate:g}"] / values[f"single/itl_p99_ms/rate={rate:g}"],
+            unit="x",
+        )
+        for rate in rates
+    ]
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="directory of a model with a vocabulary of 32,000; default: random")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="streams per second")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long streams arrive at each rate")
+    parser.add_argument("--stream-prompt-tokens", type=int, default=64)
+    parser.add_argument("--stream-output-tokens", type=int, default=64)
+    parser.add_argument("--burst-period", type=float, default=5.0, help="seconds between bursts")
+    parser.add_argument("--burst-share", type=float, default=0.4, help="long prompts for each stream")
+    parser.add_argument("--burst-prompt-tokens", type=int, default=1024)
+    parser.add_argument("--burst-output-tokens", type=int, default=8)
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--ttft-limit-ms", type=float, default=4000.0)
+    parser.add_argument("--itl-limit-ms", type=float, default=150.0)
+    add_json_option(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        model = args.model
+        if model is None:
+            model = Path(directory)
+            write_random_llama(model, torch.bfloat16)
+        rows = [row for name in CLUSTERS for row in measure(name, model, args)]
+    rows.extend(ratio_rows(rows, args.rates))
+    title = "prefill and decode apart and together, two threads in all"
+    publish(rows, packages=("torch", "ray", "nixl"), json_file=args.json, title=title)
+
+
+if __name__ == "__main__":
+    main()
