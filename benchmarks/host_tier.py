@@ -64,7 +64,7 @@ def builtin_engine(*, num_blocks: int, host_bytes: int) -> Iterator[EngineCore]:
         EngineConfig(
             model=ModelConfigSource(path=MODEL, device="cpu", dtype="auto", num_threads=1),
             cache=CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE),
-            scheduler=SchedulerConfig(max_num_seqs=1, max_model_len=num_blocks * BLOCK_SIZE),
+            scheduler=SchedulerConfig(max_num_seqs=1, max_model_len=min(num_blocks * BLOCK_SIZE, 2048)),
         ),
         build_connector=connect,
     ).core
