@@ -120,7 +120,8 @@ def ttft_row(num_tokens: int) -> Row:
 
 def store_row(shape: BlockShape, detail: dict[str, float | str]) -> Row:
     """Copies into the tier, of more blocks than any cache holds."""
-    region = Region(shape.layout, fill=1).region
+    cache = Region(shape.layout, fill=1)
+    region = cache.region
     num_slots = min(NUM_BLOCKS, (512 << 20) // region.block_bytes)
     arena = build_arena(region, host_bytes=num_slots * region.block_bytes)
     memory = open_block_memory(arena.region)

@@ -18,7 +18,7 @@ class HostWorker:
 
     Evicted blocks are copied in the engine's thread, before the step that reuses them computes or reads anything: so
     there is nothing to hold, and nothing to wait for. (Measured in benchmarks/host_tier.py: the copy and its checksum
-    cost a few percent of computing a block.) With ``memory``, that of the arena, every copy has a checksum, which its
+    cost less than 1 % of computing a block.) With ``memory``, that of the arena, every copy has a checksum, which its
     load is compared with.
     """
 
