@@ -1,4 +1,4 @@
-"""Real clusters that several tests share; each is started once a session."""
+"""Real clusters that several tests share; each is started once, and gone when the tests of this folder are done."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def served_model(oracle_case: Callable[[str], OracleCase]) -> Path:
     return oracle_case("llama").path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(served_model: Path) -> Iterator[ClusterProcess]:
     """One prefill worker, one decode worker, one router."""
     with running_cluster(model=str(served_model), dtype="float32") as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def wide_cluster(served_model: Path) -> Iterator[ClusterProcess]:
     """Two workers of each kind."""
     with running_cluster(model=str(served_model), dtype="float32", prefill_replicas=2, decode_replicas=2) as running:

@@ -6,8 +6,6 @@ import asyncio
 import random
 from typing import Any
 
-import httpx
-
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.cluster import ClusterProcess
 from tests.support.http_completions import assert_at_rest, complete_all, read_status
@@ -22,18 +20,6 @@ REST_TIMEOUT_S = 60.0
 def prompts() -> list[list[int]]:
     source = random.Random(500)
     return [[source.randrange(3, VOCAB_SIZE) for _ in range(source.randint(20, 600))] for _ in range(NUM_CLIENTS)]
-
-
-async def watch(url: str, seen: dict[str, int]) -> None:
-    """Note the most that was ever running, waiting and loading."""
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
-        while True:
-            status = (await client.get("/status")).json()
-            for rows in status["pools"].values():
-                for row in rows:
-                    for name in seen:
-                        seen[name] = max(seen[name], row[name])
-            await asyncio.sleep(0.1)
 
 
 async def rest(url: str) -> dict[str, Any]:
@@ -52,17 +38,12 @@ async def rest(url: str) -> dict[str, Any]:
 async def test_500_clients_that_leave_at_random_moments_leave_nothing(cluster: ClusterProcess) -> None:
     before = await complete_all(cluster.url, [PROMPT], max_tokens=[8])
     totals = read_status(cluster.url)["totals"]
-    seen = {"num_running": 0, "num_waiting": 0, "num_leased_blocks": 0}
 
-    watching = asyncio.create_task(watch(cluster.url, seen))
     crowd = await visit("127.0.0.1", cluster.port, prompts=prompts(), max_tokens=MAX_TOKENS, seed=5)
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
     status = await rest(cluster.url)
 
     assert not crowd.problems
     assert crowd.left == dict.fromkeys(MOMENTS, NUM_CLIENTS // len(MOMENTS))
-    assert all(seen.values()), f"they did not leave in every state: {seen}"
     assert_at_rest(status)
     new = {name: status["totals"][name] - totals[name] for name in ("requests", "finished", "cancelled", "failed")}
     assert new["failed"] == 0
