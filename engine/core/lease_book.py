@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from engine.core.request import Request
@@ -25,10 +26,15 @@ class LeaseBook:
         self._connector = connector
         self._leases: dict[str, LeasedBlocks] = {}
         self._lease_of: dict[str, str] = {}
-        self.num_leased_blocks = 0
+        self._num_leases_of: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Blocks that leases hold; one that several hold counts once."""
+        return len(self._num_leases_of)
 
     def tables(self) -> list[list[int]]:
         """The block tables that leases hold."""
@@ -47,7 +53,7 @@ class LeaseBook:
             request_id=request.request_id, lease_id=params.lease_id, block_ids=block_ids
         )
         self._lease_of[request.request_id] = params.lease_id
-        self.num_leased_blocks += len(block_ids)
+        self._num_leases_of.update(block_ids)
         return params
 
     def abort(self, request_id: str) -> bool:
@@ -64,5 +70,8 @@ class LeaseBook:
             return None
         if self._lease_of.get(lease.request_id) == lease.lease_id:
             del self._lease_of[lease.request_id]
-        self.num_leased_blocks -= len(lease.block_ids)
+        for block_id in lease.block_ids:
+            self._num_leases_of[block_id] -= 1
+            if not self._num_leases_of[block_id]:
+                del self._num_leases_of[block_id]
         return lease.block_ids

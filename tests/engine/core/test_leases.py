@@ -13,9 +13,11 @@ from tests.support.scheduler_world import SchedulerWorld
 # ---- K7
 
 
-def prefilled(world: SchedulerWorld, num_tokens: int = 10, *, name: str = "a", max_tokens: int = 9) -> str:
+def prefilled(
+    world: SchedulerWorld, prompt: int | tuple[int, ...] = 10, *, name: str = "a", max_tokens: int = 9
+) -> str:
     """Hand a prompt over; returns the lease's id."""
-    world.add(make_request(name, num_tokens, max_tokens=max_tokens, hand_over=True))
+    world.add(make_request(name, prompt, max_tokens=max_tokens, hand_over=True))
     world.run()
     last = world.endings[name].last
     assert last is not None
@@ -51,6 +53,19 @@ def test_k7_leased_blocks_are_freed_once_whatever_ends_the_lease(reason: LeaseEn
     assert world.scheduler.stats().num_free_blocks == 32
     assert world.scheduler.stats().num_unknown_ids == 1
     world.scheduler.check_integrity()
+
+
+def test_k7_a_block_that_two_leases_share_counts_once_until_both_ended() -> None:
+    world = decode_world()
+    leases = [prefilled(world, tuple(range(1, 11)), name=name) for name in ("a", "b")]
+    stats = world.scheduler.stats()
+    assert (stats.num_leased_blocks, stats.num_held_blocks) == (4, 0), "two shared full blocks, and one more each"
+
+    world.end_lease(leases[0], LeaseEnd.DONE)
+    stats = world.scheduler.stats()
+    assert (stats.num_leased_blocks, stats.num_held_blocks) == (3, 0)
+    world.end_lease(leases[1], LeaseEnd.DONE)
+    assert world.scheduler.stats().num_leased_blocks == 0
 
 
 def test_k7_leased_blocks_outlive_pressure_and_admission_waits_for_them() -> None:
