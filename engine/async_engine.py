@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from engine.cache_feed import CacheFeed
 from engine.client_stream import ClientStream, dead_delta, merge_deltas
@@ -275,10 +275,19 @@ class AsyncEngine:
         answer: Future[T] = Future()
 
         def command() -> None:
+            # Done even if the caller was cancelled: an abort must be, and what a submission added ends with its stream.
+            result: T | None = None
+            failure: Exception | None = None
             try:
-                answer.set_result(function())
+                result = function()
             except Exception as error:
-                answer.set_exception(error)
+                failure = error
+            if not answer.set_running_or_notify_cancel():
+                return
+            if failure is not None:
+                answer.set_exception(failure)
+            else:
+                answer.set_result(cast("T", result))
 
         self._post(command)
         return await asyncio.wrap_future(answer)

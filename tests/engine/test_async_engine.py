@@ -134,6 +134,47 @@ async def test_cancelling_a_caller_aborts_its_request(
     assert core.stats().scheduler.num_aborted == 1
 
 
+async def test_caller_that_is_cancelled_before_its_command_is_run_costs_nobody_else_anything(
+    core: EngineCore, engine: AsyncEngine, runner: PausableRunner
+) -> None:
+    runner.hold()
+    running = asyncio.create_task(engine.run_to_end(greedy_request("a", [1, 2, 3], max_tokens=4)))
+    await asyncio.to_thread(runner.wait_entered)
+    commands = [
+        asyncio.create_task(engine.abort(["nobody"])),
+        asyncio.create_task(engine.submit([greedy_request("b", [4, 5], max_tokens=4, client_id="gone")])),
+    ]
+    await asyncio.sleep(0)
+
+    for command in commands:
+        command.cancel()
+    await asyncio.gather(*commands, return_exceptions=True)
+    runner.let_go()
+
+    assert list((await running).token_ids) == expected_tokens([1, 2, 3], 4)
+    engine.check_health()
+
+
+async def test_abort_is_done_though_its_caller_was_cancelled(
+    core: EngineCore, engine: AsyncEngine, runner: PausableRunner
+) -> None:
+    runner.hold()
+    running = asyncio.create_task(engine.run_to_end(greedy_request("a", [1, 2, 3], max_tokens=100)))
+    await asyncio.to_thread(runner.wait_entered)
+    abort = asyncio.create_task(engine.abort(["a"]))
+    await asyncio.sleep(0)
+
+    abort.cancel()
+    await asyncio.gather(abort, return_exceptions=True)
+    runner.let_go()
+    await engine.abort([])
+
+    assert not core.has_unfinished()
+    assert core.stats().scheduler.num_aborted == 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_an_idle_engine_reports_its_load_every_period(engine: AsyncEngine) -> None:
     stream = engine.outputs("idle", report_period_s=0.01)
 
