@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -344,9 +343,9 @@ class TransferWorker:
 
     def _drain(self) -> None:
         """Let reads in flight end: closing the transport under them can crash the peers that serve them."""
-        deadline_s = time.monotonic() + _DRAIN_TIMEOUT_S
+        deadline_s = self._clock() + _DRAIN_TIMEOUT_S
         self._reader.advance()
-        while self._reader.has_reads and time.monotonic() < deadline_s:
+        while self._reader.has_reads and self._clock() < deadline_s:
             with self._condition:
                 self._condition.wait(_LAST_PERIOD_S)
             self._reader.advance()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,3 +47,26 @@ def oracle_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ora
         return cases[architecture]
 
     return case
+
+
+_WATCHED = ("BATON_", "CUDA_", "HF_", "HOME", "NIXL_", "OMP_", "PATH", "PYTHON", "TMPDIR", "UCX_")
+"""Variables by how their names begin. Others are set by libraries when they are first imported."""
+
+
+def _surroundings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_WATCHED)}
+
+
+_AT_FIRST = _surroundings()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """When the tests of a folder are done, no variable and no thread of theirs may meet those of the next one."""
+    yield
+    if nextitem is not None and nextitem.path.parent == item.path.parent:
+        return
+    left = dict(set(_surroundings().items()) ^ set(_AT_FIRST.items()))
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("baton-kv-")]
+    assert not left, f"tests of {item.path.parent} left the environment changed: {left}"
+    assert not threads, f"tests of {item.path.parent} left connectors open: {threads}"

@@ -70,6 +70,14 @@ def test_package_init_holds_a_docstring_only(package: str) -> None:
     assert len(ast.parse((ROOT / package / "__init__.py").read_text()).body) == 1
 
 
+def test_fixtures_of_a_folder_end_with_it() -> None:
+    """A folder without ``__init__.py`` is no package to pytest: its fixtures would live until the last test of all."""
+    shared = [path for path in (ROOT / "tests").rglob("conftest.py") if 'scope="package"' in path.read_text()]
+
+    assert shared
+    assert [path.parent.name for path in shared if not path.with_name("__init__.py").exists()] == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_top_level_name_has_one_owner_in_the_environment(package: str) -> None:
     owners = {

@@ -19,20 +19,24 @@ from kv_transfer.params import Hello
 
 @dataclass(slots=True)
 class _OpenLoad:
-    """The parts of one request's load that have not ended, and what the others left."""
+    """The parts of one request's load that have not ended, and what the others left.
+
+    ``ended`` are parts with the place of their source in the chain: they lie in that order, and end in any.
+    """
 
     num_open: int = 0
-    ended: list[LoadEnded] = field(default_factory=list)
+    ended: list[tuple[int, LoadEnded]] = field(default_factory=list)
     has_stalled: bool = False
 
     def joined(self) -> LoadEnded:
-        """One event for all parts; they ran beside each other."""
-        errors = [part.error for part in self.ended if part.error is not None]
+        """One event for all parts, in the order of their blocks; they ran beside each other."""
+        parts = [part for _, part in sorted(self.ended, key=lambda entry: entry[0])]
+        errors = [part.error for part in parts if part.error is not None]
         return LoadEnded(
-            request_id=self.ended[0].request_id,
-            failed_block_ids=tuple(block_id for part in self.ended for block_id in part.failed_block_ids),
-            num_bytes=sum(part.num_bytes for part in self.ended),
-            duration_s=max(part.duration_s for part in self.ended),
+            request_id=parts[0].request_id,
+            failed_block_ids=tuple(block_id for part in parts for block_id in part.failed_block_ids),
+            num_bytes=sum(part.num_bytes for part in parts),
+            duration_s=max(part.duration_s for part in parts),
             error="; ".join(errors) or None,
         )
 
@@ -62,13 +66,13 @@ class ChainWorker:
         leases: list[LeaseEnded] = []
         stalled: list[str] = []
         ended_streams: list[str] = []
-        for source in self.sources:
+        for place, source in enumerate(self.sources):
             events = source.collect()
             leases.extend(events.leases)
             ended_streams.extend(events.ended_streams)
             stalled.extend(request_id for request_id in events.stalled if self._is_first_stall(request_id))
             for part in events.loads:
-                loads.extend(self._end_part(part))
+                loads.extend(self._end_part(place, part))
         joined = ConnectorEvents(
             loads=tuple(loads), leases=tuple(leases), stalled=tuple(stalled), ended_streams=tuple(ended_streams)
         )
@@ -101,11 +105,11 @@ class ChainWorker:
         load.has_stalled = True
         return True
 
-    def _end_part(self, part: LoadEnded) -> list[LoadEnded]:
+    def _end_part(self, place: int, part: LoadEnded) -> list[LoadEnded]:
         load = self._loads.get(part.request_id)
         if load is None:
             return [part]  # for the scheduler to count as unknown
-        load.ended.append(part)
+        load.ended.append((place, part))
         load.num_open -= 1
         if load.num_open:
             return []

@@ -9,13 +9,12 @@ import pytest
 
 from tests.support.kv_engine import KVEngine
 from tests.support.kv_world import KVWorld
+from tests.support.ucx import confined_ucx
 
 
 @pytest.fixture(scope="package", params=["inproc", "inproc-chain", "nixl-default", "nixl-tcp"])
 def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "nixl-tcp":
-            patch.setenv("UCX_TLS", "tcp,self")
+    with confined_ucx(transports="tcp,self" if request.param == "nixl-tcp" else None):
         world = KVWorld(request.param.partition("-")[0], is_chain=request.param.endswith("-chain"))
         yield world
         world.close()

@@ -117,6 +117,7 @@ def test_hand_over_of_a_closed_engine_fails_and_the_next_peer_works(
 
 
 def test_close_joins_the_threads_and_can_be_repeated(world: KVWorld, source: Any, request_id: str) -> None:
+    before = set(threading.enumerate())
     engine = world.make_reader(world.spec("short-lived"))
     assert engine.load(request_id, source.grant(request_id, (1,)), (3,)).error is None
     granted = engine.grant(request_id, (4,))
@@ -124,7 +125,7 @@ def test_close_joins_the_threads_and_can_be_repeated(world: KVWorld, source: Any
     engine.close()
     engine.close()
 
-    assert not [thread.name for thread in threading.enumerate() if engine.spec.engine_id in thread.name]
+    assert not set(threading.enumerate()) - before
     assert engine.wait_lease(granted.lease_id).request_id == request_id
     late = world.unique("request")
     assert engine.load(late, source.grant(late, (1,)), (3,)).failed_block_ids == (3,)

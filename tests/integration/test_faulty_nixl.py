@@ -13,24 +13,23 @@ from engine.messages import GenerateRequest
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
 from tests.support.chain_runner import VOCAB_SIZE, expected_tokens
-from tests.support.faulty_pair import Answers, FaultyPair
+from tests.support.faulty_pair import PUNCTUAL_FAULTS, Answers, FaultyPair
 from tests.support.prefill_process import NixlEngineSpec, PrefillProcess, RemoteEngine
 from tests.support.requests import greedy_request
+from tests.support.ucx import confined_ucx
 
 NUM_REQUESTS = 200
 NUM_TOKENS = 4
 BLOCK_SIZE = 4
-PUNCTUAL_FAULTS = (Fault.BIT_FLIPS, Fault.LEASE_EXPIRED, Fault.NOTIFICATION_TWICE)
-"""They cost no time, so that no clock needs to be fast."""
-
 READER_FAULTS = tuple(fault for fault in Fault if fault is not Fault.LEASE_EXPIRED)
 
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[PrefillProcess]:
-    process = PrefillProcess()
-    yield process
-    process.close()
+    with confined_ucx():
+        process = PrefillProcess()
+        yield process
+        process.close()
 
 
 @contextmanager

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.connector import LeaseEnd, RemoteMatch
+from kv_transfer.chain.worker import ChainWorker
+from kv_transfer.connector import (
+    NO_EVENTS,
+    ConnectorEvents,
+    ConnectorOrders,
+    LeaseEnd,
+    LoadEnded,
+    LoadOrder,
+    RemoteMatch,
+)
 from tests.support.kv_engine import KVEngine
 from tests.support.kv_world import KVWorld
 
@@ -109,6 +118,46 @@ def test_k9_a_cancelled_load_ends_once_with_its_last_part(world: KVWorld, source
     assert source.wait_lease(params.lease_id).reason is LeaseEnd.ABORTED
     ended, _ = _load(reader, source, world, (20, 21, 22, 23, 24))
     assert ended.error is None
+
+
+class _OneEnd:
+    """A source all of whose news is the end of one part, when the test has it happen."""
+
+    def __init__(self) -> None:
+        self.ended: LoadEnded | None = None
+
+    def execute(self, orders: ConnectorOrders) -> None:
+        """Take a part on."""
+
+    def collect(self) -> ConnectorEvents:
+        """The end, once."""
+        ended, self.ended = self.ended, None
+        return NO_EVENTS if ended is None else ConnectorEvents(loads=(ended,))
+
+
+@pytest.mark.parametrize("order_of_ends", [(0, 1), (1, 0)])
+def test_k9_parts_are_joined_in_the_order_of_their_blocks_however_they_end(
+    world: KVWorld, source: KVEngine, order_of_ends: tuple[int, int]
+) -> None:
+    params = source.grant("request", (10, 11))
+    sources: list[Any] = [_OneEnd(), _OneEnd()]
+    worker = ChainWorker(sources, lender=1)
+    parts = tuple(
+        ConnectorOrders(
+            loads=(LoadOrder(request_id="r", params=params, source_block_ids=(block_id,), block_ids=(block_id,)),)
+        )
+        for block_id in (20, 21)
+    )
+    worker.execute(ConnectorOrders(parts=parts))
+
+    loads: list[LoadEnded] = []
+    for place in order_of_ends:
+        sources[place].ended = LoadEnded(
+            request_id="r", failed_block_ids=(20 + place,), num_bytes=0, duration_s=0.0, error=f"source {place}"
+        )
+        loads.extend(worker.collect().loads)
+
+    assert [(ended.failed_block_ids, ended.error) for ended in loads] == [((20, 21), "source 0; source 1")]
 
 
 def test_k9_what_lies_behind_a_local_prefix_is_found(world: KVWorld, source: KVEngine) -> None:

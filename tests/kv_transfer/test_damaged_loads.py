@@ -57,6 +57,7 @@ def test_large_parts_are_compared_beside_the_reads_that_follow(world: KVWorld) -
     """Parts of 8 MiB: each is compared in a thread of its own, and the load ends when all of them were."""
     source = world.make_reader(world.spec("source", num_blocks=8, head_dim=BIG_HEAD_DIM))
     source.memory[:6] = 7
+    before = set(threading.enumerate())
     reader = world.make_reader(
         world.spec("reader", num_blocks=8, head_dim=BIG_HEAD_DIM, faults=_faults(Fault.BIT_FLIPS, 1, 3))
     )
@@ -68,7 +69,7 @@ def test_large_parts_are_compared_beside_the_reads_that_follow(world: KVWorld) -
     for block_id in range(2, 8):
         assert (reader.memory[block_id] == 7).all() == (block_id not in ended.failed_block_ids)
     reader.close()
-    assert not [thread.name for thread in threading.enumerate() if reader.spec.engine_id in thread.name]
+    assert not set(threading.enumerate()) - before
 
 
 def test_blocks_that_changed_since_they_were_handed_over_are_invalid(world: KVWorld, source: KVEngine) -> None:

@@ -15,13 +15,15 @@ from kv_transfer.faults import FaultPlan
 from kv_transfer.options import ConnectorOptions
 from tests.support.kv_engine import KVEngine
 from tests.support.kv_world import KVWorld
+from tests.support.ucx import confined_ucx
 
 
 @pytest.fixture(scope="module", params=["inproc", "nixl"])
 def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
-    world = KVWorld(request.param)
-    yield world
-    world.close()
+    with confined_ucx():
+        world = KVWorld(request.param)
+        yield world
+        world.close()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from engine.engine_core import EngineCore
 from engine.messages import GenerateRequest
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from tests.support.chain_runner import VOCAB_SIZE, expected_tokens
-from tests.support.faulty_pair import Answers, FaultyPair, faulty_pair
+from tests.support.faulty_pair import PUNCTUAL_FAULTS, Answers, FaultyPair, faulty_pair
 from tests.support.requests import greedy_request
 
 NUM_REQUESTS = 200
@@ -51,7 +51,8 @@ def _assert_nothing_is_held(pair: FaultyPair[EngineCore]) -> None:
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.READ_HANGS])
 def test_any_fault_at_any_rate_leaves_the_answers_right(fault: Fault, rate: float) -> None:
     requests = _requests()
-    with faulty_pair(FaultOptions(seed=5, **{fault.value: rate})) as pair:  # type: ignore[arg-type]
+    faults = FaultOptions(seed=5, **{fault.value: rate})  # type: ignore[arg-type]
+    with faulty_pair(faults, is_fast=fault not in PUNCTUAL_FAULTS) as pair:
         answers = pair.run(requests)
         pair.wait_for_rest()
 
@@ -92,7 +93,7 @@ def test_all_faults_together_leave_the_answers_right() -> None:
 def test_one_bad_block_of_many_costs_no_more_than_two_blocks() -> None:
     requests = _requests(1, num_prompt_tokens=100)
     faults = FaultOptions(schedule=(ScheduledFault(fault=Fault.BIT_FLIPS, nth=1),))
-    with faulty_pair(faults) as pair:
+    with faulty_pair(faults, is_fast=False) as pair:
         answers = pair.run(requests)
         pair.wait_for_rest()
 
@@ -105,7 +106,7 @@ def test_one_bad_block_of_many_costs_no_more_than_two_blocks() -> None:
 
 def test_every_flipped_bit_is_found() -> None:
     requests = _requests()
-    with faulty_pair(FaultOptions(seed=2, bit_flips=1.0)) as pair:
+    with faulty_pair(FaultOptions(seed=2, bit_flips=1.0), is_fast=False) as pair:
         answers = pair.run(requests)
 
         _assert_right(answers, requests)
@@ -116,7 +117,7 @@ def test_every_flipped_bit_is_found() -> None:
 def test_without_checksums_flipped_bits_change_answers() -> None:
     """What the other tests rely on: an answer is right only if every block it was made from is."""
     requests = _requests(20)
-    with faulty_pair(FaultOptions(seed=2, bit_flips=1.0), checksums=False) as pair:
+    with faulty_pair(FaultOptions(seed=2, bit_flips=1.0), checksums=False, is_fast=False) as pair:
         answers = pair.run(requests)
 
     assert any(
@@ -132,7 +133,7 @@ def test_with_policy_fail_exactly_the_requests_concerned_end_with_the_cause(faul
     requests = _requests()
     occasions = (3, 50, 51, 199)
     faults = FaultOptions(schedule=tuple(ScheduledFault(fault=fault, nth=nth) for nth in occasions))
-    with faulty_pair(faults, load_failure_policy="fail") as pair:
+    with faulty_pair(faults, load_failure_policy="fail", is_fast=False) as pair:
         answers = pair.run(requests)
         pair.wait_for_rest()
 

@@ -12,7 +12,7 @@ from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from tests.support.chain_runner import VOCAB_SIZE, expected_tokens
 from tests.support.faulty_pair import Answers, FaultyPair, faulty_pair
 from tests.support.requests import greedy_request
-from tests.support.streamed_pair import run_streamed
+from tests.support.streamed_pair import run_streamed, until_read_early
 
 CHUNK_TOKENS = 16
 NUM_REQUESTS = 60
@@ -50,8 +50,8 @@ def _assert_nothing_is_held(pair: FaultyPair[EngineCore]) -> None:
 
 def test_undisturbed_most_blocks_are_read_early_and_none_twice() -> None:
     requests = _requests()
-    with faulty_pair(NO_FAULTS, chunk_tokens=CHUNK_TOKENS) as pair:
-        answers, aborted = run_streamed(pair, requests)
+    with faulty_pair(NO_FAULTS, chunk_tokens=CHUNK_TOKENS, is_fast=False) as pair:
+        answers, aborted = run_streamed(pair, requests, may_prefill=until_read_early(pair))
         pair.wait_for_rest()
 
         _assert_right(answers, requests, aborted)
@@ -115,11 +115,11 @@ def test_blocks_that_are_reused_under_the_early_read_are_never_believed(
 
 
 def test_damaged_early_block_is_read_again_and_nothing_is_recomputed() -> None:
-    """What was read early and is wrong costs another read: there is still time for it."""
-    requests = _requests(1)
+    """What was read early and is wrong costs another read; prefill waits here until it was found to be wrong."""
+    requests = [greedy_request("request", range(64), max_tokens=NUM_TOKENS)]
     faults = FaultOptions(schedule=(ScheduledFault(fault=Fault.BIT_FLIPS, nth=1),))
-    with faulty_pair(faults, chunk_tokens=CHUNK_TOKENS) as pair:
-        answers, aborted = run_streamed(pair, requests)
+    with faulty_pair(faults, chunk_tokens=CHUNK_TOKENS, is_fast=False) as pair:
+        answers, aborted = run_streamed(pair, requests, may_prefill=until_read_early(pair, "num_corrupt_blocks"))
         pair.wait_for_rest()
 
         _assert_right(answers, requests, aborted)

@@ -34,5 +34,6 @@ def test_an_address_that_no_interface_has_leaves_the_choice_to_ucx(tmp_path: Pat
 
 def test_what_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "mlx5_7:1")
+    monkeypatch.delenv("UCX_TLS", raising=False)
 
     assert confine_ucx("127.0.0.1") == "UCX transports any, devices mlx5_7:1"

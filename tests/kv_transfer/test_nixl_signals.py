@@ -15,6 +15,7 @@ from kv_transfer.part_reads import ReaderLimits
 from tests.support.kv_child import ChildProcess
 from tests.support.kv_engine import KVEngine, wait_until
 from tests.support.kv_world import KVWorld
+from tests.support.ucx import confined_ucx
 
 # 256 blocks of 256 KiB: a read of all of them is far from over when it was posted over TCP.
 LARGE = {"num_blocks": 256, "block_size": 16, "head_dim": 1024}
@@ -28,8 +29,7 @@ PART = ReaderLimits(load_timeout_s=0.0, renewal_period_s=0.0).part_bytes // BLOC
 @pytest.fixture(scope="module")
 def world() -> Iterator[KVWorld]:
     """TCP only: over shared memory a read needs no help from the peer, and is over when it was posted."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UCX_TLS", "tcp,self")
+    with confined_ucx(transports="tcp,self"):
         world = KVWorld("nixl")
         yield world
         world.close()

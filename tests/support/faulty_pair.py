@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -14,7 +14,7 @@ from engine.engine_core import DeltasByClient, EngineCore
 from engine.messages import FinishReason, GenerateRequest, LoadReport, RequestError, TokenDelta
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
-from kv_transfer.fault_options import FaultOptions
+from kv_transfer.fault_options import Fault, FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
@@ -23,6 +23,9 @@ from tests.support.chain_engine import chain_engine
 
 CLOCK_RATE = 20.0
 """The connectors' seconds pass so many times faster: their time limits are what most faults cost."""
+
+PUNCTUAL_FAULTS = (Fault.BIT_FLIPS, Fault.LEASE_EXPIRED, Fault.NOTIFICATION_TWICE)
+"""They cost no time, so that no clock needs to be fast."""
 
 WAIT_TIMEOUT_S = 60.0
 MAX_NUM_SEQS = 16
@@ -148,10 +151,12 @@ def faulty_pair(
     chunk_tokens: int = 256,
     num_blocks: int = 512,
     preemption_probability: float = 0.0,
+    is_fast: bool = True,
 ) -> Iterator[FaultyPair[EngineCore]]:
     """Both engines suffer ``faults``; their connectors are closed at the end.
 
-    Prefill computes ``chunk_tokens`` a step, and preempts its requests without need at random.
+    Prefill computes ``chunk_tokens`` a step, and preempts its requests without need at random. With ``is_fast`` the
+    connectors' time limits are a second or two: not for tests that count what may not run out of time.
     """
     fabric = InProcessFabric()
     options = ConnectorOptions(connector="inproc", checksums=checksums, faults=faults, allow_faults=True)
@@ -171,7 +176,7 @@ def faulty_pair(
             num_blocks=num_blocks,
             max_model_len=128,
             scheduler=prefill_scheduler if engine_id == "prefill" else scheduler,
-            build_connector=_builder(fabric, engine_id, options),
+            build_connector=_builder(fabric, engine_id, options, fast_clock if is_fast else time.monotonic),
         )
 
     pair = FaultyPair(core("prefill"), core("decode"))
@@ -181,7 +186,9 @@ def faulty_pair(
         pair.close()
 
 
-def _builder(fabric: InProcessFabric, engine_id: str, options: ConnectorOptions) -> ConnectorBuilder:
+def _builder(
+    fabric: InProcessFabric, engine_id: str, options: ConnectorOptions, clock: Callable[[], float]
+) -> ConnectorBuilder:
     def build(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
         return build_connector(
             options,
@@ -190,7 +197,7 @@ def _builder(fabric: InProcessFabric, engine_id: str, options: ConnectorOptions)
             region=region,
             rendezvous=fabric,
             wake=wake,
-            clock=fast_clock,
+            clock=clock,
             fabric=fabric,
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 from kv_transfer.errors import HandshakeRefusedError, PeerUnreachableError
 from kv_transfer.params import Hello
 from tests.support.kv_engine import KVEngine, KVEngineSpec
+from tests.support.light_nixl import import_nixl_without_torch
 
 CALL_TIMEOUT_S = 60.0
 
@@ -25,6 +26,7 @@ class NobodyToMeet:
 
 
 def _serve(calls: Connection, meetings: Connection) -> None:
+    import_nixl_without_torch()
     engines: dict[str, KVEngine] = {}
     answering = threading.Thread(target=_answer, args=(meetings, engines), daemon=True)
     answering.start()

@@ -21,6 +21,7 @@ from kv_transfer.params import Hello, PeerIdentity
 from tests.support.chain_engine import chain_engine
 from tests.support.faulty_pair import fast_clock
 from tests.support.kv_child import NobodyToMeet
+from tests.support.light_nixl import import_nixl_without_torch
 
 CALL_TIMEOUT_S = 60.0
 POLL_S = 0.0005
@@ -208,6 +209,7 @@ class _Child:
 
 
 def _serve(pipe: Connection) -> None:
+    import_nixl_without_torch()
     child = _Child()
     try:
         while True:

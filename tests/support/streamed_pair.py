@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.engine_core import EngineCore
 from engine.errors import RequestRefusedError
@@ -18,9 +18,16 @@ MAX_IN_PREFILL = 4
 
 
 def run_streamed(
-    pair: FaultyPair[EngineCore], requests: Sequence[GenerateRequest], *, abort_probability: float = 0.0
+    pair: FaultyPair[EngineCore],
+    requests: Sequence[GenerateRequest],
+    *,
+    abort_probability: float = 0.0,
+    may_prefill: Callable[[], bool] = lambda: True,
 ) -> tuple[Answers, set[str]]:
-    """The answers to requests that are announced to decode when their prefill begins, and those aborted meanwhile."""
+    """The answers to requests that are announced to decode when their prefill begins, and those aborted meanwhile.
+
+    Prefill takes its next step when ``may_prefill`` says so, decode and the connectors whenever they can.
+    """
     answers = Answers(tokens={request.request_id: [] for request in requests})
     pending = {request.request_id: request for request in requests}
     waiting = list(reversed(requests))
@@ -30,7 +37,7 @@ def run_streamed(
     while waiting or pair.prefill.has_unfinished() or pair.decode.has_unfinished():
         while waiting and _num_in_prefill(pair) < MAX_IN_PREFILL:
             _begin(pair, waiting.pop())
-        deltas = pair.step(pair.prefill) + pair.step(pair.decode)
+        deltas = (pair.step(pair.prefill) if may_prefill() else []) + pair.step(pair.decode)
         for delta in deltas:
             pair.take(delta, answers, pending)
         if rng.random() < abort_probability:
@@ -43,6 +50,16 @@ def run_streamed(
             pair.decode.wake.clear()
     pair.decode.abort(pending)
     return answers, aborted
+
+
+def until_read_early(pair: FaultyPair[EngineCore], counter: str = "num_blocks") -> Callable[[], bool]:
+    """Holds prefill back once it announced something, until a counter of decode's early reads moves."""
+
+    def may_prefill() -> bool:
+        prefill, decode = (report.counters for report in pair.reports())
+        return not prefill["num_announced_blocks"] or decode[counter] > 0
+
+    return may_prefill
 
 
 def _num_in_prefill(pair: FaultyPair[EngineCore]) -> int:

@@ -1,0 +1,1 @@
+"""One suite for each Protocol, run on every implementation."""

@@ -1,0 +1,23 @@
+"""What UCX may use in the agents that a test makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def confined_ucx(*, transports: str | None = None) -> Iterator[None]:
+    """Agents made meanwhile, here and in children, use the loopback interface, and only these transports if any.
+
+    Left to itself UCX takes every interface of the machine, those too that others make and remove meanwhile.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_NET_DEVICES", "lo")
+        if transports is None:
+            patch.delenv("UCX_TLS", raising=False)
+        else:
+            patch.setenv("UCX_TLS", transports)
+        yield
