@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from benchmarks.report import Row, publish
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import Hosts
 from tests.cluster.load import KnownAnswers
@@ -24,10 +26,17 @@ def recovery_times() -> Times:
     return TIMES
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what was measured."""
-    for name, seconds in TIMES.items():
-        terminalreporter.write_line(f"{name}: {seconds:.1f} s")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take ``--times-json FILE``."""
+    parser.addoption("--times-json", type=Path, metavar="FILE", help="also write the times seen as a JSON list to FILE")
+
+
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    """Print what was measured, and write it where asked."""
+    if TIMES:
+        rows = [Row(name=name, value=seconds, unit="s") for name, seconds in TIMES.items()]
+        file = config.getoption("--times-json")
+        publish(rows, packages=("ray", "nixl", "torch"), json_file=file, title="Test hosts")
 
 
 @pytest.fixture(scope="session")

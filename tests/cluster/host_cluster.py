@@ -17,9 +17,9 @@ from tests.cluster.ray_up import Launcher
 from tests.support.http_completions import read_status
 
 NODE = ". ~/baton/deploy/node.sh"
-JOIN_TIMEOUT_S = 300.0
-WAIT_TIMEOUT_S = 240.0
-DEPLOY_TIMEOUT_S = 600.0
+JOIN_TIMEOUT_S = 600.0
+WAIT_TIMEOUT_S = 600.0
+DEPLOY_TIMEOUT_S = 900.0
 POLL_PERIOD_S = 0.5
 
 

@@ -22,9 +22,14 @@ TOP = Path("/baton-hosts")
 """Where every host has files of its own under the same name."""
 
 HOME = TOP / "home"
+FOLDERS = Path("/var/tmp")
+FOLDER_PREFIX = "baton-hosts-"
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""Begins the command of what must not outlive these tests, even when they are killed."""
+
 INIT = Path(__file__).with_name("host_init.sh")
-START_TIMEOUT_S = 30.0
-COMMAND_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 300.0
 POLL_PERIOD_S = 0.05
 
 
@@ -49,7 +54,7 @@ class Host:
         options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "BatchMode=yes")
         return subprocess.run(
             [
-                *("ssh", "-i", str(self.key), *(part for option in options for part in ("-o", option))),
+                *("ssh", "-F", "none", "-i", str(self.key), *(part for option in options for part in ("-o", option))),
                 *(f"root@{self.address}", "bash", "-lc", shlex.quote(f"source ~/.bashrc; {command}")),
             ],
             capture_output=True,
@@ -85,12 +90,13 @@ class Hosts:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.variables = variables
         self.network = Network()
-        self.folder = Path(tempfile.mkdtemp(prefix="baton-hosts-", dir="/var/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=FOLDERS))
         self.key = self.folder / "key"
         self._hosts: list[Host] = []
 
     def open(self) -> None:
         """Make the bridge, the key, and the folder that every host covers."""
+        remove_leftovers()
         TOP.mkdir(exist_ok=True)
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
         self.network.open()
@@ -121,6 +127,7 @@ class Hosts:
     def _boot(self, link: Link) -> Host:
         log = self.folder / f"{link.namespace}.log"
         command = [
+            *DIES_WITH_US,
             *("ip", "netns", "exec", link.namespace),
             *("unshare", "--pid", "--fork", "--mount", "--uts", "--ipc", "--mount-proc", "--kill-child=SIGKILL"),
             *("bash", str(INIT), link.namespace, str(TOP), str(self._disk(link)), *environment_folders()),
@@ -174,3 +181,11 @@ class Hosts:
 def environment_folders() -> Sequence[str]:
     """The folders of the Python environment that these tests run in: hosts share them, as if installed there."""
     return sorted({str(Path(folder).resolve()) for folder in (sys.prefix, sys.base_prefix)})
+
+
+def remove_leftovers() -> None:
+    """Remove the files of runs that were killed: those whose process is gone."""
+    for folder in FOLDERS.glob(f"{FOLDER_PREFIX}*-*"):
+        process_id = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if process_id.isdigit() and not psutil.pid_exists(int(process_id)):
+            shutil.rmtree(folder, ignore_errors=True)

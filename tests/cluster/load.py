@@ -22,7 +22,7 @@ from tests.support.oracle_cases import make_prompts
 NUM_TOKENS = 48
 NUM_PROMPTS = 64
 NUM_LANES = 6
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 Prompt = tuple[int, ...]
 

@@ -16,7 +16,7 @@ from tests.cluster.hosts import Host
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.prefix) / "bin" / "ray"
 EXAMPLE = ROOT / "deploy" / "own-machines.yaml"
-UP_TIMEOUT_S = 300.0
+UP_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Launcher:
         """Stop Ray on every machine."""
         return self.ray("down", "--yes", str(self.config))
 
-    def ray(self, *arguments: str, timeout_s: float = 60.0) -> str:
+    def ray(self, *arguments: str, timeout_s: float = 300.0) -> str:
         """Run a command of Ray as the operator would; what it printed. It must succeed."""
         log = self.folder / "log"
         with log.open("wb") as output:  # a file: what it starts would keep a pipe open

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.cluster.hosts import DIES_WITH_US
 from tests.cluster.network import OPERATOR
 
 PORT = 6390
@@ -17,6 +18,7 @@ PASSWORD = "for-tests-only"
 def running_redis(folder: Path) -> Iterator[str]:
     """Yields its address; nothing of it is left afterwards. The bridge must be there."""
     command = [
+        *DIES_WITH_US,
         *("redis-server", "--bind", str(OPERATOR), "--port", str(PORT), "--requirepass", PASSWORD),
         *("--save", "", "--appendonly", "no", "--dir", str(folder)),
     ]

@@ -1,4 +1,7 @@
-"""What test hosts need of this machine: installed where that can be done, named where it cannot."""
+"""What test hosts need of this machine: installed where that can be done, named where it cannot.
+
+``python -m tests.cluster.requirements``: exit code 0 where they can be made, else 1, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.cluster.hosts import DIES_WITH_US
+from tests.cluster.network import PREFIX, run
+
 PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "rsync": "rsync", "make": "make"}
-PACKAGES |= {"unshare": "util-linux", "redis-server": "redis-server"}
+PACKAGES |= {"unshare": "util-linux", "setpriv": "util-linux", "redis-server": "redis-server"}
 """Programs, and the Debian packages that bring them."""
 
 INSTALL_TIMEOUT_S = 300.0
@@ -60,11 +66,30 @@ def _install(packages: list[str]) -> str | None:
 
 
 def _try_namespaces() -> str | None:
-    command = ["unshare", "--net", "--pid", "--fork", "--mount", "--uts", "--ipc", "--mount-proc"]
+    """Do once what every test host does."""
+    name = f"{PREFIX}{os.getpid()}h0"
     script = (
-        "ip link add probe0 type veth peer name probe1 && ip link add probe2 type bridge && mount -t tmpfs none /tmp"
+        "ip link add probe0 type veth peer name probe1 && ip link add probe2 type bridge && hostname probe && "
+        "mount --make-rprivate / && mount -t tmpfs none /tmp && mount --bind /etc/passwd /etc/hosts"
     )
-    result = subprocess.run([*command, "sh", "-c", script], capture_output=True, text=True, timeout=30, check=False)
-    if result.returncode == 0:
-        return None
-    return f"namespaces, veth, bridges and mounts do not work here ({result.stderr.strip()}): is this a container?"
+    isolate = ["unshare", "--pid", "--fork", "--mount", "--uts", "--ipc", "--mount-proc", "--kill-child=SIGKILL"]
+    try:
+        run("ip", "netns", "add", name)
+        try:
+            run(*DIES_WITH_US, "ip", "netns", "exec", name, *isolate, "bash", "-c", script)
+        finally:
+            run("ip", "netns", "delete", name)
+    except RuntimeError as error:
+        return f"network namespaces, veth, bridges and mounts do not work here, as in many containers ({error})"
+    return None
+
+
+def main() -> int:
+    """Say whether test hosts can be made here."""
+    reason = why_not()
+    print("test hosts can be made here" if reason is None else f"test hosts cannot be made here: {reason}")
+    return 0 if reason is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

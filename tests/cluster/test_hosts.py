@@ -6,6 +6,7 @@ The tests share one cluster and run in their order: each leaves it whole.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.cluster.hosts import HOME
 from tests.cluster.load import NUM_TOKENS, KnownAnswers, running_load
 from tests.support.http_completions import assert_at_rest, complete_all
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 CONFIG: dict[str, Any] = {
     "model": f"{HOME}/model",
@@ -135,9 +136,10 @@ def test_an_update_fails_no_request(
     changed = {**CONFIG, "decode": {**CONFIG["decode"], "scheduler": {"max_num_seqs": 64}}}
 
     with running_load(cluster.url, known) as load:
-        recovery_times["update of two decode workers"] = cluster.wait(
-            lambda: cluster.deploy(changed).returncode == 0, "update"
-        )
+        started_s = time.monotonic()
+        result = cluster.deploy(changed)
+        recovery_times["update of two decode workers"] = time.monotonic() - started_s
+        assert result.returncode == 0, result.stderr + cluster.describe()
         load.wait_for(12)
 
     cluster.wait(lambda: is_whole(cluster), "whole cluster")
