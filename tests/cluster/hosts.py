@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,18 +51,33 @@ class Host:
 
     def ssh(self, command: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Run a command in a login shell on the host."""
-        options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "BatchMode=yes")
         return subprocess.run(
-            [
-                *("ssh", "-F", "none", "-i", str(self.key), *(part for option in options for part in ("-o", option))),
-                *(f"root@{self.address}", "bash", "-lc", shlex.quote(f"source ~/.bashrc; {command}")),
-            ],
+            self._in_shell(command),
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
             timeout=timeout_s,
             check=False,
         )
+
+    def _in_shell(self, command: str) -> list[str]:
+        options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "BatchMode=yes")
+        return [
+            *("ssh", "-F", "none", "-i", str(self.key), *(part for option in options for part in ("-o", option))),
+            *(f"root@{self.address}", "bash", "-lc", shlex.quote(f"source ~/.bashrc; {command}")),
+        ]
+
+    @contextlib.contextmanager
+    def running(self, command: str) -> Iterator[str]:
+        """Yields the first line of what a command prints that runs until its standard input ends."""
+        shell = self._in_shell(command)
+        with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                yield process.stdout.readline().strip()
+            finally:
+                process.stdin.close()
 
     def run(self, command: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run a command on the host that must succeed; what it printed."""
@@ -152,7 +167,9 @@ class Hosts:
             return disk
         environment = disk / "baton-venv"
         environment.mkdir(parents=True)
-        (environment / "bin").symlink_to(Path(sys.prefix) / "bin")
+        for entry in Path(sys.prefix).iterdir():
+            (environment / entry.name).symlink_to(entry)
+        (environment / ".installed").unlink(missing_ok=True)
         (environment / ".installed").touch()
         (disk / ".ssh").mkdir(mode=0o700)
         shutil.copy(f"{self.key}.pub", disk / ".ssh" / "authorized_keys")

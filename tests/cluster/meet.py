@@ -1,4 +1,5 @@
-"""Run on a host: introduce an engine's KV region in a file, or try to meet the one that another host introduced.
+"""Run on a host: introduce an engine's KV region in a file and stay until the standard input ends, or try to meet the
+one that another host introduced.
 
 python -m tests.cluster.meet introduce FILE ENGINE
 python -m tests.cluster.meet meet FILE ENGINE
@@ -40,6 +41,8 @@ def main(action: str, file: Path, engine_id: str) -> None:
         if action == "introduce":
             hello = build_hello(identity=identity, layout=LAYOUT, region=region, agent_metadata=transport.metadata)
             file.write_bytes(pickle.dumps(hello))
+            print("introduced", flush=True)
+            sys.stdin.read()
         else:
             print("met", transport.add_peer(pickle.loads(file.read_bytes())))
     except TransportError as error:

@@ -1,6 +1,6 @@
 """What test hosts need of this machine: installed where that can be done, named where it cannot.
 
-``python -m tests.cluster.requirements``: exit code 0 where they can be made, else 1, with the reason.
+``python -m tests.cluster.requirements``: exit code 0 where they can be made, else 3, with the reason.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ PACKAGES |= {"unshare": "util-linux", "setpriv": "util-linux", "redis-server": "
 """Programs, and the Debian packages that bring them."""
 
 INSTALL_TIMEOUT_S = 300.0
+CANNOT = 3
+"""Exit code: neither 1 nor 2, with which Python itself fails."""
 
 
 def why_not() -> str | None:
@@ -52,7 +54,7 @@ def _install(packages: list[str]) -> str | None:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *packages]):
             result = subprocess.run(
-                ["apt-get", *command],
+                ["apt-get", "-o", "Acquire::http::Timeout=20", *command],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -60,6 +62,8 @@ def _install(packages: list[str]) -> str | None:
                 check=False,
             )
         return None if result.returncode == 0 else f"apt-get failed: {result.stderr.strip()[-500:]}"
+    except subprocess.TimeoutExpired:
+        return f"apt-get did not end within {INSTALL_TIMEOUT_S:.0f} s"
     finally:
         if is_ours:
             policy.unlink()
@@ -88,7 +92,7 @@ def main() -> int:
     """Say whether test hosts can be made here."""
     reason = why_not()
     print("test hosts can be made here" if reason is None else f"test hosts cannot be made here: {reason}")
-    return 0 if reason is None else 1
+    return 0 if reason is None else CANNOT
 
 
 if __name__ == "__main__":

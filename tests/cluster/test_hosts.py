@@ -67,10 +67,10 @@ def test_hosts_that_reach_each_other_s_devices_meet_and_others_say_why_not(
 ) -> None:
     hello = cluster.prefill.disk / "hello"
     meet = "cd ~/baton; ~/baton-venv/bin/python -m tests.cluster.meet"
-    cluster.prefill.run(f"UCX_NET_DEVICES={devices}; export UCX_NET_DEVICES; {meet} introduce ~/hello prefill")
-    (cluster.decode[0].disk / "hello").write_bytes(hello.read_bytes())
-
-    said = cluster.decode[0].run(f"export UCX_NET_DEVICES=eth0; {meet} meet ~/hello decode")
+    with cluster.prefill.running(f"export UCX_NET_DEVICES={devices}; {meet} introduce ~/hello prefill") as introduced:
+        assert introduced == "introduced"
+        (cluster.decode[0].disk / "hello").write_bytes(hello.read_bytes())
+        said = cluster.decode[0].run(f"export UCX_NET_DEVICES=eth0; {meet} meet ~/hello decode")
 
     assert said.splitlines()[-1].startswith(outcome), said
     if outcome == "refused":
