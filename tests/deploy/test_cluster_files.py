@@ -56,6 +56,7 @@ def test_ray_starts_with_our_environment_and_keeps_its_dashboard_to_itself(name:
     starts = [content["head_start_ray_commands"][-1], content["worker_start_ray_commands"][-1]]
 
     assert all(command.startswith(". ~/baton/deploy/node.sh;") and "ray start" in command for command in starts)
+    assert all("$BATON_NODE_OPTIONS" in command for command in starts)
     assert "--dashboard-host=127.0.0.1" in starts[0]
     assert content["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
 
