@@ -25,6 +25,9 @@ export RAY_SERVE_ENABLE_DIRECT_INGRESS="${RAY_SERVE_ENABLE_DIRECT_INGRESS:-0}"
 # BATON_REDIS_PASSWORD, in the head's ~/.bashrc.
 export BATON_HEAD_OPTIONS="${RAY_REDIS_ADDRESS:+--redis-password=${BATON_REDIS_PASSWORD:-}}"
 
+# How long machines wait for a head that is restarted; Ray's own patience is a minute.
+export RAY_gcs_rpc_server_reconnect_timeout_s="${RAY_gcs_rpc_server_reconnect_timeout_s:-600}"
+
 # Where Ray's helpers of a machine listen. Left to choose, they say it in a file, for which Ray itself waits 15 seconds and
 # then dies: too little where Python loads slowly.
 export BATON_NODE_OPTIONS="${BATON_NODE_OPTIONS:---dashboard-agent-grpc-port=52366 --runtime-env-agent-port=52367 --metrics-export-port=52368}"
