@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
+import time
 from typing import Any
 
 import httpx
 import psutil
 
-from cluster.chaos.scenario import Choice, Pause, ScenarioError
+from cluster.chaos.scenario import Choice, ScenarioError
 
 PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1.0}
 """What makes workers unreachable for each other: nothing is met, read, or told."""
+
+BUSY_TIMEOUT_S = 120.0
+BUSY_POLL_S = 0.02
 
 BUSY = ("num_running", "num_waiting", "num_loading")
 RESTING = (*BUSY, "num_leased_blocks", "num_held_blocks")
@@ -39,15 +44,30 @@ class LiveCluster:
         answer: dict[str, Any] = response.json()
         return answer
 
-    async def choose(self, choice: Choice | Pause) -> list[Row]:
-        """The workers or routers that are meant.
+    async def choose(self, choice: Choice) -> list[Row]:
+        """The workers or routers that are meant, as soon as they have as much to do as the choice asks for.
 
         Raises:
-            ScenarioError: There is none.
+            ScenarioError: There is none, or none that busy in ``BUSY_TIMEOUT_S``.
         """
-        rows = members(await self.status(), choice.role)
+        deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            rows = members(await self.status(), choice.role)
+            rows = self._pick(choice, [row for row in rows if choice.node_ip in (None, row.get("node_ip"))])
+            num_running = sum(running_of(row) for row in rows)
+            if num_running >= choice.min_running:
+                return rows
+            if time.monotonic() > deadline_s:
+                raise ScenarioError(
+                    f"no {choice.role} ran {choice.min_running} requests within {BUSY_TIMEOUT_S:g} s, but "
+                    f"{num_running}: let the load have more streams, or longer answers"
+                )
+            await asyncio.sleep(BUSY_POLL_S)
+
+    def _pick(self, choice: Choice, rows: list[Row]) -> list[Row]:
         if not rows:
-            raise ScenarioError(f"there is no running {choice.role}")
+            where = "" if choice.node_ip is None else f" on {choice.node_ip}"
+            raise ScenarioError(f"there is no running {choice.role}{where}")
         if choice.choose == "all":
             return rows
         if choice.choose == "random":
@@ -73,16 +93,22 @@ class LiveCluster:
                 psutil.Process(pid).send_signal(signal.SIGCONT)
         self._stopped.clear()
 
-    def kill_node(self, row: Row) -> None:
+    async def kill_node(self, row: Row) -> list[Row]:
         """Kill the raylet above a worker; Ray ends what is left of its node.
 
+        Returns:
+            The routers that go with it.
+
         Raises:
-            ScenarioError: It cannot be told which process that is, or it is the head's.
+            ScenarioError: It cannot be told which process that is.
         """
         raylet = ancestor(local_process(row), "raylet")
         if raylet is None:
             raise ScenarioError(f"no raylet is above process {row['pid']}")
+        routers = members(await self.status(), "router")
+        lost = [router for router in routers if ancestor(local_process(router), "raylet") == raylet]
         raylet.kill()
+        return lost
 
     async def drain(self, row: Row) -> None:
         """What `baton drain` does."""
@@ -128,9 +154,14 @@ def leaks_of(status: dict[str, Any]) -> list[str]:
 
 def load_of(row: Row) -> float:
     """How much one has to do."""
+    return running_of(row) + float(row.get("kv_usage", 0.0))
+
+
+def running_of(row: Row) -> int:
+    """How many requests a worker or a router has."""
     if "server_load" in row:
-        return float(row["server_load"])
-    return float(sum(row[name] for name in BUSY) + row["kv_usage"])
+        return int(row["server_load"])
+    return sum(int(row[name]) for name in BUSY)
 
 
 def local_process(row: Row) -> psutil.Process:

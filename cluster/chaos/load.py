@@ -32,10 +32,11 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What came. ``event_times_s`` are on the monotonic clock; ``error`` is empty when it ended well."""
+    """What came. Times are on the monotonic clock; ``error`` is empty when it ended well."""
 
     ask: Ask
     started_s: float
+    ended_s: float = float("inf")
     tokens: list[int] = field(default_factory=list)
     event_times_s: list[float] = field(default_factory=list)
     error: str = ""
@@ -74,7 +75,6 @@ class LoadRun:
         self._tasks: list[asyncio.Task[None]] = []
         self.answers: list[Answer] = []
         self.num_tokens = 0
-        self.num_open = 0
 
     async def once(self) -> dict[Ask, list[int]]:
         """Every request one time, with nothing else going on.
@@ -118,7 +118,6 @@ class LoadRun:
     async def _request(self, ask: Ask) -> Answer:
         answer = Answer(ask=ask, started_s=time.monotonic())
         deadline_s = answer.started_s + REQUEST_TIMEOUT_S
-        self.num_open += 1
         try:
             while not await self._try(answer):
                 answer.num_refusals += 1
@@ -129,7 +128,7 @@ class LoadRun:
         except httpx.HTTPError as error:
             answer.error = f"{type(error).__name__}: {error}"
         finally:
-            self.num_open -= 1
+            answer.ended_s = time.monotonic()
         if not answer.error and len(answer.tokens) != ask.num_tokens:
             answer.error = f"ended after {len(answer.tokens)} of {ask.num_tokens} tokens without saying why"
         return answer

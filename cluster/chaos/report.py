@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +18,21 @@ class FaultRecord:
     ended_s: float | None = None
     whole_s: float | None = None
     longest_pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterLoss:
+    """Routers that were killed: ``num_open`` requests were theirs when they were asked, a moment before."""
+
+    asked_s: float
+    killed_s: float
+    num_open: int
+
+    def excused(self, answers: Sequence[Answer]) -> int:
+        """How many broken answers these routers explain: none that began later, and no more than they had."""
+        broken = sum(bool(answer.error) and answer.started_s <= self.killed_s <= answer.ended_s for answer in answers)
+        num_since = sum(self.asked_s <= answer.started_s <= self.killed_s for answer in answers)
+        return min(broken, self.num_open + num_since)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,11 +55,13 @@ class ChaosReport:
     errors: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def judge_answers(self, answers: list[Answer], undisturbed: dict[Ask, list[int]], *, num_excused: int) -> None:
+    def judge_answers(
+        self, answers: Sequence[Answer], undisturbed: Mapping[Ask, list[int]], *, losses: Sequence[RouterLoss]
+    ) -> None:
         """Count what was lost and what is wrong, and how long the streams were silent around each fault."""
         self.num_requests = len(answers)
         failed = [answer for answer in answers if answer.error]
-        self.num_broken_with_router = min(len(failed), num_excused)
+        self.num_broken_with_router = min(len(failed), sum(loss.excused(answers) for loss in losses))
         self.num_lost = len(failed) - self.num_broken_with_router
         self.errors = [answer.error for answer in failed][:20]
         for answer in answers:

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import psutil
 
-from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members
+from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members, running_of
 from cluster.chaos.load import LoadRun, make_asks
-from cluster.chaos.report import ChaosReport, FaultRecord
-from cluster.chaos.scenario import Choice, Scenario, ScenarioError, Step
+from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
+from cluster.chaos.scenario import Choice, Command, Scenario, ScenarioError, Step
 
 POLL_PERIOD_S = 0.2
 TIMEOUT = httpx.Timeout(300.0, connect=10.0)
@@ -35,7 +35,7 @@ class ChaosRunner:
         self._headers = headers
         self._tell = tell
         self._report = ChaosReport(scenario=scenario.name)
-        self._num_excused = 0
+        self._losses: list[RouterLoss] = []
         self._wanted: dict[str, int] = {}
         self._timers: list[asyncio.Task[None]] = []
 
@@ -69,7 +69,7 @@ class ChaosRunner:
             finally:
                 await self._clean_up(cluster, load)
             self._report.duration_s = time.monotonic() - started_s
-            self._report.judge_answers(load.answers, undisturbed, num_excused=self._num_excused)
+            self._report.judge_answers(load.answers, undisturbed, losses=self._losses)
             self._report.leaks = await self._wait_for_rest(cluster)
             after = (await self._ask(cluster))["totals"]
             self._report.counted = {name: after[name] - before.get(name, 0) for name in COUNTED}
@@ -88,16 +88,17 @@ class ChaosRunner:
         elif step.heal is not None:
             await cluster.set_faults({})
         else:
-            await self._break(step, cluster, load)
+            await self._break(step, cluster)
 
-    async def _break(self, step: Step, cluster: LiveCluster, load: LoadRun) -> None:
+    async def _break(self, step: Step, cluster: LiveCluster) -> None:
         actions: dict[str, Callable[[], Awaitable[str]]] = {
-            "kill": lambda: self._signal(step.kill, cluster, signal.SIGKILL, load),
-            "stop": lambda: self._signal(step.stop, cluster, signal.SIGSTOP, load),
+            "kill": lambda: self._signal(step.kill, cluster, signal.SIGKILL),
+            "stop": lambda: self._signal(step.stop, cluster, signal.SIGSTOP),
             "pause": lambda: self._pause(step, cluster),
             "drain": lambda: self._drain(step.drain, cluster),
             "replace": lambda: self._replace(step.replace or 0.0, cluster),
             "kill_node": lambda: self._kill_node(step.kill_node, cluster),
+            "run": lambda: self._run(step.run),
             "faults": lambda: self._faults(step.faults or {}, cluster, f"faults {step.faults}"),
             "partition": lambda: self._faults(PARTITION, cluster, "partition between the workers"),
         }
@@ -106,14 +107,20 @@ class ChaosRunner:
         self._tell(f"  {what}")
         self._report.faults.append(FaultRecord(what=what, began_s=began_s))
 
-    async def _signal(self, choice: Choice | None, cluster: LiveCluster, number: signal.Signals, load: LoadRun) -> str:
+    async def _signal(self, choice: Choice | None, cluster: LiveCluster, number: signal.Signals) -> str:
         assert choice is not None
+        asked_s = time.monotonic()
         rows = await cluster.choose(choice)
-        if choice.role == "router" and number == signal.SIGKILL and self._scenario.checks.lost_with_router:
-            self._num_excused += load.num_open
         for row in rows:
             cluster.signal(row, number)
+        if choice.role == "router" and number == signal.SIGKILL:
+            self._note_loss(rows, asked_s)
         return f"{number.name} {choice.role} {names(rows)}"
+
+    def _note_loss(self, routers: list[Row], asked_s: float) -> None:
+        if routers and self._scenario.checks.lost_with_router:
+            num_open = sum(running_of(row) for row in routers)
+            self._losses.append(RouterLoss(asked_s=asked_s, killed_s=time.monotonic(), num_open=num_open))
 
     async def _pause(self, step: Step, cluster: LiveCluster) -> str:
         assert step.pause is not None
@@ -154,12 +161,33 @@ class ChaosRunner:
         pids = {item["pid"] for role in ("prefill", "decode") for item in members(status, role)}
         return row["pid"] not in pids and is_whole(status, self._wanted)
 
-    @staticmethod
-    async def _kill_node(choice: Choice | None, cluster: LiveCluster) -> str:
+    async def _kill_node(self, choice: Choice | None, cluster: LiveCluster) -> str:
         assert choice is not None
         rows = await cluster.choose(choice)
-        cluster.kill_node(rows[0])
+        asked_s = time.monotonic()
+        self._note_loss(await cluster.kill_node(rows[0]), asked_s)
         return f"kill the node of {choice.role} {names(rows[:1])}"
+
+    @staticmethod
+    async def _run(command: Command | None) -> str:
+        assert command is not None
+        process = await asyncio.create_subprocess_exec(
+            *command.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        what = " ".join(command.command)
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), command.seconds)
+        except TimeoutError as error:
+            process.kill()
+            await process.wait()
+            raise ScenarioError(f"`{what}` did not end within {command.seconds:g} s") from error
+        if process.returncode != 0:
+            told = " ".join(output.decode(errors="replace").split())[-500:]
+            raise ScenarioError(f"`{what}` ended with {process.returncode}: {told}")
+        return f"run {what}"
 
     @staticmethod
     async def _faults(faults: dict[str, float], cluster: LiveCluster, what: str) -> str:

@@ -34,14 +34,23 @@ class Choice(Section):
 
     role: Role
     choose: Pick = "busiest"
+    node_ip: str | None = Field(default=None, description="Only among those on the node of this address.")
+    min_running: int = Field(
+        default=0, ge=0, description="Wait until the chosen ones run so many requests together: what is to be broken."
+    )
 
 
-class Pause(Section):
+class Pause(Choice):
     """A process that stands still, and goes on by itself after a while."""
 
-    role: Role
-    choose: Pick = "busiest"
     seconds: float = Field(default=30.0, gt=0)
+
+
+class Command(Section):
+    """A command of this machine that the load goes on beside: `baton deploy` with another configuration, say."""
+
+    command: list[str] = Field(min_length=1, description="Its words; no shell reads them.")
+    seconds: float = Field(default=300.0, gt=0, description="How long it may take.")
 
 
 class Step(Section):
@@ -58,6 +67,7 @@ class Step(Section):
         default=None, gt=0, description="Drain every worker, one after the other; seconds at most for each."
     )
     kill_node: Choice | None = Field(default=None, description="SIGKILL the raylet of the node that a worker is on.")
+    run: Command | None = Field(default=None, description="Run a command, and wait until it ended well.")
     faults: dict[str, float] | None = Field(default=None, description="Faults of all connectors from now on.")
     partition: Literal["workers"] | None = Field(default=None, description="No worker reaches another, until `heal`.")
     heal: Literal["all"] | None = Field(default=None, description="End all faults of connectors.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from cluster.chaos.live_cluster import is_whole, leaks_of
 from cluster.chaos.load import Answer, Ask
-from cluster.chaos.report import ChaosReport, FaultRecord
+from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
 from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
 
 SAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "chaos").glob("*.yaml"))
@@ -40,8 +41,11 @@ def test_mistake_in_a_scenario_is_named(content: Any, problem: str) -> None:
         parse_scenario(content, where="file")
 
 
-def answer(ask: Ask, tokens: list[int], times: list[float], *, error: str = "") -> Answer:
-    return Answer(ask=ask, started_s=0.0, tokens=tokens, event_times_s=times, error=error)
+LOSS = RouterLoss(asked_s=2.0, killed_s=2.5, num_open=1)
+
+
+def answer(ask: Ask, tokens: list[int], times: list[float], *, error: str = "", started_s: float = 0.0) -> Answer:
+    return Answer(ask=ask, started_s=started_s, tokens=tokens, event_times_s=times, error=error)
 
 
 def test_lost_and_wrong_answers_are_counted_apart() -> None:
@@ -51,7 +55,7 @@ def test_lost_and_wrong_answers_are_counted_apart() -> None:
     broken = answer(ask, [4], [1.0], error="broke")
     report = ChaosReport(scenario="x", faults=[FaultRecord(what="kill", began_s=2.5), FaultRecord(what="b", began_s=8)])
 
-    report.judge_answers([good, wrong, broken, broken], {ask: [4, 5, 6]}, num_excused=1)
+    report.judge_answers([good, wrong, broken, broken], {ask: [4, 5, 6]}, losses=[LOSS])
 
     assert (report.num_lost, report.num_broken_with_router, report.num_wrong) == (1, 1, 1)
     assert [fault.longest_pause_s for fault in report.faults] == [7.0, 7.0]
@@ -61,9 +65,23 @@ def test_broken_answer_that_was_wrong_before_it_broke_is_wrong() -> None:
     ask = Ask(prompt=(1,), num_tokens=3)
     report = ChaosReport(scenario="x")
 
-    report.judge_answers([answer(ask, [9], [1.0], error="broke")], {ask: [4, 5, 6]}, num_excused=1)
+    report.judge_answers([answer(ask, [9], [1.0], error="broke")], {ask: [4, 5, 6]}, losses=[LOSS])
 
     assert (report.num_lost, report.num_wrong) == (0, 1)
+
+
+def test_killed_router_excuses_what_was_open_there_then_and_no_more() -> None:
+    ask = Ask(prompt=(1,), num_tokens=3)
+    later = answer(ask, [], [], error="broke", started_s=3.0)
+    meanwhile = answer(ask, [4], [2.4], error="broke", started_s=2.2)
+    earlier = answer(ask, [4], [1.0], error="broke")
+    ended = dataclasses.replace(earlier, ended_s=1.5)
+    report = ChaosReport(scenario="x")
+
+    report.judge_answers([later, meanwhile, earlier, earlier, ended], {ask: [4, 5, 6]}, losses=[LOSS])
+
+    assert report.num_broken_with_router == 2, "the one that it had, and the one that came before it died"
+    assert report.num_lost == 3
 
 
 def row(**changes: Any) -> dict[str, Any]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.cluster import ClusterProcess, assert_left_nothing, free_port, run_baton
-from tests.support.shared_ray import SharedRayProcess, shared_ray
+from tests.support.shared_ray import SharedRayProcess, run_on, shared_ray
 
 
 @pytest.mark.timeout(400)
@@ -67,21 +64,6 @@ def test_serve_that_others_use_by_then_stays(served_model: Path) -> None:
             assert run_on(ray, "print(*serve.status().applications)") == "theirs"
         finally:
             cluster.close()
-
-
-def run_on(ray: SharedRayProcess, statement: str) -> str:
-    """Run a statement in a driver of somebody else; what it printed."""
-    script = f"import ray; from ray import serve; ray.init('{ray.address}', log_to_driver=False); {statement}"
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **ray.environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
 
 
 def test_address_where_no_ray_answers_is_refused_at_once(served_model: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import pytest
+
 from cluster.chaos.runner import ChaosRunner
-from cluster.chaos.scenario import parse_scenario
+from cluster.chaos.scenario import ScenarioError, parse_scenario
 from router.api.app import build_app
 from router.service import RouterService
 from tests.support.engine_pools import engine_pools
@@ -20,7 +23,12 @@ async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(m
         {
             "name": "drain in one process",
             "load": SMALL_LOAD,
-            "steps": [{"wait_for_tokens": 200}, {"drain": {"role": "decode"}}, {"wait_for_tokens": 400}],
+            "steps": [
+                {"wait_for_tokens": 200},
+                {"drain": {"role": "decode", "min_running": 2}},
+                {"run": {"command": [sys.executable, "-c", "print()"]}},
+                {"wait_for_tokens": 400},
+            ],
             "checks": {"recomputed": False},
         },
         where="test",
@@ -40,3 +48,17 @@ async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(m
     assert report.counted["drain_moves"] > 0
     assert told[1].strip().startswith("drain decode decode-")
     assert report.lines()[-1] == "  all checks hold"
+
+
+async def test_command_that_fails_ends_the_scenario_with_what_it_said(model_dir: Path) -> None:
+    words = [sys.executable, "-c", "import sys; sys.exit('no such deployment')"]
+    scenario = parse_scenario({"name": "x", "load": SMALL_LOAD, "steps": [{"run": {"command": words}}]}, where="test")
+    async with engine_pools(num_prefill=1, num_decode=1) as (prefill, decode):
+        service = RouterService(model_dir, "tiny", prefill, decode, FAST)
+        await service.start()
+        try:
+            async with live_app(build_app(service)) as url:
+                with pytest.raises(ScenarioError, match="ended with 1: no such deployment"):
+                    await ChaosRunner(scenario, url=url, headers={}, tell=lambda _: None).run()
+        finally:
+            await service.close()

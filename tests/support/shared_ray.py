@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -19,6 +20,7 @@ from tests.support.cluster import POLL_PERIOD_S, STOP_TIMEOUT_S, free_port
 
 RAY = Path(sys.executable).parent / "ray"
 START_TIMEOUT_S = 120.0
+SECOND_NODE_IP = "127.0.0.2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,21 @@ class SharedRayProcess:
 
 
 @contextmanager
+def second_node(ray: SharedRayProcess) -> Iterator[psutil.Process]:
+    """Another node of the same Ray, on this machine too; it ends with the block, if it did not before."""
+    with tempfile.TemporaryDirectory(prefix="sn-", dir="/tmp") as folder:
+        log = Path(folder) / "log"
+        command = [
+            *(str(RAY), "start", "--block", f"--address={ray.address}", "--num-cpus=2", "--disable-usage-stats"),
+            *(f"--node-ip-address={SECOND_NODE_IP}", "--object-store-memory=100000000"),
+            f"--dashboard-agent-listen-port={free_port()}",
+        ]
+        with log.open("wb") as output, running(command, output, ray.environment) as process:
+            wait_for(log, "Ray runtime started")
+            yield process
+
+
+@contextmanager
 def shared_ray() -> Iterator[SharedRayProcess]:
     """A head node in the foreground; it ends with the block."""
     folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
@@ -58,22 +75,45 @@ def shared_ray() -> Iterator[SharedRayProcess]:
         *("--num-cpus=2", "--include-dashboard=false", "--object-store-memory=100000000", "--disable-usage-stats"),
         *("--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={free_port()}"),
     ]
-    with (folder / "log").open("wb") as log:
-        started = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **variables}
-        )
+    try:
+        with (folder / "log").open("wb") as log, running(command, log, variables) as process:
+            wait_for(folder / "log", "Ray runtime started")
+            yield SharedRayProcess(process=process, address=f"127.0.0.1:{port}", environment=variables)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def running(command: Sequence[str], output: IO[bytes], variables: Mapping[str, str]) -> Iterator[psutil.Process]:
+    """A process, which is ended with everything below it."""
+    started = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **variables}
+    )
     process = psutil.Process(started.pid)
     try:
-        wait_for(folder / "log", "Ray runtime started")
-        yield SharedRayProcess(process=process, address=f"127.0.0.1:{port}", environment=variables)
+        yield process
     finally:
-        below = process.children(recursive=True)
+        below = process.children(recursive=True) if started.poll() is None else []
         started.terminate()
         started.wait(STOP_TIMEOUT_S)
         _, alive = psutil.wait_procs(below, timeout=STOP_TIMEOUT_S)
         for child in alive:
             child.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_on(ray: SharedRayProcess, statement: str) -> str:
+    """Run a statement in a driver of somebody else; what it printed."""
+    script = f"import ray; from ray import serve; ray.init('{ray.address}', log_to_driver=False); {statement}"
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **ray.environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def wait_for(log: Path, text: str) -> None:
