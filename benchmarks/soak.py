@@ -1,7 +1,8 @@
 """Every kind of fault, over and over, in an order drawn from a seed: nothing lost, nothing wrong, nothing leaked.
 
-Runs `baton chaos` scenarios in rounds against a cluster of its own: each round has every kind of fault once, under a
-load that never stops, and ends with the checks. It goes on until time is over and every kind was there often enough.
+Runs `baton chaos` scenarios in rounds against a cluster of its own: each round has every kind of fault once, some on
+top of one another, under a load that never stops, and ends with the checks. It goes on until time is over and every
+kind was there often enough.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,28 +50,50 @@ FAULTS_AT_20_PERCENT = dict.fromkeys(
     ),
     0.2,
 )
-KINDS: dict[str, list[dict[str, Any]]] = {
-    "prefill killed": [{"kill": {"role": "prefill", "choose": "random"}}],
-    "decode killed": [{"kill": {"role": "decode", "choose": "random"}}],
-    "both killed": [{"kill": {"role": "prefill"}}, {"kill": {"role": "decode"}}],
-    "router killed": [{"kill": {"role": "router"}}],
-    "decode paused": [{"pause": {"role": "decode", "seconds": 30}}, {"sleep": 31}],
-    "prefill paused": [{"pause": {"role": "prefill", "seconds": 15}}, {"sleep": 16}],
-    "decode drained": [{"drain": {"role": "decode"}}],
-    "prefill drained": [{"drain": {"role": "prefill"}}],
-    "all replaced": [{"replace": RECOVERY_S}],
-    "connector faults": [{"faults": FAULTS_AT_20_PERCENT}, {"wait_for_tokens": 3000}, {"heal": "all"}],
-    "partition": [{"partition": "workers"}, {"wait_for_tokens": 1500}, {"heal": "all"}],
+BUSY_DECODE = {"role": "decode", "choose": "random", "min_running": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What breaks, and which roles it touches: two kinds that touch no role together can happen at the same time."""
+
+    roles: frozenset[str]
+    steps: tuple[Mapping[str, Any], ...]
+
+
+def _kind(roles: str, *steps: Mapping[str, Any]) -> Kind:
+    return Kind(frozenset(roles.split()), steps)
+
+
+KINDS: dict[str, Kind] = {
+    "prefill killed": _kind("prefill", {"kill": {"role": "prefill", "choose": "random"}}),
+    "decode killed": _kind("decode", {"kill": BUSY_DECODE}),
+    "both killed": _kind("prefill decode", {"kill": {"role": "prefill"}}, {"kill": {"role": "decode"}}),
+    "router killed": _kind("router", {"kill": {"role": "router"}}),
+    "decode paused": _kind("decode", {"pause": {**BUSY_DECODE, "seconds": 30}}, {"sleep": 31}),
+    "prefill paused": _kind("prefill", {"pause": {"role": "prefill", "seconds": 15}}, {"sleep": 16}),
+    "decode drained": _kind("decode", {"drain": BUSY_DECODE}),
+    "prefill drained": _kind("prefill", {"drain": {"role": "prefill"}}),
+    "all replaced": _kind("prefill decode router transfer", {"replace": RECOVERY_S}),
+    "connector faults": _kind("transfer", {"faults": FAULTS_AT_20_PERCENT}, {"wait_for_tokens": 3000}, {"heal": "all"}),
+    "partition": _kind("transfer", {"partition": "workers"}, {"wait_for_tokens": 1500}, {"heal": "all"}),
 }
 
 
 def make_round(number: int, *, draw: random.Random, kinds: Sequence[str]) -> tuple[Scenario, list[str]]:
-    """A scenario with every kind once, and the kinds in their order."""
+    """A scenario with every kind once, and the kinds in their order. Where two in a row touch no role together, the
+    second comes before the cluster has recovered from the first."""
     order = list(kinds)
     draw.shuffle(order)
-    steps: list[dict[str, Any]] = []
+    steps: list[Mapping[str, Any]] = []
+    touched: frozenset[str] = frozenset()
     for kind in order:
-        steps += [{"wait_for_tokens": 600}, *KINDS[kind], {"wait_for_recovery": RECOVERY_S}]
+        if touched & KINDS[kind].roles:
+            steps.append({"wait_for_recovery": RECOVERY_S})
+            touched = frozenset()
+        touched |= KINDS[kind].roles
+        steps += [{"wait_for_tokens": 600}, *KINDS[kind].steps]
+    steps.append({"wait_for_recovery": RECOVERY_S})
     load = {"streams": 16, "distinct": 24, "output_tokens": [60, 160], "seed": draw.randrange(1 << 30)}
     content = {"name": f"round {number}", "seed": draw.randrange(1 << 30), "load": load, "steps": steps}
     return parse_scenario(content, where="soak"), order
@@ -116,7 +140,7 @@ def _fault_rows(rounds: Sequence[tuple[list[str], ChaosReport]]) -> list[Row]:
     for order, report in rounds:
         faults = iter(report.faults)
         for kind in order:
-            broken = [step for step in KINDS[kind] if not {"sleep", "wait_for_tokens", "heal"} & step.keys()]
+            broken = [step for step in KINDS[kind].steps if not {"sleep", "wait_for_tokens", "heal"} & step.keys()]
             for fault in itertools.islice(faults, len(broken)):
                 pauses[kind].append(fault.longest_pause_s)
                 if fault.whole_s is not None:
