@@ -85,3 +85,7 @@ class RayRouterPeers:
             # Serve's own choice takes over where the addressed replica went just now.
             raise WorkerUnavailableError(replica_id=router_id, reason=f"{report.router_id} answered in its place")
         return report
+
+    async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
+        """Leave one router the last word of this one; raises WorkerUnavailableError."""
+        await self._caller.call(router_id, "note_farewell", report, timeout_s=timeout_s)

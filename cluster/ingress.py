@@ -71,3 +71,8 @@ class RouterIngress:
     async def report(self) -> RouterReport | None:
         """What this router tells another; None before it serves."""
         return self._service.view.report() if self._service is not None else None
+
+    async def note_farewell(self, report: RouterReport) -> None:
+        """Remember what another router had counted when it ended."""
+        if self._service is not None:
+            self._service.view.note_farewell(report)

@@ -38,8 +38,8 @@ class Load(Protocol):
 class ClusterView:
     """Answers /status and /metrics. Whichever router is asked, the answer tells of all of them.
 
-    Routers ask each other when they are asked, and every ``peer_period_s``, so that one that goes is remembered with
-    nearly all that it counted.
+    Routers ask each other when they start, when they are asked, and every ``peer_period_s``; one that ends leaves its
+    last word with the others. So all that was counted is remembered, but for the last seconds of one that is killed.
     """
 
     def __init__(
@@ -66,16 +66,23 @@ class ClusterView:
         self._num_reports = 0
         self._meeting: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to follow the other routers."""
+    async def start(self) -> None:
+        """Learn what the other routers know, and begin to follow them."""
+        await self._meet()
         self._meeting = asyncio.create_task(self._keep_meeting())
 
     async def close(self) -> None:
-        """Stop following. Idempotent."""
+        """Stop following, and tell the others what was counted here. Idempotent."""
         if self._meeting is not None:
             self._meeting.cancel()
             await asyncio.gather(self._meeting, return_exceptions=True)
             self._meeting = None
+            await self._board.farewell(self.report(), timeout_s=self._settings.status_timeout_s)
+
+    def note_farewell(self, report: RouterReport) -> None:
+        """Remember what a router had counted when it ended."""
+        self._board.note_farewell(report)
+        self._learn(report)
 
     def report(self) -> RouterReport:
         """What this router tells another."""
@@ -120,9 +127,12 @@ class ClusterView:
     async def _meet(self) -> tuple[KnownRouter, ...]:
         others = await self._board.refresh(timeout_s=self._settings.status_timeout_s)
         for other in others:
-            for pool in self._pools:
-                pool.counters.learn(other.report.departed.get(pool.role, ()))
+            self._learn(other.report)
         return others
+
+    def _learn(self, report: RouterReport) -> None:
+        for pool in self._pools:
+            pool.counters.learn(report.departed.get(pool.role, ()))
 
     async def _keep_meeting(self) -> None:
         while True:

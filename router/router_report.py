@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
@@ -59,6 +60,13 @@ class RouterPeers(Protocol):
             WorkerUnavailableError: It is gone, or does not answer in time.
         """
 
+    async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
+        """Leave one the last word of this router.
+
+        Raises:
+            WorkerUnavailableError: It is gone, or does not answer in time.
+        """
+
 
 class NoPeers:
     """A router that is alone."""
@@ -69,6 +77,10 @@ class NoPeers:
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
         """Nobody can be asked."""
+        raise NotImplementedError
+
+    async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
+        """Nobody hears it."""
         raise NotImplementedError
 
 
@@ -88,6 +100,20 @@ class RouterBoard:
     def gone(self) -> tuple[RouterReport, ...]:
         """The last reports of those that are gone."""
         return tuple(known.report for known in self._known.values() if known.state == "departed")
+
+    def note_farewell(self, report: RouterReport) -> None:
+        """Remember the last word of a router that ends."""
+        self._note(report)
+        self._known[report.router_id] = replace(self._known[report.router_id], state="departed")
+
+    async def farewell(self, report: RouterReport, *, timeout_s: float) -> None:
+        """Leave the last word of this router with all others that can be reached in time."""
+        await asyncio.gather(*(self._tell(router_id, report, timeout_s) for router_id in self._peers.peer_ids()))
+
+    async def _tell(self, router_id: str, report: RouterReport, timeout_s: float) -> None:
+        with contextlib.suppress(WorkerError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._peers.farewell(router_id, report, timeout_s=timeout_s)
 
     async def refresh(self, *, timeout_s: float) -> tuple[KnownRouter, ...]:
         """Ask all of them at once, none for longer than ``timeout_s``."""

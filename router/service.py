@@ -125,7 +125,7 @@ class RouterService:
             return
         await self._refresh(wait=True)
         self._refreshing = asyncio.create_task(self._keep_refreshing())
-        self.view.start()
+        await self.view.start()
 
     async def close(self) -> None:
         """End all requests, tell the workers, stop. Idempotent."""
@@ -133,8 +133,8 @@ class RouterService:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
-        await self.view.close()
         await self._orchestrator.close()
+        await self.view.close()
         await self.prefill_pool.close()
         await self.decode_pool.close()
 

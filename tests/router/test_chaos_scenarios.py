@@ -15,7 +15,7 @@ from tests.support.engine_pools import engine_pools
 from tests.support.live_app import live_app
 from tests.support.router_rig import FAST
 
-SMALL_LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [3, 60], "output_tokens": [20, 60]}
+SMALL_LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [3, 60], "output_tokens": [60, 120]}
 
 
 async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(model_dir: Path) -> None:
@@ -25,7 +25,7 @@ async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(m
             "load": SMALL_LOAD,
             "steps": [
                 {"wait_for_tokens": 200},
-                {"drain": {"role": "decode", "min_running": 2}},
+                {"drain": {"role": "decode", "min_running": 6}},
                 {"run": {"command": [sys.executable, "-c", "print()"]}},
                 {"wait_for_tokens": 400},
             ],

@@ -146,6 +146,26 @@ async def test_workers_that_only_one_router_saw_are_in_the_counts_of_both(router
     assert [item.replica_id for item in departed] == ["decode-0"]
 
 
+async def test_router_that_takes_over_from_the_last_one_knows_all_that_was_counted(model_dir: Path) -> None:
+    """A rolling update: the old router leaves the list when the new one is ready, and ends later."""
+    net = PeerNet()
+    async with AsyncExitStack() as new, AsyncExitStack() as old:
+        first = await old.enter_async_context(
+            router_rig(model_dir, settings=SLOW, router_id="old", peers=net.seen_by("old"))
+        )
+        net.views["old"] = first.service.view
+        await first.complete([5] * 7, max_tokens=5, ignore_eos=True)
+        second = await new.enter_async_context(
+            router_rig(model_dir, settings=SLOW, router_id="new", peers=net.seen_by("new"))
+        )
+        net.views = {"new": second.service.view}
+        known = (await totals(second))["tokens"]
+        await first.complete([5] * 7, max_tokens=3, ignore_eos=True)
+        await old.aclose()
+
+        assert (known, (await totals(second))["tokens"]) == (5, 8)
+
+
 async def test_report_passes_between_processes(routers: Routers) -> None:
     await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
     report = routers.one.service.view.report()
@@ -161,6 +181,9 @@ class Coming:
 
     def peer_ids(self) -> list[str]:
         return self.names
+
+    async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
+        raise AssertionError(f"{router_id} was told of {report.router_id}")
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
         from router.counters import RouterCounters

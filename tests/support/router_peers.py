@@ -34,6 +34,11 @@ class Peers:
         """Everybody else."""
         return [name for name in self._net.views if name != self._own_name]
 
+    async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
+        """Tell one."""
+        if (view := self._net.views.get(router_id)) is not None:
+            view.note_farewell(report)
+
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
         """Ask one, or wait in vain."""
         if router_id in self._net.silent:
