@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from router.api.app import build_app
 from router.service import RouterService
 from tests.support.engine_pools import engine_pools
 from tests.support.live_app import live_app
+from tests.support.loop_paced_runner import LoopPacedRunner
 from tests.support.router_rig import FAST
 
-SMALL_LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [3, 60], "output_tokens": [60, 120]}
+SMALL_LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [3, 60], "output_tokens": [40, 80]}
 
 
 async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(model_dir: Path) -> None:
@@ -34,7 +36,8 @@ async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(m
         where="test",
     )
     told: list[str] = []
-    async with engine_pools(num_prefill=2, num_decode=2) as (prefill, decode):
+    paced = functools.partial(LoopPacedRunner, num_turns=8)
+    async with engine_pools(num_prefill=2, num_decode=2, wrap_decode_runner=paced) as (prefill, decode):
         service = RouterService(model_dir, "tiny", prefill, decode, FAST)
         await service.start()
         try:

@@ -178,6 +178,7 @@ async def engine_pools(
     max_num_seqs: int = 16,
     chunk_tokens: int = 0,
     wrap_prefill_runner: Callable[[StepRunner], StepRunner] = lambda runner: runner,
+    wrap_decode_runner: Callable[[StepRunner], StepRunner] = lambda runner: runner,
     options: ConnectorOptions = INPROC,
     make: EngineMaker | None = None,
 ) -> AsyncIterator[tuple[EnginePrefillPool, EngineDecodePool]]:
@@ -202,6 +203,7 @@ async def engine_pools(
                 core.runner = wrap_prefill_runner(core.runner)
                 prefill[name] = PrefillServer(core, info=info, connector=worker, report_period_s=REPORT_PERIOD_S)
             else:
+                core.runner = wrap_decode_runner(core.runner)
                 decode[name] = DecodeServer(core, info=info, connector=worker, report_period_s=REPORT_PERIOD_S)
     servers: list[PrefillServer | DecodeServer] = [*prefill.values(), *decode.values()]
     for server in servers:
