@@ -14,6 +14,7 @@ import asyncio
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ WHO = {
     "baton_serve_proxy": ("baton", "optimized"),
     "baton_haproxy": ("baton", "haproxy"),
 }
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
 
@@ -70,10 +72,26 @@ def stage(kind: str, mode: str) -> Iterator[Stage]:
                 log.seek(0)
                 sys.stderr.write(log.read().decode(errors="replace")[-4000:])
                 raise RuntimeError(f"{kind} with {mode} settings did not start: {line!r}")
-            yield Stage(url=f"http://127.0.0.1:{port}", process=psutil.Process(process.pid))
+            target = Stage(url=f"http://127.0.0.1:{port}", process=psutil.Process(process.pid))
+            wait_until_it_answers(target)
+            yield target
         finally:
             process.stdin.close()
             process.wait(STOP_TIMEOUT_S)
+
+
+def wait_until_it_answers(target: Stage) -> None:
+    """Return once a request gets its answer: a proxy may not know of the replicas yet when Serve says that they run."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            run(target, 1, 1, 2)
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+        else:
+            return
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -37,7 +37,7 @@ def _serve(kind: str, port: int, folder: Path) -> None:
     from cluster.ray_home import PrivateRay
 
     config = BatonConfig(port=port)
-    home = PrivateRay(folder=folder, num_cpus=8, object_store_bytes=config.object_store_bytes)
+    home = PrivateRay(folder=folder, num_cpus=8, object_store_bytes=config.object_store_bytes, resources={})
     try:
         home.start()
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -53,7 +53,8 @@ def _serve(kind: str, port: int, folder: Path) -> None:
 def _application(kind: str, config: BatonConfig) -> object:
     from ray import serve
 
-    from benchmarks.token_workers import PlainGenerator, PlainOneHop, PlainTwoHops, TokenWorker
+    from benchmarks.plain_app import PlainGenerator, PlainOneHop, PlainTwoHops
+    from benchmarks.token_workers import TokenWorker
     from cluster.app import build_graph
     from cluster.placement import place, this_machine
     from cluster.served_model import served_model

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 _MARK = b"data: "
 _END = b"0\r\n\r\n"
+_OK = b"HTTP/1.1 200"
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
@@ -80,6 +81,7 @@ class _Connection(asyncio.Protocol):
         self.first_at = 0.0
         self._tail = b""
         self._last = b""
+        self._is_begun = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -92,10 +94,16 @@ class _Connection(asyncio.Protocol):
         self.num_tokens = 0
         self.first_at = 0.0
         self._tail = self._last = b""
+        self._is_begun = False
         self.transport.write(request)
         return self.done
 
     def data_received(self, data: bytes) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            if not data.startswith(_OK):
+                self._fail(f"refused: {data[:200]!r}")
+                return
         seen = self._tail + data
         count = seen.count(_MARK)
         if count and not self.first_at:
@@ -110,9 +118,12 @@ class _Connection(asyncio.Protocol):
             self.done.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(ConnectionError(f"closed in the middle of an answer: {exc}"))
+        self._fail(f"closed in the middle of an answer: {exc}")
         self.transport = None
+
+    def _fail(self, reason: str) -> None:
+        if self.done is not None and not self.done.done():
+            self.done.set_exception(ConnectionError(reason))
 
 
 async def run_streams(url: str, load: StreamLoad) -> StreamResult:

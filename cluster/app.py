@@ -11,7 +11,6 @@ from cluster.addressed_router import AddressedRouter
 from cluster.autoscale import autoscaling_config
 from cluster.config import BatonConfig, PoolName
 from cluster.ingress import IngressSettings, RouterIngress
-from cluster.ingress_router import IngressRouter
 from cluster.names import DECODE, PREFILL, ROUTER
 from cluster.placement import SMALL_CPU_SHARE, Placement, pool_section
 from cluster.scaling import ScalingSection
@@ -27,6 +26,10 @@ SHUTDOWN_MARGIN_S = 5.0
 
 SHUTDOWN_POLL_S = 0.2
 MAX_START_ATTEMPTS = 3
+
+QUIET_LOGGING = {"enable_access_log": False}
+"""Serve would log every request, and every call between replicas. They are counted instead (docs/metrics.md)."""
+
 FULL_SURGE_PERCENT = 100
 
 
@@ -57,9 +60,9 @@ def build_graph(
         health_check_period_s=config.health.check_period_s,
         health_check_timeout_s=config.health.check_timeout_s,
         ray_actor_options={"num_cpus": SMALL_CPU_SHARE},
-        request_router_config={"request_router_class": IngressRouter},
         max_constructor_retry_count=MAX_START_ATTEMPTS,
         max_surge_percent=FULL_SURGE_PERCENT,
+        logging_config=QUIET_LOGGING,
     )(RouterIngress)
     if config.router_per_node:
         ingress = ingress.options(max_replicas_per_node=1, max_surge_percent=0)
@@ -100,6 +103,7 @@ def _bind_worker(
         ray_actor_options={"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "resources": dict(share.resources)},
         max_constructor_retry_count=MAX_START_ATTEMPTS,
         max_surge_percent=_one_of(num_replicas) if placement.room[pool] else 0,
+        logging_config=QUIET_LOGGING,
     )(worker)
     return _versioned(deployment, stable).bind(settings)
 

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
+from ray.serve._private.default_impl import create_router
+from ray.serve.context import _get_serve_request_context
 from ray.serve.handle import DeploymentHandle
 
+from cluster.addressed_router import AddressedRouter
 from router.workers import WorkerUnavailableError
 
 T = TypeVar("T")
 
 SERIALIZATION = "pickle"
 """Everything that passes is an importable dataclass; cloudpickle, the default, is slower and gives nothing here."""
+
+
+MAX_KEPT_METHODS = 4096
+"""A few for each replica that there ever was; when there are more, they are made anew."""
 
 
 class Caller(Protocol):
@@ -38,16 +46,24 @@ class Caller(Protocol):
 
 
 class ReplicaCaller:
-    """One deployment, seen from one event loop. The deployment must use ``AddressedRouter``."""
+    """One deployment, seen from one event loop, through an ``AddressedRouter`` whatever the deployment's own is."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+        self._methods: dict[tuple[str, str], DeploymentHandle[Any]] = {}
 
     def connect(self) -> None:
-        """Begin to follow the set of replicas. Call it on the event loop that will make the calls."""
+        """Begin to follow the set of replicas. Call it on the event loop that will make the calls.
+
+        The handle gets its router here and not from the deployment's settings: behind HAProxy Serve refuses an ingress
+        whose settings name one, and routers call each other.
+        """
         handle: Any = self._handle
         if not handle.is_initialized:
+            handle._create_router = functools.partial(create_router, request_router_class=AddressedRouter)
             handle._init()
+            # Made now, before Serve's first news of the deployment name another class.
+            assert isinstance(handle._router._asyncio_router.request_router, AddressedRouter)
 
     def replica_ids(self) -> Sequence[str]:
         """The running replicas as of Serve's last broadcast, without those found dead since. No network call."""
@@ -96,13 +112,20 @@ class ReplicaCaller:
             raise WorkerUnavailableError(replica_id=replica_id, reason=one_line(error)) from error
 
     def _method(self, method: str, replica_id: str, *, is_stream: bool) -> DeploymentHandle[Any]:
-        return self._handle.options(
-            method_name=method,
-            stream=is_stream,
-            session_id=replica_id,
-            request_serialization=SERIALIZATION,
-            response_serialization=SERIALIZATION,
-        )
+        """A handle for one method of one replica. Making one takes longer than a call, so they are kept."""
+        key = (method, replica_id)
+        kept = self._methods.get(key)
+        if kept is None:
+            if len(self._methods) >= MAX_KEPT_METHODS:
+                self._methods.clear()
+            kept = self._methods[key] = self._handle.options(
+                method_name=method,
+                stream=is_stream,
+                session_id=replica_id,
+                request_serialization=SERIALIZATION,
+                response_serialization=SERIALIZATION,
+            )
+        return kept
 
     def _replicas(self) -> dict[Any, Any]:
         """The replica set of the handle's AddressedRouter; empty until Serve's first broadcast arrived.
@@ -116,21 +139,24 @@ class ReplicaCaller:
 
 
 async def in_fresh_context(coroutine: Coroutine[Any, Any, T], context: contextvars.Context) -> T:
-    """Await ``coroutine`` outside of the caller's context variables.
+    """Await ``coroutine`` outside of the request that is handled here, if one is.
 
     Serve ties every call made while an HTTP request is handled to that request: it cancels the call when the client
-    leaves, and hands its result over undecoded. Our calls serve many requests.
+    leaves, and hands its result over undecoded. Our calls serve many requests. Streams and submissions run outside of
+    requests already, and need no task for that: it would cost more than a message does.
 
     Raises:
         ConnectionAbortedError: The replica cancelled the call, because it shuts down. Serve sends it as the exception
             by which a task is told of its own cancellation.
     """
-    task = asyncio.get_running_loop().create_task(coroutine, context=context)
+    task: asyncio.Task[T] | None = None
+    if _get_serve_request_context()._internal_request_id:
+        task = asyncio.get_running_loop().create_task(coroutine, context=context)
     try:
-        return await task
+        return await (coroutine if task is None else task)
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
-        if task.cancelled() and (current is None or not current.cancelling()):
+        if (task is None or task.cancelled()) and (current is None or not current.cancelling()):
             raise ConnectionAbortedError("the replica cancelled the call") from error
         raise
 

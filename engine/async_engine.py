@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from engine.cache_feed import CacheFeed
-from engine.client_stream import ClientStream, dead_delta, merge_deltas
+from engine.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta, merge_deltas
 from engine.engine_core import DeltasByClient, EngineCore
 from engine.errors import EngineDeadError, EngineStalledError, RequestRefusedError
 from engine.messages import CacheNews, GenerateRequest, LoadReport, StepMessage, TokenDelta
@@ -163,7 +163,9 @@ class AsyncEngine:
         """
         self.check_health()
         previous = self._streams.get(client_id)
-        stream = self._streams[client_id] = ClientStream(cache=CacheFeed() if mirrors_cache else None)
+        stream = self._streams[client_id] = ClientStream(
+            cache=CacheFeed() if mirrors_cache else None, min_gap_s=MESSAGE_GAP_S
+        )
         if previous is not None:
             previous.close()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 
 from router.workers import WorkerError, WorkerPool
@@ -23,7 +24,8 @@ class AbortSender:
         """End a request on a replica, some time soon. Unknown ids are ignored there."""
         self._waiting.setdefault(replica_id, set()).add(request_id)
         if replica_id not in self._tasks:
-            self._tasks[replica_id] = asyncio.create_task(self._send(replica_id))
+            # In a context of its own: it sends for many requests, and not for the one that begins.
+            self._tasks[replica_id] = asyncio.create_task(self._send(replica_id), context=contextvars.Context())
 
     async def flush(self) -> None:
         """Wait until everything that was asked for is sent, or has failed."""

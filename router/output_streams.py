@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import time
 import uuid
@@ -103,7 +104,8 @@ class OutputStreams:
             self._num_opened += 1
             stream = OutputStream(replica_id, f"{self._name}-{self._num_opened}", heard_at_s=self._clock())
             self._streams[replica_id] = stream
-            self._tasks[stream.client_id] = asyncio.create_task(self._read(stream))
+            # In a context of its own: it serves many requests, and not the one that happens to open it.
+            self._tasks[stream.client_id] = asyncio.create_task(self._read(stream), context=contextvars.Context())
         return stream
 
     async def connect(self, replica_id: str) -> OutputStream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from dataclasses import dataclass, field
 
@@ -41,7 +42,8 @@ class Submissions:
         answer: asyncio.Future[WorkerRefusedError | None] = asyncio.get_running_loop().create_future()
         lane.waiting.append((request, answer))
         if lane.task is None:
-            lane.task = asyncio.create_task(self._send(replica_id, lane))
+            # In a context of its own: it sends for many requests, and not for the one that begins.
+            lane.task = asyncio.create_task(self._send(replica_id, lane), context=contextvars.Context())
         return answer
 
     async def close(self) -> None:

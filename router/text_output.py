@@ -55,6 +55,8 @@ class TextOutput:
         self._metrics = metrics
         self._skip_stop_token = skip_stop_token
         self._trail = LogprobTrail() if shows_logprobs else None
+        sampling = generation.request.sampling
+        self._is_plain = not stops.are_any and sampling.num_logprobs is None and not shows_logprobs
         self._is_prompt_only = is_prompt_only
         self._leader = leader
         self._prompt_logprobs: LogprobTable | None = None
@@ -95,7 +97,7 @@ class TextOutput:
         if self.is_finished:
             return []
         try:
-            deltas = await self._generation.take()
+            deltas = await self._generation.mailbox.take()
         except RouterError as error:
             self._count_end("abort" if isinstance(error, RequestCancelledError) else "error")
             raise
@@ -137,6 +139,8 @@ class TextOutput:
             self.is_finished = True
             return TextPiece(text="", token_ids=(), finish_reason="length")
         self.num_output_tokens += len(delta.token_ids)
+        if self._is_plain and delta.finish_reason is None:
+            return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids)
         text = self._decode(delta)
         if delta.finish_reason is not None:
             text += self._detokenizer.finish()

@@ -96,6 +96,10 @@ class AnswerFormat(Protocol):
         """The answer in one piece."""
 
 
+json_string = json.encoder.encode_basestring_ascii
+"""A text as JSON, as ``json.dumps`` writes it: the part of that which is not for other types (0.2 of its time)."""
+
+
 class EventWriter:
     """Events of one stream. All that repeats is encoded once: the cost a token is one small string."""
 
@@ -106,6 +110,15 @@ class EventWriter:
             f'"model":{json.dumps(head.model)},"choices":['
         )
         self._suffix = '],"usage":null}\n\n' if head.include_usage else "]}\n\n"
+        self._says_only_text = not head.continuous_usage and not head.return_token_ids and head.logprobs is None
+
+    def can_write_text(self, piece: TextPiece) -> bool:
+        """True when an event has nothing to say but a piece's text, as nearly all have."""
+        return self._says_only_text and piece.finish_reason is None and not piece.entries
+
+    def write_text(self, begin: str, text: str, end: str) -> bytes:
+        """An event with one choice that has a text between constant parts."""
+        return f"{self._prefix}{begin}{json_string(text)}{end}{self._suffix}".encode()
 
     def write(self, choice: str, output: TextOutput, *, extra: str = "") -> bytes:
         """An event with one choice, given as JSON, and possibly with more fields of its own."""

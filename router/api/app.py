@@ -15,6 +15,7 @@ from router.api.admin import add_admin
 from router.api.chat_body import ChatBody
 from router.api.completion_body import CompletionBody
 from router.api.completions import answer_chat, answer_completion
+from router.api.direct_routes import DirectRoutes, Endpoint
 from router.api.errors import error_response, http_error_response
 from router.api.guard import GuardMiddleware
 from router.api.openapi import body_schema, describe
@@ -74,12 +75,14 @@ def build_app(
     app = FastAPI(title="Baton", version=baton_version(), lifespan=lifespan)
     security = security or SecuritySettings()
     describe(app, security)
+    endpoints = _add_generation(app, service)
+    # Inside of all other middleware: these are added from the inside out.
+    app.add_middleware(DirectRoutes, endpoints=endpoints)
     _add_security(app, security)
     app.add_middleware(
         RequestIdMiddleware, metrics=service.metrics, paths=_PATHS, answers_request_id=answers_request_id
     )
     _add_error_handlers(app)
-    _add_generation(app, service)
     _add_tokens(app, service)
     _add_models(app, service)
     _add_operations(app, service)
@@ -114,7 +117,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(RouterError("the router failed on this request; its log says why"))
 
 
-def _add_generation(app: FastAPI, service: RouterService) -> None:
+def _add_generation(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
     @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
     async def create_chat_completion(request: Request) -> Response:
         """Continue a conversation."""
@@ -124,6 +127,8 @@ def _add_generation(app: FastAPI, service: RouterService) -> None:
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
         return await answer_completion(service, request)
+
+    return {"/v1/chat/completions": create_chat_completion, "/v1/completions": create_completion}
 
 
 def _add_tokens(app: FastAPI, service: RouterService) -> None:

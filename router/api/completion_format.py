@@ -29,6 +29,12 @@ class CompletionFormat:
 
     def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
         """One piece as an event; empty when it has nothing to say yet."""
+        if self._writer.can_write_text(piece):
+            if not piece.text:
+                return b""
+            return self._writer.write_text(
+                f'{{"index":{index},"text":', piece.text, ',"logprobs":null,"finish_reason":null}'
+            )
         wants_ids = self.head.return_token_ids
         if not piece.text and piece.finish_reason is None and not wants_ids and not piece.entries:
             return b""

@@ -17,7 +17,7 @@ async def within(awaitable: Awaitable[None], timeout_s: float) -> None:
     Raises:
         TimeoutError: It did not end in time, and was cancelled.
     """
-    if not isinstance(awaitable, Coroutine):
+    if type(awaitable) is not types.CoroutineType:
         async with asyncio.timeout(timeout_s):
             await awaitable
         return

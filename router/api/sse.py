@@ -85,8 +85,11 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._write(send, b"".join(self._events(*first)))
         try:
-            async for index, pieces in items:
-                await self._write(send, b"".join(self._events(index, pieces)))
+            if len(self._outputs) == 1:
+                await self._send_rest_of_one(send)
+            else:
+                async for index, pieces in items:
+                    await self._write(send, b"".join(self._events(index, pieces)))
         except RouterError as error:
             if not self._is_client_gone:
                 await send({"type": "http.response.body", "body": error_event(error) + _DONE})
@@ -95,6 +98,12 @@ class GenerationResponse(Response):
             return
         last = self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b""
         await send({"type": "http.response.body", "body": last + _DONE})
+
+    async def _send_rest_of_one(self, send: Send) -> None:
+        """What follows the first pieces of the only choice: the path of nearly all tokens, so without ``merged``."""
+        output, event = self._outputs[0], self._answer.event
+        while pieces := await output.take():
+            await self._write(send, b"".join([event(0, piece, output) for piece in pieces]))
 
     def _events(self, index: int, pieces: Sequence[TextPiece]) -> list[bytes]:
         """The events of one choice's pieces; before its first ones, those that open it."""

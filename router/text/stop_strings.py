@@ -29,6 +29,11 @@ class StopStrings:
         self._max_held = max((len(stop) for stop in self._stops), default=1) - 1
         self._held = ""
 
+    @property
+    def are_any(self) -> bool:
+        """True when there is something to look for."""
+        return bool(self._stops)
+
     def push(self, text: str) -> StopMatch:
         """Take new text; return what is certain to be before any stop string."""
         if not self._stops:
