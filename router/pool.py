@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -53,6 +54,8 @@ class ReplicaPool:
         self._replicas: dict[str, Replica] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._fresh: list[Replica] = []
+        self._fresh_until_s = -math.inf
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -78,6 +81,7 @@ class ReplicaPool:
         for replica_id in [known for known in self._replicas if known not in current]:
             logger.info("%s replica %s is gone", self.role, replica_id)
             del self._replicas[replica_id]
+            self._forget_candidates()
             self.forget_cache(replica_id)
             self.notify()
         self.counters.keep(current)
@@ -179,7 +183,11 @@ class ReplicaPool:
         """Take a report that came with a message."""
         replica = self._replicas.get(replica_id)
         if replica is not None:
-            replica.report(load, self._clock())
+            now_s = self._clock()
+            was_candidate = replica.takes_requests and replica.reported_at_s >= now_s - self._settings.stale_after_s
+            replica.report(load, now_s)
+            if was_candidate is not replica.takes_requests:
+                self._forget_candidates()
             if replica.info is not None:
                 self.counters.note(replica_id, replica.info.incarnation, load.counters)
             self.notify()
@@ -208,6 +216,7 @@ class ReplicaPool:
         replica.is_left_out = True
         replica.probe_at_s = self._clock() + backoff_s
         replica.update()
+        self._forget_candidates()
         self.notify()
 
     def notify(self) -> None:
@@ -225,12 +234,26 @@ class ReplicaPool:
 
     def _candidates(self, exclude: Collection[str]) -> list[Replica]:
         """The replicas in service whose reports are fresh; if there are none, those with stale ones."""
-        limit = self._clock() - self._settings.stale_after_s
-        everyone: Collection[Replica] = self._replicas.values()
+        fresh = self._fresh_ones()
         if exclude:
-            everyone = [item for item in everyone if item.replica_id not in exclude]
-        fresh = [item for item in everyone if item.reported_at_s >= limit and item.takes_requests]
-        return fresh or [item for item in everyone if item.takes_requests]
+            fresh = [item for item in fresh if item.replica_id not in exclude]
+        if fresh:
+            return fresh
+        return [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
+
+    def _fresh_ones(self) -> list[Replica]:
+        """Those in service with fresh reports: the same list until one of them is not, or another one is."""
+        now_s = self._clock()
+        if now_s > self._fresh_until_s:
+            stale_after_s = self._settings.stale_after_s
+            limit = now_s - stale_after_s
+            everyone = self._replicas.values()
+            self._fresh = [item for item in everyone if item.reported_at_s >= limit and item.takes_requests]
+            self._fresh_until_s = min([item.reported_at_s for item in self._fresh], default=-math.inf) + stale_after_s
+        return self._fresh
+
+    def _forget_candidates(self) -> None:
+        self._fresh_until_s = -math.inf
 
     def _block_size(self) -> int:
         return next((item.info.block_size for item in self._replicas.values() if item.info is not None), 0)
@@ -274,5 +297,6 @@ class ReplicaPool:
             status.load or LoadReport(num_blocks=status.info.num_blocks, num_free_blocks=status.info.num_blocks),
             self._clock(),
         )
+        self._forget_candidates()
         self.counters.note(replica.replica_id, status.info.incarnation, replica.load.counters)
         self.notify()

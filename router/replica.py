@@ -12,9 +12,10 @@ class Replica:
 
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
     yet in its reports. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
-    it is also about to go. What policies look at is kept ready in ``num_blocks``, ``promised_usage`` (share of its KV
-    blocks in use or promised; can exceed 1), ``queued_tokens`` (prompt tokens that wait there or are on their way) and
-    ``num_queued`` (requests, likewise): it is read for every replica at every choice.
+    it is also about to go. What policies look at is kept ready in ``num_blocks``, ``num_available_blocks`` (free and
+    nobody's; those held for requests to come are promised to these), ``promised_usage`` (share of its KV blocks in use
+    or promised; can exceed 1), ``queued_tokens`` (prompt tokens that wait there or are on their way) and ``num_queued``
+    (requests, likewise): it is read for every replica at every choice.
     """
 
     __slots__ = (
@@ -22,6 +23,7 @@ class Replica:
         "is_in_service",
         "is_left_out",
         "load",
+        "num_available_blocks",
         "num_blocks",
         "num_failures",
         "num_queued",
@@ -59,6 +61,7 @@ class Replica:
         self.is_in_service = self.info is not None and not self.is_left_out
         self.takes_requests = self.is_in_service and not load.is_draining
         self.num_blocks = load.num_blocks
+        self.num_available_blocks = load.num_free_blocks + load.num_early_blocks - self.reserved_blocks
         self.promised_usage = 1.0 - self.num_available_blocks / load.num_blocks if load.num_blocks else 1.0
         self.queued_tokens = load.queued_prefill_tokens + self.reserved_tokens
         self.num_queued = load.num_waiting + load.num_loading + self.num_reserved
@@ -72,11 +75,6 @@ class Replica:
             for callback in callbacks:
                 callback()
         self.update()
-
-    @property
-    def num_available_blocks(self) -> int:
-        """Free blocks that nobody was promised. Those held for requests to come are promised to these already."""
-        return self.load.num_free_blocks + self.load.num_early_blocks - self.reserved_blocks
 
     @property
     def is_idle(self) -> bool:

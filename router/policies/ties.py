@@ -23,6 +23,11 @@ def lowest(candidates: Sequence[CandidateT], values: Sequence[float], *then: Cal
     return left[0] if len(left) == 1 else min(left, key=_NAME)
 
 
-def _with_lowest(candidates: Sequence[CandidateT], values: Sequence[float]) -> list[CandidateT]:
+def _with_lowest(candidates: Sequence[CandidateT], values: Sequence[float]) -> Sequence[CandidateT]:
     least = min(values)
+    num_least = values.count(least)
+    if num_least == 1:
+        return (candidates[values.index(least)],)
+    if num_least == len(values):
+        return candidates
     return [item for item, value in zip(candidates, values, strict=True) if value == least]

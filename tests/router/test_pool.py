@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.messages import LoadReport
 from router.attentive_clock import AttentiveClock
@@ -227,3 +229,39 @@ def test_time_without_attention_does_not_count() -> None:
     world.advance(0.25)
 
     assert clock() == 1.75
+
+
+_EVENTS = st.one_of(
+    st.tuples(st.just("report"), st.integers(0, 2), st.integers(0, 100)),
+    st.tuples(st.just("drain"), st.integers(0, 2), st.integers(0, 100)),
+    st.tuples(st.just("fail"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.just("pass"), st.just(0), st.integers(1, 100)),
+    st.tuples(st.just("refresh"), st.just(0), st.just(0)),
+)
+
+
+@given(events=st.lists(_EVENTS, max_size=25))
+@settings(max_examples=60)
+def test_whatever_happened_the_choice_is_among_those_with_fresh_reports(events: list[tuple[str, int, int]]) -> None:
+    bench = Bench(3)
+    stale_s = FAST.stale_after_s
+
+    async def live() -> None:
+        await bench.refresh()
+        for kind, index, value in events:
+            replica_id = f"prefill-{index}"
+            if kind in ("report", "drain"):
+                load = LoadReport(num_blocks=100, num_free_blocks=value, num_running=1, is_draining=kind == "drain")
+                bench.pool.note_load(replica_id, load)
+            elif kind == "fail":
+                bench.pool.note_failure(replica_id, "the test says so")
+            elif kind == "pass":
+                bench.clock.advance(stale_s * value / 40)
+            else:
+                await bench.refresh()
+            serving = [item for item in bench.pool.replicas if item.takes_requests]
+            fresh = [item for item in serving if bench.clock() - item.reported_at_s <= stale_s]
+            best = min(fresh or serving, key=lambda item: (item.promised_usage, item.replica_id), default=None)
+            assert bench.chosen() == (None if best is None else best.replica_id)
+
+    asyncio.run(live())
