@@ -100,7 +100,7 @@ def make_round(number: int, *, draw: random.Random, kinds: Sequence[str]) -> tup
 
 
 async def soak(url: str, arguments: argparse.Namespace) -> list[tuple[list[str], ChaosReport]]:
-    """Rounds until the time is over; stops at the first one that fails."""
+    """Rounds until the time is over; stops at the first one that fails. What is known is published after each."""
     draw = random.Random(arguments.seed)
     rounds: list[tuple[list[str], ChaosReport]] = []
     started_s = time.monotonic()
@@ -109,6 +109,7 @@ async def soak(url: str, arguments: argparse.Namespace) -> list[tuple[list[str],
         report = await ChaosRunner(scenario, url=url, headers={}, tell=print).run()
         print("\n".join(report.lines()), flush=True)
         rounds.append((order, report))
+        publish(rows_of(rounds), packages=("ray", "nixl", "torch"), json_file=arguments.json, title="soak so far")
         if report.problems:
             break
     return rounds
@@ -191,7 +192,6 @@ def main() -> None:
         config.write_text(yaml.safe_dump(CLUSTER))
         with served_cluster(["--config", str(config)]) as url:
             rounds = asyncio.run(soak(url, arguments))
-    publish(rows_of(rounds), packages=("ray", "nixl", "torch"), json_file=arguments.json, title="soak")
     sys.exit(1 if any(report.problems for _, report in rounds) else 0)
 
 
