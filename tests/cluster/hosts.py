@@ -124,6 +124,7 @@ class Hosts:
 
     def restart(self, host: Host) -> None:
         """Boot a host again that was killed: what it had in its home is still there, and nothing else."""
+        host.link.mend()
         host.init = self._boot(host.link).init
 
     def kill_all(self) -> None:
