@@ -30,7 +30,9 @@ export RAY_gcs_rpc_server_reconnect_timeout_s="${RAY_gcs_rpc_server_reconnect_ti
 
 # Where Ray's helpers of a machine listen. Left to choose, they say it in a file, for which Ray itself waits 15 seconds and
 # then dies: too little where Python loads slowly.
-export BATON_NODE_OPTIONS="${BATON_NODE_OPTIONS:---dashboard-agent-grpc-port=52366 --runtime-env-agent-port=52367 --metrics-export-port=52368}"
+BATON_HELPER_PORTS="--dashboard-agent-listen-port=52365 --dashboard-agent-grpc-port=52366"
+BATON_HELPER_PORTS="$BATON_HELPER_PORTS --runtime-env-agent-port=52367 --metrics-export-port=52368"
+export BATON_NODE_OPTIONS="${BATON_NODE_OPTIONS:-$BATON_HELPER_PORTS}"
 
 # RDMA registers memory, and every connection is a file.
 ulimit -l unlimited 2>/dev/null || ulimit -l "$(ulimit -H -l)"
