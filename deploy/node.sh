@@ -29,7 +29,7 @@ export BATON_HEAD_OPTIONS="${RAY_REDIS_ADDRESS:+--redis-password=${BATON_REDIS_P
 export RAY_gcs_rpc_server_reconnect_timeout_s="${RAY_gcs_rpc_server_reconnect_timeout_s:-600}"
 
 # Where Ray's helpers of a machine listen. Left to choose, they say it in a file, for which Ray itself waits 15 seconds and
-# then dies: too little where Python loads slowly.
+# then dies (ray-project/ray#65983): too little where Python loads slowly.
 BATON_HELPER_PORTS="--dashboard-agent-listen-port=52365 --dashboard-agent-grpc-port=52366"
 BATON_HELPER_PORTS="$BATON_HELPER_PORTS --runtime-env-agent-port=52367 --metrics-export-port=52368"
 export BATON_NODE_OPTIONS="${BATON_NODE_OPTIONS:-$BATON_HELPER_PORTS}"
