@@ -51,7 +51,7 @@ class Admission:
         """
         if not self._queue and (reservation := self._try(demand, num_blocks)) is not None:
             return reservation
-        if not self._pool.has_any():
+        if not self._pool.expects_any():
             raise NoReplicaError(role=self._pool.role, retry_after_s=self._settings.retry_after_s)
         limit = self._settings.max_num_queued
         if self.num_waiting >= limit:

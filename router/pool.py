@@ -179,6 +179,13 @@ class ReplicaPool:
         """True when some replica could be tried at all."""
         return bool(self._candidates(exclude))
 
+    def expects_any(self) -> bool:
+        """True when some replica could be tried, or one that has just come is being asked for its first report.
+
+        An update may take the last known replica away in the moment in which its successor is asked.
+        """
+        return self.has_any() or any(item.info is None and not item.is_left_out for item in self._replicas.values())
+
     def note_load(self, replica_id: str, load: LoadReport) -> None:
         """Take a report that came with a message."""
         replica = self._replicas.get(replica_id)

@@ -201,7 +201,7 @@ class RouterService:
         """
         needs_prefill = self.settings.prefill_lost_policy == "fail"
         for pool in (self.prefill_pool, self.decode_pool) if needs_prefill else (self.decode_pool,):
-            if not pool.has_any():
+            if not pool.expects_any():
                 raise NoReplicaError(role=pool.role, retry_after_s=self.settings.retry_after_s)
 
     def generate(self, text: TextRequest, *, leader: TextOutput | None = None) -> TextOutput:

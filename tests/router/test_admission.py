@@ -31,8 +31,8 @@ class Bench:
         self.pool = ReplicaPool("decode", self.workers, policy="kv_usage", settings=settings)
         self.admission = Admission(self.pool, settings=settings)
 
-    def report(self, *, free: int) -> None:
-        load = LoadReport(num_blocks=100, num_free_blocks=free, num_running=1)
+    def report(self, *, free: int, is_draining: bool = False) -> None:
+        load = LoadReport(num_blocks=100, num_free_blocks=free, num_running=1, is_draining=is_draining)
         self.pool.note_load("prefill-0", load)
 
     def ask(self, num_blocks: int, *, priority: int = 0) -> asyncio.Task[Reservation]:
@@ -177,3 +177,16 @@ async def test_those_who_wait_go_on_when_a_replica_comes_back(bench: Bench) -> N
     await asyncio.gather(*bench.pool.refresh())
 
     assert (await asyncio.wait_for(waiting, timeout=10)).num_blocks == 20
+
+
+async def test_request_waits_for_a_replica_that_has_just_come_when_the_last_one_goes(bench: Bench) -> None:
+    bench.report(free=10, is_draining=True)
+    with pytest.raises(NoReplicaError):
+        await bench.admission.reserve(DEMAND, num_blocks=1, priority=0)
+    bench.workers.add("prefill-1")
+    questions = bench.pool.refresh()
+
+    waiting = bench.ask(1)
+    await asyncio.gather(*questions)
+
+    assert (await waiting).replica.replica_id == "prefill-1"
