@@ -25,11 +25,14 @@ export RAY_SERVE_ENABLE_DIRECT_INGRESS="${RAY_SERVE_ENABLE_DIRECT_INGRESS:-0}"
 # BATON_REDIS_PASSWORD, in the head's ~/.bashrc.
 export BATON_HEAD_OPTIONS="${RAY_REDIS_ADDRESS:+--redis-password=${BATON_REDIS_PASSWORD:-}}"
 
+# The head's autoscaler compares ~/baton with what it sent, and restarts Ray on every machine where it finds something new.
+export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$HOME/.cache/baton/python}"
+export NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-$HOME/.cache/baton/numba}"
+
 # How long machines wait for a head that is restarted; Ray's own patience is a minute.
 export RAY_gcs_rpc_server_reconnect_timeout_s="${RAY_gcs_rpc_server_reconnect_timeout_s:-600}"
 
-# Where Ray's helpers of a machine listen. Left to choose, they say it in a file, for which Ray itself waits 15 seconds and
-# then dies (ray-project/ray#65983): too little where Python loads slowly.
+# Where Ray's helpers of a machine listen: known ports are ports that need not be waited for.
 BATON_HELPER_PORTS="--dashboard-agent-listen-port=52365 --dashboard-agent-grpc-port=52366"
 BATON_HELPER_PORTS="$BATON_HELPER_PORTS --runtime-env-agent-port=52367 --metrics-export-port=52368"
 export BATON_NODE_OPTIONS="${BATON_NODE_OPTIONS:-$BATON_HELPER_PORTS}"
@@ -37,6 +40,17 @@ export BATON_NODE_OPTIONS="${BATON_NODE_OPTIONS:-$BATON_HELPER_PORTS}"
 # RDMA registers memory, and every connection is a file.
 ulimit -l unlimited 2>/dev/null || ulimit -l "$(ulimit -H -l)"
 ulimit -n "$(ulimit -H -n)"
+
+# baton_start ray start ...: up to three times, since Ray waits 15 seconds for its helpers and then dies, which is too
+# little where Python loads slowly, as it does the first time (ray-project/ray#65983).
+baton_start() {
+    local attempt
+    for attempt in 1 2 3; do
+        "$@" && return 0
+        ray stop --force
+    done
+    return 1
+}
 
 # The address by which this machine reaches another one: an address, since names need not resolve everywhere.
 baton_address_toward() {

@@ -55,7 +55,9 @@ def test_ray_starts_with_our_environment_and_keeps_its_dashboard_to_itself(name:
     content = read(f"{name}.yaml")
     starts = [content["head_start_ray_commands"][-1], content["worker_start_ray_commands"][-1]]
 
-    assert all(command.startswith(". ~/baton/deploy/node.sh;") and "ray start" in command for command in starts)
+    assert all(
+        command.startswith(". ~/baton/deploy/node.sh;") and "baton_start ray start" in command for command in starts
+    )
     assert all("$BATON_NODE_OPTIONS" in command for command in starts)
     assert "--dashboard-host=127.0.0.1" in starts[0]
     assert content["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
@@ -81,6 +83,15 @@ def test_node_environment_is_what_serve_needs() -> None:
     assert {name: said.get(name) for name in node_environment()} == node_environment()
     assert said["RAY_AUTH_MODE"] == "token"
     assert said["PATH"].startswith("/nowhere/baton-venv/bin:")
+
+
+@pytest.mark.parametrize(("num_failures", "tries"), [(0, 1), (2, 3), (3, 3)])
+def test_ray_is_started_up_to_three_times(num_failures: int, tries: int) -> None:
+    counting = f"count=0; ray() {{ true; }}; start() {{ count=$((count + 1)); [ $count -gt {num_failures} ]; }}"
+
+    said = shell(f"{counting}; baton_start start && echo up; echo $count")
+
+    assert said.split() == [*(["up"] if num_failures < 3 else []), str(tries)]
 
 
 def test_image_has_what_serve_needs() -> None:
