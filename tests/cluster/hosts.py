@@ -179,8 +179,8 @@ class Hosts:
             "PYTHONPATH": f"{HOME}/baton",
             "NUMBA_CACHE_DIR": str(self.folder / "numba"),  # compiled once for all hosts
             "OMP_NUM_THREADS": "1",
-            # Four Rays start on the cores of one machine.
-            "RAY_raylet_start_wait_time_s": "180",
+            # Several Rays start on the cores of one machine.
+            "RAY_raylet_start_wait_time_s": "60",
             "RAY_agent_register_timeout_ms": "180000",
             **self.variables,
         }

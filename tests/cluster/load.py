@@ -23,6 +23,7 @@ NUM_TOKENS = 48
 NUM_PROMPTS = 64
 NUM_LANES = 6
 TIMEOUT_S = 300.0
+EASY_PERIOD_S = 0.5
 
 Prompt = tuple[int, ...]
 
@@ -68,6 +69,8 @@ class Load:
     num_good: int = 0
     problems: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
+    num_lanes: int = NUM_LANES
+    """Lanes that go on: fewer leave the cores to what starts meanwhile."""
     _is_over: bool = False
 
     def wait_for(self, count: int) -> None:
@@ -82,11 +85,13 @@ class Load:
         """All lanes, until it is over."""
         async with httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S, trust_env=False) as client:
             order = itertools.cycle(range(len(self.known.prompts)))
-            await asyncio.gather(*(self._lane(client, order) for _ in range(NUM_LANES)))
+            await asyncio.gather(*(self._lane(client, order, number) for number in range(NUM_LANES)))
 
-    async def _lane(self, client: httpx.AsyncClient, order: Iterator[int]) -> None:
-        while not self._is_over:
+    async def _lane(self, client: httpx.AsyncClient, order: Iterator[int], number: int) -> None:
+        while not self._is_over and number < self.num_lanes:
             await self._ask(client, next(order))
+            if self.num_lanes == 1:
+                await asyncio.sleep(EASY_PERIOD_S)
 
     async def _ask(self, client: httpx.AsyncClient, index: int) -> None:
         body = {
@@ -109,6 +114,10 @@ class Load:
             self.problems.append(f"request {index}: other tokens than one engine's")
         else:
             self.num_good += 1
+
+    def ease(self) -> None:
+        """Go on with one request at a time, and a pause after each."""
+        self.num_lanes = 1
 
     def end(self) -> None:
         """Begin no more requests."""

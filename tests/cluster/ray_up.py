@@ -39,6 +39,9 @@ class Launcher:
         start = content["worker_start_ray_commands"]
         lists = [" ".join(host.address for host in pool) for pool in (prefill, decode)]
         start[1] = start[1].replace("'10.0.0.11'", f"'{lists[0]}'").replace("'10.0.0.12'", f"'{lists[1]}'")
+        # One after another: Ray dies where its helpers take more than 15 seconds to start, and all have the same cores.
+        lock = folder.parent / "start.lock"
+        start[1] = start[1].replace("baton_start", f"exec 9>{lock}; flock 9; baton_start") + " 9>&-"
         # Ten processes that nobody looks at here, and that take as long to start as all others together.
         content["head_start_ray_commands"][-1] += " --include-dashboard=false"
         config = folder / "cluster.yaml"

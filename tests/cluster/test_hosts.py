@@ -183,6 +183,7 @@ def test_a_host_that_is_killed_costs_no_request_and_comes_back_when_it_boots(
             lambda: lost.address not in in_service(cluster), "worker left out"
         )
         load.wait_for(12)
+        load.ease()
         cluster.hosts.restart(lost)
         recovery_times["host killed: in service again after its boot"] = cluster.wait(
             lambda: is_whole(cluster), "whole cluster"
@@ -195,6 +196,7 @@ def test_requests_go_on_while_ray_s_head_restarts(
     cluster: HostCluster, known: KnownAnswers, recovery_times: dict[str, float]
 ) -> None:
     with running_load(cluster.url, known) as load:
+        load.ease()
         cluster.restart_head()
         load.wait_for(12)
         recovery_times["head restarted: nodes joined again after"] = cluster.wait(
