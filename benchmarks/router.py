@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import subprocess
 import sys
 import tempfile
@@ -26,13 +27,14 @@ from benchmarks.served import free_port
 from benchmarks.sse_load import StreamLoad, StreamResult, run_streams
 
 WHO = {
-    "plain_default": ("two_hops", "default"),
-    "plain_optimized": ("two_hops", "haproxy"),
-    "one_hop_optimized": ("one_hop", "haproxy"),
-    "baton_serve_proxy": ("baton", "optimized"),
     "baton_haproxy": ("baton", "haproxy"),
+    "one_hop_optimized": ("one_hop", "haproxy"),
+    "plain_optimized": ("two_hops", "haproxy"),
+    "plain_default": ("two_hops", "default"),
+    "baton_serve_proxy": ("baton", "optimized"),
 }
 START_TIMEOUT_S = 60.0
+SETTLE_S = 4.0
 STOP_TIMEOUT_S = 60.0
 
 
@@ -81,17 +83,23 @@ def stage(kind: str, mode: str) -> Iterator[Stage]:
 
 
 def wait_until_it_answers(target: Stage) -> None:
-    """Return once a request gets its answer: a proxy may not know of the replicas yet when Serve says that they run."""
+    """Return once requests have been answered for a while.
+
+    When Serve says that everything runs, a proxy may not know of the replicas yet, and HAProxy is about to be started
+    again with what it learned.
+    """
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while True:
+    settled_s = math.inf
+    while time.monotonic() < settled_s:
         try:
-            run(target, 1, 1, 2)
+            run(target, 4, 8, 2)
         except OSError:
             if time.monotonic() > deadline_s:
                 raise
-            time.sleep(0.2)
+            settled_s = math.inf
         else:
-            return
+            settled_s = min(settled_s, time.monotonic() + SETTLE_S)
+        time.sleep(0.2)
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -129,6 +137,7 @@ def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
                     "front_cpu_us_per_request": cpu * 1e6 / result.num_requests,
                     "tokens_per_event": result.num_tokens / result.num_events,
                     "ttft_ms": result.ttft_ms,
+                    "num_requests": num_requests,
                 },
             )
         ]
@@ -136,9 +145,14 @@ def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
 
 
 def ratios(rows: list[Row]) -> list[Row]:
-    """Baton's throughput over the others', load by load."""
+    """Baton's throughput over the others', load by load, and its TTFT at idle less that of one hop."""
     by_name = {row.name: row.value for row in rows}
     out: list[Row] = []
+    hop_ms = by_name.get("ttft/one_hop_optimized/idle")
+    for who in ("baton_serve_proxy", "baton_haproxy"):
+        own_ms = by_name.get(f"ttft/{who}/idle")
+        if own_ms is not None and hop_ms is not None:
+            out.append(Row(name=f"added_ttft/{who}/idle", value=own_ms - hop_ms, unit="ms"))
     for name, value in by_name.items():
         metric, who, *load = name.split("/")
         if metric != "tokens_per_s" or not who.startswith("baton"):
@@ -187,15 +201,21 @@ def main() -> None:
     add_json_option(parser)
     args = parser.parse_args()
     rows: list[Row] = []
-    for who in args.who:
-        kind, mode = WHO[who]
-        with stage(kind, mode) as target:
-            rows += measure(who, target, args)
-            if args.memory_requests and who == "baton_haproxy":
-                rows += memory(target, args.memory_requests)
-    publish(
-        rows + ratios(rows), packages=("ray", "fastapi", "uvicorn"), json_file=args.json, title="Router and output path"
-    )
+    try:
+        for who in args.who:
+            kind, mode = WHO[who]
+            with stage(kind, mode) as target:
+                rows += measure(who, target, args)
+                if args.memory_requests and who == "baton_haproxy":
+                    rows += memory(target, args.memory_requests)
+    finally:
+        # What was measured is worth having, even if a later stage does not come to its end.
+        publish(
+            rows + ratios(rows),
+            packages=("ray", "fastapi", "uvicorn"),
+            json_file=args.json,
+            title="Router and output path",
+        )
 
 
 if __name__ == "__main__":

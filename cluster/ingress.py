@@ -21,6 +21,9 @@ from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
 
+GC_THRESHOLDS = (10_000, 20, 20)
+"""Nearly all that requests make goes without the collector, which by default would look at it every 700 objects."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressSettings:
@@ -65,6 +68,7 @@ class RouterIngress:
         # What was loaded stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         # Serve's server adds the request's id, and cannot be told not to.
         return build_app(service, answers_request_id=False, security=settings.security)
 

@@ -85,10 +85,11 @@ class Generation:
 
     def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
         """Pass new tokens on to the consumer."""
-        self.begun.set()
         self.output_token_ids.extend(delta.token_ids)
-        if delta.token_ids:
-            self.times.token(delta.queue_s)
+        if self.times.wants_tokens:
+            self.begun.set()
+            if delta.token_ids:
+                self.times.token(delta.queue_s)
         if finish_reason is not delta.finish_reason:
             delta = delta._replace(finish_reason=finish_reason, kv_transfer=None, error=None)
         if delta.token_ids or delta.finish_reason is not None:

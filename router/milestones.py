@@ -27,6 +27,11 @@ class Milestones:
         if stage == "decode" and self.tokens_s:
             self.handed_over_s = now_s
 
+    @property
+    def wants_tokens(self) -> bool:
+        """True until the first two times of tokens are there: the others do not count."""
+        return len(self.tokens_s) < 2
+
     def token(self, queue_s: float | None) -> None:
         """Tokens came. Only the first two times count."""
         if len(self.tokens_s) < 2:

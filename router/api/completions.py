@@ -101,7 +101,8 @@ def _check(service: RouterService, body: GenerateBody) -> None:
             "stream_options is only allowed when stream is true", code="invalid_parameter", param="stream_options"
         )
     service.check_capacity()
-    check_vocabulary(body.stop_token_ids or (), service.vocab_size(), param="stop_token_ids")
+    if body.stop_token_ids:
+        check_vocabulary(body.stop_token_ids, service.vocab_size(), param="stop_token_ids")
 
 
 def _head(service: RouterService, body: GenerateBody, kind: str, wish: LogprobsWish) -> AnswerHead:

@@ -14,6 +14,8 @@ async def logit_rules(service: RouterService, body: GenerateBody) -> LogitRules 
     Raises:
         InvalidRequestError: A token id is none of the model's.
     """
+    if not body.logit_bias and body.allowed_token_ids is None and not body.bad_words:
+        return None
     bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
     check_vocabulary(tuple(bias), service.vocab_size(), param="logit_bias")
     check_vocabulary(body.allowed_token_ids or (), service.vocab_size(), param="allowed_token_ids")
