@@ -171,7 +171,7 @@ class Reader:
                     order.block_ids,
                     order.checksums,
                     block_bytes=self._region.block_bytes,
-                    part_bytes=self._limits.part_bytes,
+                    limits=self._limits,
                 )
             )
         load = Load(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kv_transfer.connector import LoadOrder, StreamOrder
 from kv_transfer.notifications import Announce
 from kv_transfer.params import PeerIdentity
-from kv_transfer.part_reads import Part, PartRead, split_blocks
+from kv_transfer.part_reads import Part, PartRead, ReaderLimits, split_blocks
 from kv_transfer.peers import Handshake, Peer
 
 
@@ -68,7 +68,7 @@ class Stream:
         self.waiting.clear()
         self.held.clear()
 
-    def enqueue(self, announce: Announce, *, block_bytes: int, part_bytes: int) -> None:
+    def enqueue(self, announce: Announce, *, block_bytes: int, limits: ReaderLimits) -> None:
         """Queue those announced blocks that have a destination and were not announced before."""
         first = self.order.first_block
         indices = [
@@ -83,7 +83,7 @@ class Stream:
             [self.order.block_ids[announce.first_block + index - first] for index in indices],
             [checksums[index] for index in indices] if checksums is not None else None,
             block_bytes=block_bytes,
-            part_bytes=part_bytes,
+            limits=limits,
             first_number=self.num_parts,
         )
         self.announced.update(announce.first_block + index for index in indices)
@@ -98,7 +98,7 @@ class Stream:
             if block_id not in corrupt:
                 self.held[block_id] = HeldBlock(source_block_id=source, checksum=checksum)
 
-    def hand_to(self, order: LoadOrder, *, peer: Peer | None, block_bytes: int, part_bytes: int) -> Takeover:
+    def hand_to(self, order: LoadOrder, *, peer: Peer | None, block_bytes: int, limits: ReaderLimits) -> Takeover:
         """Compare what was read with what the lease covers; ``peer`` is the connection to the load's source, if any.
 
         The epoch vouches that a block, once announced, was neither freed nor written until the lease was granted, and
@@ -120,7 +120,7 @@ class Stream:
             missing,
             [checksum for checksum in checksums if checksum is not None] if order.checksums is not None else None,
             block_bytes=block_bytes,
-            part_bytes=part_bytes,
+            limits=limits,
             first_number=self.num_parts,
         )
         return Takeover(

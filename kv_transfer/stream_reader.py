@@ -88,9 +88,7 @@ class StreamReader:
             return None
         self._stop(stream)
         del self._streams[stream.order.stream_id]
-        return stream.hand_to(
-            order, peer=peer, block_bytes=self._region.block_bytes, part_bytes=self._limits.part_bytes
-        )
+        return stream.hand_to(order, peer=peer, block_bytes=self._region.block_bytes, limits=self._limits)
 
     def on_announce(self, announce: Announce, *, sender: str) -> bool:
         """Take a source's announcement; False when nobody waits for it, or it cannot be true."""
@@ -101,7 +99,7 @@ class StreamReader:
             return False
         if announce.epoch > stream.epoch:
             stream.begin_epoch(announce.epoch)
-        stream.enqueue(announce, block_bytes=self._region.block_bytes, part_bytes=self._limits.part_bytes)
+        stream.enqueue(announce, block_bytes=self._region.block_bytes, limits=self._limits)
         return True
 
     def advance(self, *, may_post: bool) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from kv_transfer.connector import LeaseEnd, LoadEnded
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
-from kv_transfer.part_reads import ReaderLimits
+from kv_transfer.part_reads import ReaderLimits, split_blocks
 from tests.support.kv_child import ChildProcess
 from tests.support.kv_engine import KVEngine, wait_until
 from tests.support.kv_world import KVWorld
@@ -24,8 +24,16 @@ SMALL = {**LARGE, "num_blocks": 8}
 ALL_BLOCKS = tuple(range(256))
 BLOCK_BYTES = 256 << 10
 SHORT_TTL_S = 3.0
-PART = ReaderLimits(load_timeout_s=0.0, renewal_period_s=0.0).part_bytes // BLOCK_BYTES
-"""Blocks that are read as one."""
+LATE_BLOCKS = tuple(
+    split_blocks(
+        ALL_BLOCKS,
+        ALL_BLOCKS,
+        None,
+        block_bytes=BLOCK_BYTES,
+        limits=ReaderLimits(load_timeout_s=0.0, renewal_period_s=0.0),
+    )
+)[1].block_ids
+"""The blocks of the second read."""
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +220,7 @@ def test_reader_stopped_beyond_its_lease_never_accepts_what_it_reads_when_it_goe
     params = lender.grant(request_id, ALL_BLOCKS)
     if moment == "during":
         reader.begin(request_id, params, ALL_BLOCKS)
-        wait_until(lambda: reader.stats().num_blocks == len(ALL_BLOCKS) - PART)
+        wait_until(lambda: reader.stats().num_blocks == len(ALL_BLOCKS) - len(LATE_BLOCKS))
     child.signal(signal.SIGSTOP)
     lender.advance_clock(lender.spec.lease_ttl_s + 1)
     assert lender.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
@@ -220,14 +228,13 @@ def test_reader_stopped_beyond_its_lease_never_accepts_what_it_reads_when_it_goe
     child.signal(signal.SIGCONT)
     if moment == "before":
         reader.begin(request_id, params, ALL_BLOCKS)
-    wait_until(lambda: reader.stats().num_blocks == len(ALL_BLOCKS) - PART)
+    wait_until(lambda: reader.stats().num_blocks == len(ALL_BLOCKS) - len(LATE_BLOCKS))
     reader.advance_clock(1e6 + 1)
 
     ended = reader.wait_load(request_id)
     assert ended.failed_block_ids == ALL_BLOCKS
     assert "lease" in str(ended.error)
-    late_blocks = ALL_BLOCKS[PART : 2 * PART]
-    assert reader.content(late_blocks) == lender.content(late_blocks), "the next request's bytes did arrive"
+    assert reader.content(LATE_BLOCKS) == lender.content(LATE_BLOCKS), "the next request's bytes did arrive"
     _assert_next_load_works(world, reader, lender)
     child.close()
 
