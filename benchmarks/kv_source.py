@@ -145,7 +145,7 @@ def make_connector(
 ) -> Connector:
     """A NIXL connector; without a rendezvous it waits to be met."""
     return build_connector(
-        ConnectorOptions(connector="nixl", checksums=checksums),
+        ConnectorOptions(connector="nixl", streamed=True, checksums=checksums),
         identity=PeerIdentity(engine_id=name, incarnation="1"),
         layout=shape.layout,
         region=region.region,

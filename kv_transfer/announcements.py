@@ -20,6 +20,7 @@ class _Prompt:
     """What is complete of a prompt, in one go at computing it: under one ``epoch`` no block of it changes."""
 
     epoch: int
+    next_tell_s: float
     block_ids: list[int] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
 
@@ -47,14 +48,18 @@ class Announcements:
 
     An epoch lasts from a prompt's first announcement until it is withdrawn or handed over; each has a number of its
     own. ``on_change`` is called, outside the lock, when somebody is to be told something. With ``memory`` each block's
-    checksum is computed once, when it is announced.
+    checksum is computed once, when it is announced. A prompt's reader is told of new blocks once in ``period_s``, and
+    never of a prompt that takes no longer than that.
     """
 
-    def __init__(self, *, ttl_s: float, clock: Callable[[], float], memory: BlockMemory | None = None) -> None:
+    def __init__(
+        self, *, ttl_s: float, clock: Callable[[], float], memory: BlockMemory | None = None, period_s: float = 0.0
+    ) -> None:
         self.on_change: Callable[[], None] | None = None
         self.num_announced_blocks = 0
         self._ttl_s = ttl_s
         self._clock = clock
+        self._period_s = period_s
         self._memory = memory
         self._lock = threading.Lock()
         self._epochs = itertools.count(1)
@@ -67,13 +72,20 @@ class Announcements:
         """Prompts that are being computed, of which something was announced."""
         return len(self._prompts)
 
+    @property
+    def has_due(self) -> bool:
+        """True while somebody is still to be told something."""
+        return bool(self._due)
+
     def announce(self, request_id: str, *, first_block: int, block_ids: tuple[int, ...]) -> None:
         """Blocks of a prompt are complete, behind those announced before."""
         checksums = self._memory.checksums(block_ids) if self._memory is not None else ()
         with self._lock:
             prompt = self._prompts.get(request_id)
             if prompt is None:
-                prompt = self._prompts[request_id] = _Prompt(epoch=next(self._epochs))
+                prompt = self._prompts[request_id] = _Prompt(
+                    epoch=next(self._epochs), next_tell_s=self._clock() + self._period_s
+                )
             assert first_block == len(prompt.block_ids), "blocks are announced in order"
             prompt.block_ids.extend(block_ids)
             prompt.checksums.extend(checksums)
@@ -117,15 +129,25 @@ class Announcements:
                 self._mark(request_id)
 
     def take_due(self) -> list[tuple[str, Announce]]:
-        """What is to be told to whom, each once."""
+        """What is to be told to whom now, each once."""
         if not self._due:
             return []
+        now_s = self._clock()
         messages: list[tuple[str, Announce]] = []
         with self._lock:
-            due, self._due = self._due, {}
-            for request_id in due:
+            for request_id in [request_id for request_id in self._due if self._may_tell(request_id, now_s)]:
+                del self._due[request_id]
                 messages += self._news(request_id, self._subscriptions[request_id])
         return messages
+
+    def _may_tell(self, request_id: str, now_s: float) -> bool:
+        prompt = self._prompts.get(request_id)
+        if prompt is None:
+            return True
+        if now_s < prompt.next_tell_s:
+            return False
+        prompt.next_tell_s = now_s + self._period_s
+        return True
 
     def _news(self, request_id: str, reader: _Subscription) -> list[tuple[str, Announce]]:
         prompt = self._prompts.get(request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kv_transfer.errors import InvalidOptionError, UnknownConnectorError
 from kv_transfer.fault_options import FaultOptions
@@ -18,7 +19,8 @@ class ConnectorOptions:
 
     ``chain`` names the sources that the connector ``chain`` asks, in order: one that lends to peers, and ``host``,
     which keeps evicted blocks in ``host_bytes`` of main memory. ``checksums`` None means: where the KV cache lies in
-    host memory.
+    host memory. ``streamed``: hand prompts over while they are computed; ``auto`` tells readers of what lies in host
+    memory so seldom that it takes next to nothing from a prefill on the same cores.
 
     Raises:
         UnknownConnectorError: ``connector`` is not one of them.
@@ -31,7 +33,7 @@ class ConnectorOptions:
     lease_ttl_s: float = 30.0
     handshake_timeout_s: float = 10.0
     load_timeout_s: float = 30.0
-    streamed: bool = True
+    streamed: bool | Literal["auto"] = "auto"
     checksums: bool | None = None
     faults: FaultOptions | None = None
     allow_faults: bool = False

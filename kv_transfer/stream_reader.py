@@ -59,8 +59,13 @@ class StreamReader:
 
     @property
     def needs_polling(self) -> bool:
-        """True while an announcement or the end of a read may arrive at any moment."""
-        return any(stream.reads or not stream.is_stopped for stream in self._streams.values())
+        """True while the end of a read may arrive at any moment."""
+        return any(stream.reads for stream in self._streams.values())
+
+    @property
+    def is_listening(self) -> bool:
+        """True while an announcement may arrive."""
+        return any(not stream.is_stopped for stream in self._streams.values())
 
     def begin(self, order: StreamOrder) -> None:
         """Begin to follow a prompt, unless that was cancelled meanwhile."""

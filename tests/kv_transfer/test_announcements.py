@@ -99,3 +99,32 @@ def test_another_reader_is_told_from_the_start() -> None:
     announcements.subscribe("r", "second")
 
     assert [(sender, told.block_ids) for sender, told in _told(announcements)] == [("second", (7,))]
+
+
+def test_paced_reader_is_told_of_all_that_is_new_once_a_period() -> None:
+    clock = ManualClock()
+    announcements = Announcements(ttl_s=TTL_S, clock=clock, period_s=1.0)
+    announcements.subscribe("r", "reader")
+    told: list[tuple[int, ...]] = []
+    for number in range(10):
+        announcements.announce("r", first_block=number, block_ids=(number,))
+        told += [message.block_ids for _, message in _told(announcements)]
+        clock.now_s += 0.25
+    assert announcements.has_due
+    clock.now_s += 0.5
+    told += [message.block_ids for _, message in _told(announcements)]
+
+    assert told == [(0, 1, 2, 3, 4), (5, 6, 7, 8), (9,)]
+    assert not announcements.has_due
+
+
+def test_paced_reader_learns_at_once_that_an_announcement_is_void() -> None:
+    clock = ManualClock()
+    announcements = Announcements(ttl_s=TTL_S, clock=clock, period_s=1.0)
+    announcements.subscribe("r", "reader")
+    announcements.announce("r", first_block=0, block_ids=(7,))
+    assert _told(announcements) == []
+
+    announcements.withdraw("r")
+
+    assert [(message.block_ids, message.checksums) for _, message in _told(announcements)] == [((), None)]

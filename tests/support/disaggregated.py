@@ -41,7 +41,7 @@ def joined_cores(
 ) -> Iterator[tuple[EngineCore, EngineCore]]:
     """Build both engines around one fabric; their connectors are closed at the end."""
     fabric = InProcessFabric()
-    options = options or ConnectorOptions(connector="inproc")
+    options = options or ConnectorOptions(connector="inproc", streamed=True)
     prefill = build_prefill(inproc_builder(fabric, "prefill", options))
     try:
         decode = build_decode(inproc_builder(fabric, "decode", options))

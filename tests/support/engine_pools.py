@@ -24,7 +24,7 @@ from tests.support.chain_runner import VOCAB_SIZE
 from tests.support.disaggregated import inproc_builder
 
 T = TypeVar("T")
-INPROC = ConnectorOptions(connector="inproc")
+INPROC = ConnectorOptions(connector="inproc", streamed=True)
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 256
 REPORT_PERIOD_S = 0.02

@@ -159,7 +159,7 @@ def faulty_pair(
     connectors' time limits are a second or two: not for tests that count what may not run out of time.
     """
     fabric = InProcessFabric()
-    options = ConnectorOptions(connector="inproc", checksums=checksums, faults=faults, allow_faults=True)
+    options = ConnectorOptions(connector="inproc", streamed=True, checksums=checksums, faults=faults, allow_faults=True)
     scheduler = SchedulerConfig(
         max_num_batched_tokens=256, max_num_seqs=MAX_NUM_SEQS, load_failure_policy=load_failure_policy
     )
