@@ -187,20 +187,28 @@ def test_source_that_was_stopped_until_its_leases_ran_out_does_not_confirm(
 
 
 @pytest.mark.known_failure(2)
-def test_reader_killed_during_a_read_costs_the_source_one_lease(world: KVWorld, healthy: KVEngine, source: Any) -> None:
+@pytest.mark.parametrize("moment", ("before", "during", "after"))
+def test_reader_killed_around_its_read_costs_the_source_one_lease(world: KVWorld, source: Any, moment: str) -> None:
     """The source regains its blocks when the lease runs out, and serves others."""
     lender = world.make_reader(world.spec("lender", **LARGE))
     child = ChildProcess()
-    doomed = child.create(world.spec("doomed", **LARGE))
+    late = FaultOptions(late_s=1e6, schedule=(ScheduledFault(fault=Fault.READ_LATE, nth=2),))
+    doomed = child.create(world.spec("doomed", **LARGE, faults=late if moment == "during" else None))
     for engine in (doomed, source):
         lender.accept(engine.accept(lender.hello()))
-    params, kept = lender.grant("doomed-request", ALL_BLOCKS), lender.grant("other-request", (1, 2))
-    doomed.begin("doomed-request", params, ALL_BLOCKS)
+    request_id, other = world.unique("request"), world.unique("request")
+    params, kept = lender.grant(request_id, ALL_BLOCKS), lender.grant(other, (1, 2))
+    if moment == "during":
+        doomed.begin(request_id, params, ALL_BLOCKS)
+        wait_until(lambda: doomed.stats().num_blocks == len(ALL_BLOCKS) - len(LATE_BLOCKS))
+    elif moment == "after":
+        assert doomed.load(request_id, params, ALL_BLOCKS).error is None
     child.signal(signal.SIGKILL)
 
-    assert source.load("other-request", kept, (3, 4)).error is None
+    assert source.load(other, kept, (3, 4)).error is None
     lender.advance_clock(lender.spec.lease_ttl_s + 1)
-    assert lender.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
+    reason = LeaseEnd.DONE if moment == "after" else LeaseEnd.EXPIRED
+    assert lender.wait_lease(params.lease_id).reason is reason
     assert lender.wait_lease(kept.lease_id).reason is LeaseEnd.DONE
     child.close()
 

@@ -220,7 +220,8 @@ def test_reader_stopped_around_its_early_read_beyond_its_lease_accepts_nothing(
 ) -> None:
     """Without checksums: the source reuses the blocks meanwhile, and the reader does not notice by itself."""
     lender = world.make_reader(world.spec("lender", **SHAPE, checksums=False))
-    reader = _make_child_reader(world, child, lender, checksums=False, faults=_late(2))
+    late = _late(2) if moment == "during" else None
+    reader = _make_child_reader(world, child, lender, checksums=False, faults=late)
     request_id = world.unique("request")
     assert reader.begin_stream(request_id, _identity(lender), BLOCKS)
     lender.announce(request_id, BLOCKS if moment == "during" else EARLY)
