@@ -71,9 +71,11 @@ class GenerationResponse(Response):
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_one = len(self._outputs) == 1
         items = merged(self._outputs)
         try:
-            first = await anext(items)
+            # An iterator that was begun and is left costs a task of its own to be closed: one output needs none.
+            first = (0, await self._outputs[0].take()) if is_one else await anext(items)
         except RouterError as error:
             await self._send_error(error, scope, receive, send)
             return
@@ -85,7 +87,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._write(send, b"".join(self._events(*first)))
         try:
-            if len(self._outputs) == 1:
+            if is_one:
                 await self._send_rest_of_one(send)
             else:
                 async for index, pieces in items:
