@@ -13,6 +13,7 @@ the hand-over when prefill has answered, and ``total_percent`` is how much longe
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import tempfile
@@ -261,12 +262,11 @@ def main() -> None:
         large = Path(folder) / "125m"
         write_random_llama(large, torch.bfloat16)
         models = {"built-in": MODEL, "125M": large}
-        rows = [
-            measure(name, mode, models[name], *case)
-            for name, cases in CASES.items()
-            for case in cases
-            for mode in MODES
-        ]
+        rows = []
+        for model, mode in itertools.product(CASES, MODES):
+            for case in CASES[model]:
+                rows.append(measure(model, mode, models[model], *case))
+                print(rows[-1].name, f"{rows[-1].value:.1f} {rows[-1].unit}", rows[-1].detail, flush=True)
     publish(rows, packages=("nixl", "torch"), json_file=options.json, title="What reading along costs and saves")
 
 

@@ -101,6 +101,11 @@ class ChildProcess:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
+    def go_on(self) -> None:
+        """Let it run, should a test that failed have left it stopped."""
+        if self.process.is_alive():
+            self.signal(signal.SIGCONT)
+
     def close(self) -> None:
         """End the process, by force if it does not end by itself."""
         for connection, _ in (self._calls, *self._lines.values()):

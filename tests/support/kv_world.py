@@ -55,7 +55,11 @@ class KVWorld:
 
     def close(self) -> None:
         """Close all engines, then the process."""
-        for engine in self.engines:
-            engine.close()
-        if self.child is not None:
-            self.child.close()
+        try:
+            if self.child is not None:
+                self.child.go_on()
+            for engine in self.engines:
+                engine.close()
+        finally:
+            if self.child is not None:
+                self.child.close()
