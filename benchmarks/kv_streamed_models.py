@@ -5,9 +5,10 @@
 Two processes: an engine that computes a prompt chunk by chunk on one thread, and a connector that reads it over NIXL
 and shared memory. Plain and streamed hand-overs of new prompts alternate. ``{mode}`` is how readers are told: ``auto``
 as by default, ``every chunk`` as with ``streamed: true``. The value of ``{model}/{chunk} x {number}/{mode}`` is how
-much longer the prefill takes when it is read along, in percent of the plain one, median of the pairs;
-``plain_ttft_ms`` and ``streamed_ttft_ms`` are the medians, ``plain_gap_ms`` and ``streamed_gap_ms`` what is left of
-the hand-over when prefill has answered, and ``total_percent`` is how much longer both together take.
+much more processor time both processes take, from the beginning of the prompt to its confirmed blocks, when it is read
+along, in percent of the plain hand-over, median of the pairs: that says the same on a busy machine.
+``plain_ttft_ms`` and ``streamed_ttft_ms`` are the medians of the prefill, ``plain_gap_ms`` and ``streamed_gap_ms`` of
+what is left of the hand-over when prefill has answered; these need a quiet machine.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 
-CASES = {"built-in": ((64, 8), (128, 7), (448, 2)), "125M": ((64, 8), (256, 8), (512, 4), (2048, 2))}
-NUM_REPEATS = 7
+CASES = {"built-in": ((64, 8), (128, 7)), "125M": ((64, 8), (256, 4))}
+NUM_REPEATS = 5
 BLOCK_SIZE = 16
 NUM_BLOCKS = 320
 TIMEOUT_S = 120.0
@@ -107,6 +108,8 @@ def _serve(pipe: Connection, mode: str, model: Path, chunk_tokens: int) -> None:
         method, arguments = pipe.recv()
         if method == "accept":
             pipe.send(core.connector.accept(*arguments))
+        elif method == "cpu":
+            pipe.send(time.process_time())
         elif method == "prefill":
             pipe.send(_prefill(core, *arguments))
         else:
@@ -155,10 +158,11 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Seconds until prefill answered, and from then until the blocks were confirmed."""
+    """Seconds until prefill answered, from then until the blocks were confirmed, and of the processors meanwhile."""
 
     ttft_s: float
     gap_s: float
+    cpu_s: float
 
 
 class Decode:
@@ -181,6 +185,7 @@ class Decode:
     def hand_over(self, request_id: str, prompt: tuple[int, ...], *, is_streamed: bool) -> HandOver:
         """One prompt from its beginning to its confirmed blocks."""
         scheduler, worker = self._connector.scheduler, self._connector.worker
+        cpu_s = self._cpu_s()
         block_ids = tuple(range(-(-len(prompt) // BLOCK_SIZE)))
         if is_streamed:
             source = PeerIdentity(engine_id="prefill", incarnation="1")
@@ -205,7 +210,10 @@ class Decode:
                 raise TimeoutError("no end of a load")
             self._woken.clear()
         assert events.loads[0].error is None, events.loads[0].error
-        return HandOver(ttft_s, time.perf_counter() - started)
+        return HandOver(ttft_s, time.perf_counter() - started, self._cpu_s() - cpu_s)
+
+    def _cpu_s(self) -> float:
+        return time.process_time() + float(self._prefill.call("cpu"))
 
     def close(self) -> None:
         """Stop it."""
@@ -230,20 +238,17 @@ def measure(name: str, mode: str, model: Path, chunk_tokens: int, num_chunks: in
     pairs = list(zip(streamed, plain, strict=True))
     return Row(
         name=f"{name}/{chunk_tokens} x {num_chunks}/{mode}",
-        value=100 * (statistics.median(ours.ttft_s / theirs.ttft_s for ours, theirs in pairs) - 1),
-        unit="% of TTFT",
+        value=100 * (statistics.median(ours.cpu_s / theirs.cpu_s for ours, theirs in pairs) - 1),
+        unit="% of CPU time",
         detail={
             "plain_ttft_ms": 1e3 * statistics.median(each.ttft_s for each in plain),
             "streamed_ttft_ms": 1e3 * statistics.median(each.ttft_s for each in streamed),
+            "plain_cpu_ms": 1e3 * statistics.median(each.cpu_s for each in plain),
+            "streamed_cpu_ms": 1e3 * statistics.median(each.cpu_s for each in streamed),
             "least_plain_ttft_ms": 1e3 * min(each.ttft_s for each in plain),
             "least_streamed_ttft_ms": 1e3 * min(each.ttft_s for each in streamed),
             "plain_gap_ms": 1e3 * statistics.median(each.gap_s for each in plain),
             "streamed_gap_ms": 1e3 * statistics.median(each.gap_s for each in streamed),
-            "total_percent": 100
-            * (
-                statistics.median((ours.ttft_s + ours.gap_s) / (theirs.ttft_s + theirs.gap_s) for ours, theirs in pairs)
-                - 1
-            ),
             "chunk_bytes": prefill.layout.block_bytes * chunk_tokens // BLOCK_SIZE,
         },
     )

@@ -73,6 +73,11 @@ class Announcements:
         return len(self._prompts)
 
     @property
+    def is_paced(self) -> bool:
+        """True where announcements are to take little of the processor, and may come late."""
+        return self._period_s > 0
+
+    @property
     def has_due(self) -> bool:
         """True while somebody is still to be told something."""
         return bool(self._due)

@@ -64,8 +64,8 @@ class TransferWorker:
 
     The thread sleeps until there is something to do. Where the transport must be polled it looks every 0.2 ms, and
     after a while every 1 ms, as long as a load or a lease is outstanding (5 % of a core), every 5 ms while a prompt is
-    computed that is announced here or to us, and every 20 ms otherwise (for what late readers ask). Deadlines are
-    looked at four times a second at least.
+    computed that is announced here or to us (where announcements are not paced), and every 20 ms otherwise (for
+    what late readers ask). Deadlines are looked at four times a second at least.
     """
 
     def __init__(
@@ -317,11 +317,12 @@ class TransferWorker:
             self._has_news = False
 
     def _next_period_s(self, *, did_anything: bool) -> float:
+        listen_period_s = _IDLE_POLL_PERIOD_S if self._announcements.is_paced else _LISTEN_PERIOD_S
         if not self._transport.needs_polling:
-            return _LISTEN_PERIOD_S if self._announcements.has_due else _IDLE_PERIOD_S
+            return listen_period_s if self._announcements.has_due else _IDLE_PERIOD_S
         if not (self._reader.needs_polling or self._leases.num_live):
             is_listening = self._announcements.num_open or self._reader.streams.is_listening
-            return _LISTEN_PERIOD_S if is_listening else _IDLE_POLL_PERIOD_S
+            return listen_period_s if is_listening else _IDLE_POLL_PERIOD_S
         self._period_s = _FIRST_PERIOD_S if did_anything else min(1.1 * self._period_s, _LAST_PERIOD_S)
         return self._period_s
 
