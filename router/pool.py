@@ -180,11 +180,11 @@ class ReplicaPool:
         return bool(self._candidates(exclude))
 
     def expects_any(self) -> bool:
-        """True when some replica could be tried, or one that has just come is being asked for its first report.
+        """True when some replica could be tried, or one that has just come is about to give its first report.
 
         An update may take the last known replica away in the moment in which its successor is asked.
         """
-        return self.has_any() or any(item.info is None and not item.is_left_out for item in self._replicas.values())
+        return self.has_any() or any(self._has_just_come(replica_id) for replica_id in self.workers.replica_ids())
 
     def note_load(self, replica_id: str, load: LoadReport) -> None:
         """Take a report that came with a message."""
@@ -261,6 +261,10 @@ class ReplicaPool:
 
     def _forget_candidates(self) -> None:
         self._fresh_until_s = -math.inf
+
+    def _has_just_come(self, replica_id: str) -> bool:
+        replica = self._replicas.get(replica_id)
+        return replica is None or (replica.info is None and not replica.is_left_out)
 
     def _block_size(self) -> int:
         return next((item.info.block_size for item in self._replicas.values() if item.info is not None), 0)
