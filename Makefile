@@ -39,7 +39,7 @@ test: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
 
 # Hosts out of network namespaces, the real `ray up`, and faults: minutes. Fails, with the reason, where they cannot be made.
-# make test-cluster ARGS="--times-json benchmarks/results/hosts.json": keep the times seen.
+# make test-cluster ARGS="--figures-json benchmarks/results/hosts.json": keep the figures seen.
 test-cluster: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/cluster $(ARGS)
 

@@ -1,4 +1,4 @@
-"""One cluster of test hosts for all tests of this folder, and the recovery times that they measure."""
+"""One cluster of test hosts for all tests of this folder, and the figures that they see."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from tests.cluster.redis import PASSWORD, PORT, running_redis
 from tests.cluster.requirements import why_not
 from tests.support.served_checkpoint import make_served_checkpoint
 
-Times = dict[str, float]
-TIMES: Times = {}
+SEEN: list[Row] = []
 
 
 @pytest.fixture(scope="session")
-def recovery_times() -> Times:
-    """Seconds that something took, by name; printed at the end."""
-    return TIMES
+def seen() -> list[Row]:
+    """Figures that tests add to; printed at the end. None of them decides about a test."""
+    return SEEN
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take ``--times-json FILE``."""
-    parser.addoption("--times-json", type=Path, metavar="FILE", help="also write the times seen as a JSON list to FILE")
+    """Take ``--figures-json FILE``; pytest keeps shorter names to itself."""
+    parser.addoption("--figures-json", type=Path, metavar="FILE", help="write the figures seen as a JSON list to FILE")
 
 
 def pytest_terminal_summary(config: pytest.Config) -> None:
     """Print what was measured, and write it where asked."""
-    if TIMES:
-        rows = [Row(name=name, value=seconds, unit="s") for name, seconds in TIMES.items()]
-        file = config.getoption("--times-json")
-        publish(rows, packages=("ray", "nixl", "torch"), json_file=file, title="Test hosts")
+    if SEEN:
+        file = config.getoption("--figures-json")
+        publish(SEEN, packages=("ray", "nixl", "torch"), json_file=file, title="Test hosts")
 
 
 @pytest.fixture(scope="session")

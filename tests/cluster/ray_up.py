@@ -12,16 +12,20 @@ from pathlib import Path
 import yaml
 
 from tests.cluster.hosts import Host
+from tests.cluster.network import run
 
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.prefix) / "bin" / "ray"
 EXAMPLE = ROOT / "deploy" / "own-machines.yaml"
+CHECKOUT = "baton"
 UP_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The operator: a home with a key and Ray's token, and a copy of the file with the addresses filled in."""
+    """The operator: a home with a key, Ray's token, a checkout without an environment in it (all of it is read at every
+    `ray up`), and a copy of the file with the addresses filled in.
+    """
 
     folder: Path
     config: Path
@@ -32,6 +36,8 @@ class Launcher:
     ) -> Launcher:
         """Edit what the file says must be edited, and send a model along."""
         folder.mkdir()
+        left_out = ("--exclude=.git", "--exclude=.venv", "--filter=:- .gitignore")
+        run("rsync", "--archive", *left_out, f"{ROOT}/", str(folder / CHECKOUT))
         content = yaml.safe_load(EXAMPLE.read_text())
         content["provider"].update(head_ip=head.address, worker_ips=[host.address for host in (*prefill, *decode)])
         content["file_mounts"]["~/model"] = str(models)
@@ -64,7 +70,7 @@ class Launcher:
         with log.open("wb") as output:  # a file: what it starts would keep a pipe open
             process = subprocess.Popen(
                 [str(RAY), *arguments],
-                cwd=ROOT,
+                cwd=self.folder / CHECKOUT,
                 env={**os.environ, "HOME": str(self.folder), "RAY_TMPDIR": str(self.folder), "TERM": "dumb"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.report import Row
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import HOME
 from tests.cluster.load import NUM_TOKENS, KnownAnswers, running_load
@@ -35,6 +36,11 @@ CONFIG: dict[str, Any] = {
 CHANGED: dict[str, Any] = {**CONFIG, "decode": {**CONFIG["decode"], "scheduler": {"max_num_seqs": 64}}}
 
 BYTES_TOLERANCE = 0.10
+
+
+def seconds(name: str, value: float) -> Row:
+    """A figure."""
+    return Row(name=name, value=value, unit="s")
 
 
 def lives(cluster: HostCluster) -> dict[str, str]:
@@ -81,7 +87,7 @@ def test_hosts_that_reach_each_other_s_devices_meet_and_others_say_why_not(
 
 
 async def test_64_requests_say_what_one_engine_says_and_their_kv_crosses_the_bridge(
-    cluster: HostCluster, known: KnownAnswers
+    cluster: HostCluster, known: KnownAnswers, seen: list[Row]
 ) -> None:
     before = [host.link.received_bytes() for host in cluster.decode], cluster.status()["totals"]["transferred_bytes"]
 
@@ -91,7 +97,8 @@ async def test_64_requests_say_what_one_engine_says_and_their_kv_crosses_the_bri
     status = await asyncio.to_thread(cluster.status)
     moved = status["totals"]["transferred_bytes"] - before[1]
     crossed = sum(host.link.received_bytes() for host in cluster.decode) - sum(before[0])
-    print(f"{moved / 1e6:.1f} MB of KV, {crossed / 1e6:.1f} MB over the wires of the decode hosts")
+    seen.append(Row(name="KV moved, by /status", value=moved / 1e6, unit="MB"))
+    seen.append(Row(name="bytes that reached the decode hosts", value=crossed / 1e6, unit="MB"))
     assert moved > 50_000_000
     assert crossed == pytest.approx(moved, rel=BYTES_TOLERANCE)
     assert status["totals"]["failed_loads"] == 0
@@ -132,18 +139,16 @@ def test_a_wrong_configuration_is_refused_and_changes_nothing(
     assert lives(cluster) == before
 
 
-def test_an_update_fails_no_request(
-    cluster: HostCluster, known: KnownAnswers, recovery_times: dict[str, float]
-) -> None:
+def test_an_update_fails_no_request(cluster: HostCluster, known: KnownAnswers, seen: list[Row]) -> None:
     before = lives(cluster)
 
     with running_load(cluster.url, known) as load:
         started_s = time.monotonic()
         result = cluster.deploy(CHANGED)
-        recovery_times["update of two decode workers"] = time.monotonic() - started_s
+        seen.append(seconds("update of two decode workers", time.monotonic() - started_s))
         assert result.returncode == 0, result.stderr + cluster.describe()
         load.wait_for(12)
-    recovery_times["update: slowest answer"] = load.slowest_s
+    seen.append(seconds("update: slowest answer", load.slowest_s))
 
     cluster.wait(lambda: is_whole(cluster), "whole cluster")
     after = lives(cluster)
@@ -152,61 +157,71 @@ def test_an_update_fails_no_request(
     assert not (set(after) - {prefill}) & set(before), "every decode worker was replaced"
 
 
-def test_a_decode_host_that_is_cut_off_comes_back(
-    cluster: HostCluster, known: KnownAnswers, recovery_times: dict[str, float]
-) -> None:
+def test_a_decode_host_that_is_cut_off_comes_back(cluster: HostCluster, known: KnownAnswers, seen: list[Row]) -> None:
     lost = cluster.decode[0]
     with running_load(cluster.url, known) as load:
         lost.link.cut()
         try:
-            recovery_times["host cut off: left out after"] = cluster.wait(
-                lambda: lost.address not in in_service(cluster), "worker left out"
+            seen.append(
+                seconds(
+                    "host cut off: left out after",
+                    cluster.wait(lambda: lost.address not in in_service(cluster), "worker left out"),
+                )
             )
             load.wait_for(12)
         finally:
             lost.link.mend()
-        recovery_times["host cut off: in service again after"] = cluster.wait(
-            lambda: is_whole(cluster), "whole cluster"
+        seen.append(
+            seconds("host cut off: in service again after", cluster.wait(lambda: is_whole(cluster), "whole cluster"))
         )
         load.wait_for(12)
-    recovery_times["host cut off: slowest answer"] = load.slowest_s
+    seen.append(seconds("host cut off: slowest answer", load.slowest_s))
 
 
 def test_a_host_that_is_killed_costs_no_request_and_comes_back_when_it_boots(
-    cluster: HostCluster, known: KnownAnswers, recovery_times: dict[str, float]
+    cluster: HostCluster, known: KnownAnswers, seen: list[Row]
 ) -> None:
     lost = cluster.decode[1]
     with running_load(cluster.url, known) as load:
         lost.link.cut()  # a power cut says no good-bye
         lost.kill()
-        recovery_times["host killed: left out after"] = cluster.wait(
-            lambda: lost.address not in in_service(cluster), "worker left out"
+        seen.append(
+            seconds(
+                "host killed: left out after",
+                cluster.wait(lambda: lost.address not in in_service(cluster), "worker left out"),
+            )
         )
         load.wait_for(12)
         load.ease()
         cluster.hosts.restart(lost)
-        recovery_times["host killed: in service again after its boot"] = cluster.wait(
-            lambda: is_whole(cluster), "whole cluster"
+        seen.append(
+            seconds(
+                "host killed: in service again after its boot", cluster.wait(lambda: is_whole(cluster), "whole cluster")
+            )
         )
         load.wait_for(12)
-    recovery_times["host killed: slowest answer"] = load.slowest_s
+    seen.append(seconds("host killed: slowest answer", load.slowest_s))
 
 
-def test_requests_go_on_while_ray_s_head_restarts(
-    cluster: HostCluster, known: KnownAnswers, recovery_times: dict[str, float]
-) -> None:
+def test_requests_go_on_while_ray_s_head_restarts(cluster: HostCluster, known: KnownAnswers, seen: list[Row]) -> None:
     with running_load(cluster.url, known) as load:
         load.ease()
         cluster.restart_head()
         load.wait_for(12)
-        recovery_times["head restarted: nodes joined again after"] = cluster.wait(
-            lambda: cluster.num_living_nodes() == 4, "four living nodes"
+        seen.append(
+            seconds(
+                "head restarted: nodes joined again after",
+                cluster.wait(lambda: cluster.num_living_nodes() == 4, "four living nodes"),
+            )
         )
-        recovery_times["head restarted: Serve at work again after"] = cluster.wait(
-            lambda: cluster.deploy(CHANGED).returncode == 0, "deployment"
+        seen.append(
+            seconds(
+                "head restarted: Serve at work again after",
+                cluster.wait(lambda: cluster.deploy(CHANGED).returncode == 0, "deployment"),
+            )
         )
         load.wait_for(12)
-    recovery_times["head restarted: slowest answer"] = load.slowest_s
+    seen.append(seconds("head restarted: slowest answer", load.slowest_s))
     cluster.wait(lambda: is_whole(cluster), "whole cluster")
 
 
