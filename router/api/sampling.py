@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.messages import SamplingParams
+from engine.messages import LogitRules, SamplingParams
 from router.api.generate_body import GenerateBody
 from router.errors import ContextLengthError, InvalidRequestError
 from router.settings import RouterSettings
@@ -31,7 +31,15 @@ def output_limit(
     return asked_for
 
 
-def sampling_params(body: GenerateBody, *, defaults: GenerationDefaults, max_tokens: int) -> SamplingParams:
+def sampling_params(
+    body: GenerateBody,
+    *,
+    defaults: GenerationDefaults,
+    max_tokens: int,
+    rules: LogitRules | None = None,
+    num_logprobs: int | None = None,
+    num_prompt_logprobs: int | None = None,
+) -> SamplingParams:
     """The engine's parameters; the seed is drawn elsewhere.
 
     Raises:
@@ -58,6 +66,9 @@ def sampling_params(body: GenerateBody, *, defaults: GenerationDefaults, max_tok
         eos_token_ids=defaults.eos_token_ids,
         stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
         ignore_eos=bool(body.ignore_eos),
+        rules=rules,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
 
 

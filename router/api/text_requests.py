@@ -91,8 +91,10 @@ def _sampling(service: RouterService, body: GenerateBody, ask: Ask, *, num_promp
     num_logprobs = ask.wish.num_output
     if num_logprobs is None and num_candidates(body) > (body.n or 1):
         num_logprobs = 0
-    return replace(
-        sampling_params(body, defaults=service.defaults, max_tokens=max_tokens),
+    return sampling_params(
+        body,
+        defaults=service.defaults,
+        max_tokens=max_tokens,
         rules=ask.rules,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=ask.wish.num_prompt_to_compute,
