@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 import time
+from collections.abc import Set
 from typing import Any
 
 import httpx
@@ -97,7 +98,7 @@ class LiveCluster:
         """Kill the raylet above a worker; Ray ends what is left of its node.
 
         Returns:
-            The routers that go with it.
+            All workers and routers that go with it.
 
         Raises:
             ScenarioError: It cannot be told which process that is.
@@ -105,8 +106,9 @@ class LiveCluster:
         raylet = ancestor(local_process(row), "raylet")
         if raylet is None:
             raise ScenarioError(f"no raylet is above process {row['pid']}")
-        routers = members(await self.status(), "router")
-        lost = [router for router in routers if ancestor(local_process(router), "raylet") == raylet]
+        status = await self.status()
+        rows = [found for role in ("prefill", "decode", "router") for found in members(status, role)]
+        lost = [found for found in rows if ancestor(local_process(found), "raylet") == raylet]
         raylet.kill()
         return lost
 
@@ -127,14 +129,24 @@ def members(status: dict[str, Any], role: str) -> list[Row]:
     return [row for row in rows if row["state"] == "running" and row["pid"] is not None]
 
 
-def is_whole(status: dict[str, Any], wanted: dict[str, int]) -> bool:
-    """True when each role has as many members as before, and all of them take requests."""
-    if len(members(status, "router")) < wanted["router"]:
-        return False
+def is_whole(status: dict[str, Any], wanted: dict[str, int], *, ended: Set[str] = frozenset()) -> bool:
+    """True when each role has as many members as before, and all of them take requests. Those that ``ended``, whose end
+    the cluster may not have noticed yet, are none."""
     return all(
-        len([row for row in members(status, role) if not row["is_left_out"] and not row["is_draining"]]) >= wanted[role]
-        for role in ("prefill", "decode")
+        len([row for row in members(status, role) if name_of(row) not in ended and takes_requests(row)]) >= wanted[role]
+        for role in ("prefill", "decode", "router")
     )
+
+
+def takes_requests(row: Row) -> bool:
+    """False for a worker that is left out or lets its requests go."""
+    return not row.get("is_left_out") and not row.get("is_draining")
+
+
+def name_of(row: Row) -> str:
+    """The id of a worker or router."""
+    name: str = row.get("replica_id") or row["router_id"]
+    return name
 
 
 def leaks_of(status: dict[str, Any]) -> list[str]:

@@ -29,10 +29,12 @@ class RouterLoss:
     num_open: int
 
     def excused(self, answers: Sequence[Answer]) -> int:
-        """How many broken answers these routers explain: none that began later, and no more than they had."""
-        broken = sum(bool(answer.error) and answer.started_s <= self.killed_s <= answer.ended_s for answer in answers)
-        num_since = sum(self.asked_s <= answer.started_s <= self.killed_s for answer in answers)
-        return min(broken, self.num_open + num_since)
+        """How many broken answers these routers explain: none that began later, and no more than they had, with those
+        that may have been on their way to them."""
+        was_open = [answer for answer in answers if answer.started_s <= self.killed_s <= answer.ended_s]
+        num_broken = sum(bool(answer.error) for answer in was_open)
+        num_unheard = sum(not any(time_s <= self.asked_s for time_s in answer.event_times_s) for answer in was_open)
+        return min(num_broken, self.num_open + num_unheard)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
-from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members, running_of
+from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members, name_of, running_of
 from cluster.chaos.load import LoadRun, make_asks
 from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
 from cluster.chaos.scenario import Choice, Command, Scenario, ScenarioError, Step
@@ -35,6 +35,7 @@ class ChaosRunner:
         self._headers = headers
         self._tell = tell
         self._report = ChaosReport(scenario=scenario.name)
+        self._ended: set[str] = set()
         self._losses: list[RouterLoss] = []
         self._wanted: dict[str, int] = {}
         self._timers: list[asyncio.Task[None]] = []
@@ -113,6 +114,8 @@ class ChaosRunner:
         rows = await cluster.choose(choice)
         for row in rows:
             cluster.signal(row, number)
+        if number == signal.SIGKILL:
+            self._ended |= {name_of(row) for row in rows}
         if choice.role == "router" and number == signal.SIGKILL:
             self._note_loss(rows, asked_s)
         return f"{number.name} {choice.role} {names(rows)}"
@@ -137,12 +140,12 @@ class ChaosRunner:
             with contextlib.suppress(psutil.NoSuchProcess):  # replaced meanwhile
                 psutil.Process(row["pid"]).send_signal(signal.SIGCONT)
 
-    @staticmethod
-    async def _drain(choice: Choice | None, cluster: LiveCluster) -> str:
+    async def _drain(self, choice: Choice | None, cluster: LiveCluster) -> str:
         assert choice is not None
         rows = await cluster.choose(choice)
         for row in rows:
             await cluster.drain(row)
+            self._ended.add(name_of(row))
         return f"drain {choice.role} {names(rows)}"
 
     async def _replace(self, timeout_s: float, cluster: LiveCluster) -> str:
@@ -150,22 +153,21 @@ class ChaosRunner:
         rows = [row for role in ("prefill", "decode") for row in members(status, role)]
         for row in rows:
             await cluster.drain(row)
+            self._ended.add(name_of(row))
             deadline_s = time.monotonic() + timeout_s
-            while not self._is_replaced(row, await self._ask(cluster)):
+            while not is_whole(await self._ask(cluster), self._wanted, ended=self._ended):
                 if time.monotonic() > deadline_s:
                     raise ScenarioError(f"{names([row])} was not replaced within {timeout_s:g} s")
                 await asyncio.sleep(POLL_PERIOD_S)
         return f"replaced {len(rows)} workers in turn"
 
-    def _is_replaced(self, row: Row, status: dict[str, Any]) -> bool:
-        pids = {item["pid"] for role in ("prefill", "decode") for item in members(status, role)}
-        return row["pid"] not in pids and is_whole(status, self._wanted)
-
     async def _kill_node(self, choice: Choice | None, cluster: LiveCluster) -> str:
         assert choice is not None
         rows = await cluster.choose(choice)
         asked_s = time.monotonic()
-        self._note_loss(await cluster.kill_node(rows[0]), asked_s)
+        lost = await cluster.kill_node(rows[0])
+        self._ended |= {name_of(row) for row in lost}
+        self._note_loss([row for row in lost if "router_id" in row], asked_s)
         return f"kill the node of {choice.role} {names(rows[:1])}"
 
     @staticmethod
@@ -197,7 +199,7 @@ class ChaosRunner:
     async def _wait_for_recovery(self, cluster: LiveCluster, *, timeout_s: float) -> None:
         """Return when every role has its members again, all of which take requests."""
         deadline_s = time.monotonic() + timeout_s
-        while not is_whole(await self._ask(cluster), self._wanted):
+        while not is_whole(await self._ask(cluster), self._wanted, ended=self._ended):
             if time.monotonic() > deadline_s:
                 self._report.problems.append(f"the cluster was not whole again within {timeout_s:g} s")
                 return
@@ -270,4 +272,4 @@ class ChaosRunner:
 
 def names(rows: list[Row]) -> str:
     """The processes, for people."""
-    return ", ".join(f"{row.get('replica_id') or row.get('router_id')} (pid {row['pid']})" for row in rows)
+    return ", ".join(f"{name_of(row)} (pid {row['pid']})" for row in rows)

@@ -73,14 +73,14 @@ def test_broken_answer_that_was_wrong_before_it_broke_is_wrong() -> None:
 def test_killed_router_excuses_what_was_open_there_then_and_no_more() -> None:
     ask = Ask(prompt=(1,), num_tokens=3)
     later = answer(ask, [], [], error="broke", started_s=3.0)
-    meanwhile = answer(ask, [4], [2.4], error="broke", started_s=2.2)
+    on_its_way = answer(ask, [4], [2.4], error="broke", started_s=1.9)
     earlier = answer(ask, [4], [1.0], error="broke")
     ended = dataclasses.replace(earlier, ended_s=1.5)
     report = ChaosReport(scenario="x")
 
-    report.judge_answers([later, meanwhile, earlier, earlier, ended], {ask: [4, 5, 6]}, losses=[LOSS])
+    report.judge_answers([later, on_its_way, earlier, earlier, ended], {ask: [4, 5, 6]}, losses=[LOSS])
 
-    assert report.num_broken_with_router == 2, "the one that it had, and the one that came before it died"
+    assert report.num_broken_with_router == 2, "the one that it had, and the one that had not arrived when it was asked"
     assert report.num_lost == 3
 
 
@@ -102,9 +102,10 @@ def test_what_is_held_at_rest_is_a_leak(change: dict[str, int]) -> None:
 @pytest.mark.parametrize("change", [{"is_left_out": True}, {"is_draining": True}, {"state": "unreachable"}])
 def test_cluster_is_whole_when_every_member_takes_requests(change: dict[str, Any]) -> None:
     wanted = {"prefill": 1, "decode": 2, "router": 1}
-    routers = [{"state": "running", "pid": 1}]
+    routers = [{"router_id": "r", "state": "running", "pid": 1}]
     whole = {"routers": routers, "pools": {"prefill": [row()], "decode": [row(), row()]}}
     broken = {"routers": routers, "pools": {"prefill": [row()], "decode": [row(), row(**change)]}}
 
     assert is_whole(whole, wanted)
     assert not is_whole(broken, wanted)
+    assert not is_whole(whole, wanted, ended={"r"}), "its end was not noticed yet"
