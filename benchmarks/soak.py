@@ -21,15 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
+from cluster.chaos.live_cluster import LiveCluster, is_whole
 from cluster.chaos.report import ChaosReport
 from cluster.chaos.runner import ChaosRunner
 from cluster.chaos.scenario import Scenario, parse_scenario
 
 RECOVERY_S = 180
+POLL_PERIOD_S = 0.2
 CLUSTER = {
     "prefill_replicas": 2,
     "decode_replicas": 2,
@@ -99,8 +102,21 @@ def make_round(number: int, *, draw: random.Random, kinds: Sequence[str]) -> tup
     return parse_scenario(content, where="soak"), order
 
 
+async def wait_until_whole(url: str) -> None:
+    """Return when all that was asked for is there: a cluster is ready with one worker of each kind."""
+    wanted = {role: int(str(CLUSTER[f"{role}_replicas"])) for role in ("prefill", "decode", "router")}
+    deadline_s = time.monotonic() + RECOVERY_S
+    async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
+        cluster = LiveCluster(client, seed=0)
+        while not is_whole(await cluster.status(), wanted):
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"not all of {wanted} were there within {RECOVERY_S} s")
+            await asyncio.sleep(POLL_PERIOD_S)
+
+
 async def soak(url: str, arguments: argparse.Namespace) -> list[tuple[list[str], ChaosReport]]:
     """Rounds until the time is over; stops at the first one that fails. What is known is published after each."""
+    await wait_until_whole(url)
     draw = random.Random(arguments.seed)
     rounds: list[tuple[list[str], ChaosReport]] = []
     started_s = time.monotonic()
