@@ -12,8 +12,10 @@ from pathlib import Path
 
 from cluster.config import BatonConfig
 
-MAX_FOLDER_CHARACTERS = 40
-"""Ray puts sockets into its folder, whose paths may have 107 characters."""
+MAX_FOLDER_CHARACTERS = 36
+"""Ray puts sockets into its folder, whose paths may have 107 characters. HAProxy's may have 97, of which Serve takes 58
+for a folder of each proxy's own, and one is left for the name.
+"""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message between replicas: a prompt of a million token ids has about 5 MB; gRPC's default is 4 MB."""
@@ -67,10 +69,10 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "a"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import BatonConfig
-from cluster.serve_env import session_folder, shared_ray_environment
+from cluster.serve_env import MAX_FOLDER_CHARACTERS, haproxy_environment, session_folder, shared_ray_environment
 from cluster.signals import Stopped
 
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -66,3 +66,12 @@ def test_session_folder_with_logs_stays() -> None:
 def test_existing_ray_needs_no_folder() -> None:
     with session_folder(BatonConfig(address="auto")) as folder:
         assert folder is None
+
+
+def test_paths_of_haproxys_sockets_fit_with_the_folder_that_serve_puts_between() -> None:
+    folder = Path("/" + "f" * (MAX_FOLDER_CHARACTERS - 1))
+    variables = haproxy_environment(folder)
+
+    for name in ("RAY_SERVE_HAPROXY_SOCKET_PATH", "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"):
+        path = Path(variables[name])
+        assert len(str(path.parent / ("s" * 56) / path.name)) <= 97
