@@ -22,6 +22,8 @@ from cluster.serve_env import ray_token_file
 
 TERMINATE_TIMEOUT_S = 5.0
 
+logger = logging.getLogger(f"baton.{__name__}")
+
 
 class RayUnavailableError(Exception):
     """The Ray that was named cannot be used."""
@@ -65,7 +67,19 @@ class PrivateRay:
         return str(self._folder / "session_latest" / "logs")
 
     def start(self) -> None:
-        """Start the processes and connect to them."""
+        """Start the processes and connect to them.
+
+        Twice if need be: a raylet gives up when its helpers are not there within 15 s, which it lets nobody choose, and
+        on a machine that is busy at this moment they may not be.
+        """
+        try:
+            self._start()
+        except Exception as error:  # Ray has no type of its own for this
+            logger.warning("Ray did not start, trying once more: %s", error)
+            self.stop()
+            self._start()
+
+    def _start(self) -> None:
         ray.init(
             address="local",
             num_cpus=self._num_cpus,
