@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -20,6 +19,7 @@ from tests.support.cluster import POLL_PERIOD_S, STOP_TIMEOUT_S, free_port
 
 RAY = Path(sys.executable).parent / "ray"
 START_TIMEOUT_S = 120.0
+START_ATTEMPTS = 3
 SECOND_NODE_IP = "127.0.0.2"
 
 
@@ -54,8 +54,7 @@ def second_node(ray: SharedRayProcess) -> Iterator[psutil.Process]:
             *(f"--node-ip-address={SECOND_NODE_IP}", "--object-store-memory=100000000"),
             f"--dashboard-agent-listen-port={free_port()}",
         ]
-        with log.open("wb") as output, running(command, output, ray.environment) as process:
-            wait_for(log, "Ray runtime started")
+        with running(command, log, ray.environment) as process:
             yield process
 
 
@@ -76,19 +75,17 @@ def shared_ray() -> Iterator[SharedRayProcess]:
         *("--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={free_port()}"),
     ]
     try:
-        with (folder / "log").open("wb") as log, running(command, log, variables) as process:
-            wait_for(folder / "log", "Ray runtime started")
+        with running(command, folder / "log", variables) as process:
             yield SharedRayProcess(process=process, address=f"127.0.0.1:{port}", environment=variables)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def running(command: Sequence[str], output: IO[bytes], variables: Mapping[str, str]) -> Iterator[psutil.Process]:
-    """A process, which is ended with everything below it."""
-    started = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **variables}
-    )
+def running(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> Iterator[psutil.Process]:
+    """A `ray start --block` that is up, which is ended with everything below it. Ray's processes end with it by
+    themselves when it fails."""
+    started = start(command, log, variables)
     process = psutil.Process(started.pid)
     try:
         yield process
@@ -99,6 +96,32 @@ def running(command: Sequence[str], output: IO[bytes], variables: Mapping[str, s
         _, alive = psutil.wait_procs(below, timeout=STOP_TIMEOUT_S)
         for child in alive:
             child.kill()
+
+
+def start(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start Ray; once more if a raylet missed the 15 s that it has for its helpers on a machine that is busy."""
+    for _ in range(START_ATTEMPTS):
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **variables}
+            )
+        if is_up(process, log):
+            return process
+    raise AssertionError(f"Ray ended {START_ATTEMPTS} times:\n{log.read_text(errors='replace')}")
+
+
+def is_up(process: subprocess.Popen[bytes], log: Path) -> bool:
+    """True once Ray says that it runs, False when the command ended."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None:
+        told = log.read_text(errors="replace")
+        if "Ray runtime started" in told:
+            return True
+        if time.monotonic() > deadline_s:
+            process.kill()
+            raise AssertionError(f"Ray did not start within {START_TIMEOUT_S:.0f} s:\n{told}")
+        time.sleep(POLL_PERIOD_S)
+    return False
 
 
 def run_on(ray: SharedRayProcess, statement: str) -> str:
@@ -114,12 +137,3 @@ def run_on(ray: SharedRayProcess, statement: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
-
-
-def wait_for(log: Path, text: str) -> None:
-    """Return when a file holds ``text``."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while text not in log.read_text(errors="replace"):
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"no {text!r} within {START_TIMEOUT_S:.0f} s:\n{log.read_text(errors='replace')}")
-        time.sleep(POLL_PERIOD_S)
