@@ -49,6 +49,12 @@ def oracle_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ora
     return case
 
 
+@pytest.fixture(scope="session")
+def served_model(oracle_case: Callable[[str], OracleCase]) -> Path:
+    """A small random model, for whose prompts we know what transformers says."""
+    return oracle_case("llama").path
+
+
 _WATCHED = ("BATON_", "CUDA_", "HF_", "HOME", "NIXL_", "OMP_", "PATH", "PYTHON", "TMPDIR", "UCX_")
 """Variables by how their names begin. Others are set by libraries when they are first imported."""
 

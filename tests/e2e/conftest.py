@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import ClusterProcess, running_cluster
-from tests.support.oracle_cases import OracleCase
-
-
-@pytest.fixture(scope="session")
-def served_model(oracle_case: Callable[[str], OracleCase]) -> Path:
-    """A small random model, for whose prompts we know what transformers says."""
-    return oracle_case("llama").path
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,4 @@
-"""`baton drain` on a live cluster. What becomes of running requests is shown by test_fault_matrix.py."""
+"""`baton drain` on a live cluster. What becomes of running requests is shown by tests/faults."""
 
 from __future__ import annotations
 

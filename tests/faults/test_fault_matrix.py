@@ -1,7 +1,8 @@
 """Each kind of fault on a live cluster of two Ray nodes, under 16 streams: nothing lost, nothing wrong, nothing held.
 
 Where two faults do not touch each other they share a run: half of the time is spent on starting what replaces the dead.
-`make soak` does the same many times over, and for longer.
+`make soak` does the same many times over, and for longer. A folder of its own: the clusters that the end-to-end tests
+share are gone by then.
 """
 
 from __future__ import annotations
