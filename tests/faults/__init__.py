@@ -1,1 +1,1 @@
-"""Real clusters: Ray, Serve, NIXL and HTTP."""
+"""A real cluster that is broken in every way."""
