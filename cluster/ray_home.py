@@ -71,13 +71,24 @@ class PrivateRay:
 
         Twice if need be: a raylet gives up when its helpers are not there within 15 s, which it lets nobody choose, and
         on a machine that is busy at this moment they may not be.
+
+        Raises:
+            RayUnavailableError: It did not start the second time either.
         """
         try:
             self._start()
         except Exception as error:  # Ray has no type of its own for this
             logger.warning("Ray did not start, trying once more: %s", error)
             self.stop()
+            self._start_again()
+
+    def _start_again(self) -> None:
+        try:
             self._start()
+        except Exception as error:
+            raise RayUnavailableError(
+                f"Ray did not start on this machine, twice: {error} Try again when less else runs here."
+            ) from error
 
     def _start(self) -> None:
         ray.init(

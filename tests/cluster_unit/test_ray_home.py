@@ -12,7 +12,7 @@ import psutil
 import pytest
 import ray
 
-from cluster.ray_home import PrivateRay
+from cluster.ray_home import PrivateRay, RayUnavailableError
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -61,7 +61,7 @@ def test_ray_that_missed_its_time_is_started_again_without_what_was_left(
 
 @pytest.mark.parametrize("stubborn", [2], indirect=True)
 def test_ray_that_does_not_start_at_all_says_so(home: PrivateRay, stubborn: StubbornRay) -> None:
-    with pytest.raises(Exception, match="timed out during startup"):
+    with pytest.raises(RayUnavailableError, match="twice: The current node timed out during startup"):
         home.start()
 
     assert len(stubborn.started) == 2
