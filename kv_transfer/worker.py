@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -195,7 +197,9 @@ class TransferWorker:
             self._condition.notify()
         self._thread.join(_JOIN_TIMEOUT_S)
         if self._thread.is_alive():
-            logger.error("the connector's thread did not stop within %g s", _JOIN_TIMEOUT_S)
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            where = "".join(traceback.format_stack(frame)) if frame is not None else "unknown"
+            logger.error("the connector's thread did not stop within %g s; it is at:\n%s", _JOIN_TIMEOUT_S, where)
 
     def _post(self, command: Callable[[], None]) -> bool:
         """Have the connector's thread run a command; False when it takes none any more. From any thread."""

@@ -64,6 +64,7 @@ def _surroundings() -> dict[str, str]:
 
 
 _AT_FIRST = _surroundings()
+_blamed_threads: set[threading.Thread] = set()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,6 +74,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path.parent == item.path.parent:
         return
     left = dict(set(_surroundings().items()) ^ set(_AT_FIRST.items()))
-    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("baton-kv-")]
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("baton-kv-")} - _blamed_threads
+    _blamed_threads.update(threads)
     assert not left, f"tests of {item.path.parent} left the environment changed: {left}"
-    assert not threads, f"tests of {item.path.parent} left connectors open: {threads}"
+    assert not threads, f"tests of {item.path.parent} left connectors open: {[thread.name for thread in threads]}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from multiprocessing.connection import Connection
@@ -15,6 +17,8 @@ from tests.support.kv_engine import KVEngine, KVEngineSpec
 from tests.support.light_nixl import import_nixl_without_torch
 
 CALL_TIMEOUT_S = 60.0
+_TELL_WHERE = signal.SIGUSR1
+"""Has the process print where its threads are."""
 
 
 class NobodyToMeet:
@@ -27,6 +31,7 @@ class NobodyToMeet:
 
 def _serve(calls: Connection, meetings: Connection) -> None:
     import_nixl_without_torch()
+    faulthandler.register(_TELL_WHERE, all_threads=True)
     engines: dict[str, KVEngine] = {}
     answering = threading.Thread(target=_answer, args=(meetings, engines), daemon=True)
     answering.start()
@@ -81,15 +86,22 @@ class ChildProcess:
             try:
                 connection.send((engine_id, method, arguments))
                 if not connection.poll(CALL_TIMEOUT_S):
+                    self.signal(_TELL_WHERE)
                     raise PeerUnreachableError(engine_id=engine_id, reason="no answer")
                 kind, result = connection.recv()
             except (EOFError, OSError) as error:
-                raise PeerUnreachableError(engine_id=engine_id, reason=repr(error)) from error
+                raise PeerUnreachableError(engine_id=engine_id, reason=f"{error!r}; {self._state()}") from error
         if kind == "refused":
             what, ours, theirs = result
             raise HandshakeRefusedError(what=what, ours=ours, theirs=theirs)
         assert kind == "ok", result
         return result
+
+    def _state(self) -> str:
+        """What became of the process, and of the memory that UCX shares between processes."""
+        self.process.join(5)
+        free = shutil.disk_usage("/dev/shm").free >> 20
+        return f"exit code {self.process.exitcode}, {free} MiB free in /dev/shm"
 
     def create(self, spec: KVEngineSpec) -> ChildEngine:
         """Build an engine there."""

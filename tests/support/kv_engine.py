@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 import time
 from collections.abc import Callable
@@ -303,7 +304,9 @@ class KVEngine:
             if is_true():
                 return
             left_s = deadline_s - time.monotonic()
-            assert left_s > 0, f"nothing within {WAIT_TIMEOUT_S} s; loads={self.loads} leases={self.leases}"
+            if left_s <= 0:
+                faulthandler.dump_traceback(all_threads=True)
+                raise AssertionError(f"nothing within {WAIT_TIMEOUT_S} s; loads={self.loads} leases={self.leases}")
             self._woken.wait(left_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -55,11 +56,9 @@ class KVWorld:
 
     def close(self) -> None:
         """Close all engines, then the process."""
-        try:
+        with ExitStack() as stack:
             if self.child is not None:
+                stack.callback(self.child.close)
                 self.child.go_on()
-            for engine in self.engines:
-                engine.close()
-        finally:
-            if self.child is not None:
-                self.child.close()
+            for engine in reversed(self.engines):
+                stack.callback(engine.close)
