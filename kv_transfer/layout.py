@@ -74,5 +74,11 @@ class KVRegion:
         return self.num_blocks * self.block_bytes
 
     def block_address(self, block_id: int) -> int:
-        """Address of the first byte of a block."""
+        """Address of the first byte of a block.
+
+        Raises:
+            IndexError: There is no such block: the bytes there belong to something else, or to nothing.
+        """
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"block {block_id} is not among the {self.num_blocks} of the region")
         return self.base_address + block_id * self.block_bytes

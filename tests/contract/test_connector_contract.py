@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kv_transfer.connector import LeaseEnd, RemoteMatch
+from kv_transfer.params import KVTransferParams
 from tests.support.kv_engine import KVEngine
 from tests.support.kv_world import KVWorld
 
@@ -176,8 +178,13 @@ def test_lease_of_a_waiting_request_is_kept_alive(world: KVWorld, source: Any, r
     assert reader.content((9,)) == source.content((1,))
 
 
+def _beyond_the_end(source: Any, params: KVTransferParams) -> KVTransferParams:
+    """The hand-over as one of a block that its source does not have."""
+    return replace(params, block_ids=(source.spec.num_blocks,))
+
+
 def test_blocks_that_do_not_exist_fail_the_load(source: Any, reader: KVEngine, request_id: str) -> None:
-    params = source.grant(request_id, (source.spec.num_blocks,))
+    params = _beyond_the_end(source, source.grant(request_id, (1,)))
 
     ended = reader.load(request_id, params, (3,))
 
@@ -189,7 +196,7 @@ def test_blocks_that_do_not_exist_fail_the_load(source: Any, reader: KVEngine, r
 def test_counters_add_up(source: Any, reader: KVEngine, request_id: str) -> None:
     before = reader.stats()
     good = reader.load(request_id, source.grant(request_id, (1, 2, 3)), (1, 2, 3))
-    failed = reader.load(f"{request_id}-again", source.grant(request_id, (source.spec.num_blocks,)), (3,))
+    failed = reader.load(f"{request_id}-again", _beyond_the_end(source, source.grant(request_id, (1,))), (3,))
     after = reader.stats()
     source.abort_lease(request_id)
 

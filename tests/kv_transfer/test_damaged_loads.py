@@ -129,6 +129,20 @@ def test_any_flipped_bit_changes_the_checksum_of_its_block_alone(data: bytes, bi
     assert [index for index in range(3) if before[index] != after[index]] == [block_id]
 
 
+@pytest.mark.parametrize("block_id", [-1, 3])
+def test_bytes_beside_the_region_are_not_looked_at(block_id: int) -> None:
+    """The hash of what lies there would be that of another's memory, or the end of the process."""
+    array = np.zeros(24, dtype=np.uint8)
+    memory = HostBlockMemory(
+        KVRegion(base_address=array.ctypes.data, num_blocks=3, block_bytes=8, memory=MemoryKind.DRAM, device_index=0)
+    )
+
+    with pytest.raises(IndexError, match=f"block {block_id} is not among the 3"):
+        memory.checksums((0, block_id))
+    with pytest.raises(IndexError, match=f"block {block_id} is not among the 3"):
+        memory.flip_bit(block_id, 0)
+
+
 def _big_pair(world: KVWorld, faults: FaultOptions) -> tuple[KVEngine, KVEngine]:
     source = world.make_reader(world.spec("source", head_dim=BIG_HEAD_DIM, num_blocks=5))
     reader = world.make_reader(world.spec("reader", head_dim=BIG_HEAD_DIM, num_blocks=5, faults=faults))
