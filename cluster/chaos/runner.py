@@ -14,7 +14,7 @@ import psutil
 
 from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members, name_of, running_of
 from cluster.chaos.load import LoadRun, make_asks
-from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
+from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss, increases
 from cluster.chaos.scenario import Choice, Command, Scenario, ScenarioError, Step
 
 POLL_PERIOD_S = 0.2
@@ -73,7 +73,7 @@ class ChaosRunner:
             self._report.judge_answers(load.answers, undisturbed, losses=self._losses)
             self._report.leaks = await self._wait_for_rest(cluster)
             after = (await self._ask(cluster))["totals"]
-            self._report.counted = {name: after[name] - before.get(name, 0) for name in COUNTED}
+            self._report.counted = increases(before, {name: after[name] for name in COUNTED})
         self._check()
         return self._report
 

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.chaos.live_cluster import is_whole, leaks_of
 from cluster.chaos.load import Answer, Ask
-from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
+from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss, increases
 from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
 
 SAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "chaos").glob("*.yaml"))
@@ -39,6 +39,21 @@ def test_sample_scenario_can_be_read(path: Path) -> None:
 def test_mistake_in_a_scenario_is_named(content: Any, problem: str) -> None:
     with pytest.raises(ScenarioError, match=problem):
         parse_scenario(content, where="file")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "grown"),
+    [
+        ({"moves": 3, "loads": 5}, {"moves": 4, "loads": 5}, {"moves": 1, "loads": 0}),
+        ({}, {"moves": 2, "loads": 0}, {"moves": 2, "loads": 0}),
+        ({"moves": 3, "loads": 1}, {"moves": 0, "loads": 2}, {"moves": 0, "loads": 2}),
+    ],
+    ids=["grown", "new", "all routers were gone"],
+)
+def test_totals_that_began_again_are_not_less_than_nothing(
+    before: dict[str, float], after: dict[str, float], grown: dict[str, float]
+) -> None:
+    assert increases(before, after) == grown
 
 
 LOSS = RouterLoss(asked_s=2.0, killed_s=2.5, num_open=1)
