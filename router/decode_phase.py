@@ -65,13 +65,17 @@ class DecodePhase:
             num_output_tokens=len(generation.output_token_ids),
             kv_lost_policy=kv_lost_policy,
         )
+        # What was given room, or was sent to prefill, is accepted, and waits for a replica to come back.
+        is_accepted = reservation is not None or generation.prefill_replica is not None
         limit = self._settings.migration_limit if self._settings.decode_lost_policy == "retry" else 0
         is_well = False
         try:
             while journey.num_losses <= limit and journey.num_moves <= MAX_MOVES:
                 generation.stage = journey.stage
                 if not journey.is_first or reservation is None or not self._pool.is_usable(reservation.replica):
-                    reservation = await self._reserve(generation, journey.tried, is_retry=not journey.is_first)
+                    reservation = await self._reserve(
+                        generation, journey.tried, is_retry=is_accepted or not journey.is_first
+                    )
                 if await self._stay(generation, journey, reservation):
                     is_well = journey.num_losses == 0
                     return journey.is_first
@@ -95,6 +99,7 @@ class DecodePhase:
             if not is_retryable(error):
                 raise refusal_error(error) from error
             if error.code == DRAINING:
+                self._pool.note_draining(replica_id)
                 journey.num_moves += 1
                 return False
             journey.lost(str(error), failure=refusal_error(error))

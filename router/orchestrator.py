@@ -14,7 +14,7 @@ from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
 from router.admission import Admission
 from router.counters import RouterCounters
-from router.decode_phase import DecodePhase
+from router.decode_phase import MAX_MOVES, DecodePhase
 from router.demand import Demand
 from router.errors import DeadlineExceededError, QueueFullError, RequestCancelledError, RouterError, WorkerFailedError
 from router.generation import Generation
@@ -35,8 +35,13 @@ MAX_PREFILLS_AGAIN = 2
 
 @dataclass(slots=True)
 class Loss:
-    """Why the last attempt failed; ``failure`` is what the caller should see, where that is more than a loss."""
+    """Why the last attempt failed; ``failure`` is what the caller should see, where that is more than a loss.
 
+    Refusals by replicas that are drained are no losses.
+    """
+
+    num_losses: int = 0
+    num_drained: int = 0
     reason: str = ""
     failure: RouterError | None = None
 
@@ -231,13 +236,13 @@ class Orchestrator:
         num_attempts = self._settings.max_prefill_attempts if policy == "retry" else 1
         tried: set[str] = set()
         loss = Loss()
-        for attempt in range(num_attempts):
+        while loss.num_losses < num_attempts and loss.num_drained <= MAX_MOVES:
             if policy != "fail" and not self._prefill_pool.has_any():
                 raise PrefillLostError(loss.reason or "no prefill replica takes requests")
-            self._counters.num_prefill_retries += attempt > 0
-            replica = self._leaders_prefill(generation) if attempt == 0 else None
+            self._counters.num_prefill_retries += bool(tried)
+            replica = None if tried else self._leaders_prefill(generation)
             if replica is None:
-                replica = await self._prefill_pool.choose_or_wait(generation.demand, tried, is_retry=attempt > 0)
+                replica = await self._prefill_pool.choose_or_wait(generation.demand, tried, is_retry=bool(tried))
             tried.add(replica.replica_id)
             generation.prefill_replica = replica
             if decode is not None and generation.leader is None:
@@ -249,7 +254,7 @@ class Orchestrator:
         if policy == "recompute":
             raise PrefillLostError(loss.reason)
         raise loss.failure or WorkerFailedError(
-            f"prefill failed {times(num_attempts)}, at last with: {loss.reason}",
+            f"prefill failed {times(loss.num_losses)}, at last with: {loss.reason}",
             code="prefill_failed",
             retry_after_s=self._settings.retry_after_s,
         )
@@ -267,7 +272,12 @@ class Orchestrator:
             if not is_retryable(error):
                 raise refusal_error(error) from error
             loss.reason = str(error)
-            loss.failure = None if error.code == DRAINING else refusal_error(error)
+            if error.code == DRAINING:
+                loss.num_drained += 1
+                self._prefill_pool.note_draining(replica.replica_id)
+            else:
+                loss.num_losses += 1
+                loss.failure = refusal_error(error)
             return None
         except WorkerError as error:
             loss.reason = str(error)
@@ -276,6 +286,7 @@ class Orchestrator:
                 raise_for_error(delta)
                 return delta
             loss.reason = f"{replica.replica_id} gave the request up"
+        loss.num_losses += 1
         self._prefill_pool.note_failure(replica.replica_id, loss.reason)
         return None
 

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from engine.messages import CacheNews, LoadReport
 from router.demand import Demand
@@ -211,10 +212,22 @@ class ReplicaPool:
         if self.mirror is not None:
             self.mirror.forget(replica_id)
 
-    def note_failure(self, replica_id: str, reason: str) -> None:
-        """Leave a replica out until a probe succeeds; each failure in a row doubles the wait."""
+    def note_draining(self, replica_id: str) -> None:
+        """A replica refused a request because it will go: send no more, without waiting for its next report."""
         replica = self._replicas.get(replica_id)
-        if replica is None:
+        if replica is not None and not replica.load.is_draining:
+            replica.load = replace(replica.load, is_draining=True)
+            replica.update()
+            self._forget_candidates()
+            self.notify()
+
+    def note_failure(self, replica_id: str, reason: str) -> None:
+        """Leave a replica out until a probe succeeds; each failed probe doubles the wait.
+
+        One fault ends many requests, and each of them tells of it: until the next probe they say nothing new.
+        """
+        replica = self._replicas.get(replica_id)
+        if replica is None or (replica.is_left_out and self._clock() < replica.probe_at_s):
             return
         backoff_s = min(self._settings.backoff_min_s * 2**replica.num_failures, self._settings.backoff_max_s)
         if not replica.is_left_out:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from engine.messages import LoadReport
@@ -13,6 +14,7 @@ from router.attentive_clock import AttentiveClock
 from router.demand import Demand
 from router.errors import NoReplicaError
 from router.pool import STALLED, ReplicaPool
+from router.settings import RouterSettings
 from tests.support.clock import ManualClock
 from tests.support.fake_workers import FakePrefillPool
 from tests.support.requests import greedy_request
@@ -24,10 +26,10 @@ DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
 class Bench:
     """A pool over fake workers, on a clock of its own."""
 
-    def __init__(self, num_replicas: int = 2, *, policy: str = "kv_usage") -> None:
+    def __init__(self, num_replicas: int = 2, *, policy: str = "kv_usage", settings: RouterSettings = FAST) -> None:
         self.workers = FakePrefillPool(num_replicas)
         self.clock = ManualClock()
-        self.pool = ReplicaPool("prefill", self.workers, policy=policy, settings=FAST, clock=self.clock)
+        self.pool = ReplicaPool("prefill", self.workers, policy=policy, settings=settings, clock=self.clock)
         self.lost: list[str] = []
         self.pool.on_lost = lambda error: self.lost.append(error.reason)
 
@@ -139,8 +141,28 @@ async def test_probes_of_a_dead_replica_come_ever_more_seldom(bench: Bench) -> N
     for _ in range(4):
         bench.pool.note_failure("prefill-0", "test")
         waits.append(round(replica.probe_at_s - bench.clock(), 6))
+        bench.clock.advance(waits[-1])
 
     assert waits == [0.02, 0.04, 0.08, 0.1]
+
+
+async def test_fault_that_many_requests_tell_of_leaves_a_replica_out_once() -> None:
+    bench = Bench(1, settings=RouterSettings())
+    await bench.refresh()
+    replica = bench.pool.get("prefill-0")
+    assert replica is not None
+    for _ in range(8):
+        bench.pool.note_failure("prefill-0", "test")
+
+    assert replica.probe_at_s - bench.clock() == 0.5
+
+
+async def test_replica_that_refused_because_it_is_drained_is_not_chosen_again(bench: Bench) -> None:
+    bench.pool.note_draining("prefill-0")
+    assert bench.chosen() == "prefill-1"
+
+    bench.pool.note_draining("prefill-1")
+    assert bench.chosen() is None
 
 
 async def test_quiet_replica_is_asked_and_a_reporting_one_is_not(bench: Bench) -> None:
@@ -241,7 +263,7 @@ _EVENTS = st.one_of(
 
 
 @given(events=st.lists(_EVENTS, max_size=25))
-@settings(max_examples=60)
+@examples(max_examples=60)
 def test_whatever_happened_the_choice_is_among_those_with_fresh_reports(events: list[tuple[str, int, int]]) -> None:
     bench = Bench(3)
     stale_s = FAST.stale_after_s

@@ -67,5 +67,6 @@ class FakeReplica:
             num_held_blocks=self.held_blocks(),
             num_peers=self.num_peers,
             is_stalled=self.is_stalled,
+            is_draining=self.refuse_code == "draining",
             counters={"num_generated_tokens": float(self.num_tokens), "num_transfers": 1.0, "num_bytes": 4096.0},
         )

@@ -1,0 +1,115 @@
+"""Replicas that go and come back: what a request that was accepted waits for, and what it tries meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+from router.settings import RouterSettings
+from tests.support.fake_replica import FakeReplica
+from tests.support.fake_workers import counting
+from tests.support.router_rig import FAST, RouterRig, router_rig, until
+
+PROMPT = [5, 6, 7]
+NUM_TOKENS = 40
+ASK = {"max_tokens": NUM_TOKENS, "seed": 1, "return_token_ids": True, "ignore_eos": True}
+
+
+def expected_tokens(rig: RouterRig) -> list[int]:
+    return [counting(rig.prefill[0].seen[0], position) for position in range(NUM_TOKENS)]
+
+
+def with_settings(**changes: object) -> RouterSettings:
+    return dataclasses.replace(FAST, **changes)  # type: ignore[arg-type]
+
+
+def begin_drain_unnoticed(replica: FakeReplica) -> None:
+    """From now on it refuses, and its reports do not say so yet."""
+    replica.gate.clear()
+    replica.status_gate.clear()
+    replica.refuse_code = "draining"
+
+
+async def test_lone_decode_replica_with_many_streams_is_asked_again_as_soon_as_with_one(model_dir: Path) -> None:
+    settings = with_settings(backoff_max_s=RouterSettings().backoff_max_s)
+    async with router_rig(model_dir, settings=settings) as rig:
+        rig.decode[0].step_gate.clear()
+        answers = [asyncio.create_task(rig.complete([5, number], **ASK)) for number in range(12)]
+        await until(lambda: len(rig.decode[0].running) == 12)
+        rig.decode.kill("decode-0")
+        await until(lambda: not rig.service.decode_pool.has_any())
+        rig.decode[0].step_gate.set()
+        rig.decode.revive("decode-0")
+
+        assert [(await answer).status_code for answer in answers] == [200] * 12
+
+
+async def test_accepted_request_waits_for_a_decode_replica_that_goes_before_its_turn(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        rig.prefill[0].gate.clear()
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        await until(lambda: bool(rig.prefill[0].running))
+        rig.decode.kill("decode-0")
+        await until(lambda: not rig.service.decode_pool.has_any())
+        rig.prefill[0].gate.set()
+        await until(lambda: bool(rig.prefill[0].leases))
+        rig.decode.revive("decode-0")
+
+        assert (await answer).json()["choices"][0]["token_ids"] == expected_tokens(rig)
+
+
+async def test_accepted_request_that_needs_no_decode_replica_waits_for_one_when_prefill_is_lost(
+    model_dir: Path,
+) -> None:
+    settings = with_settings(backoff_min_s=0.1)
+    async with router_rig(model_dir, settings=settings) as rig:
+        rig.prefill[0].gate.clear()
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK | {"max_tokens": 1}))
+        await until(lambda: bool(rig.prefill[0].running))
+        rig.decode.kill("decode-0")
+        await until(lambda: not rig.service.decode_pool.has_any())
+        rig.prefill.kill("prefill-0")
+        await until(lambda: not rig.service.prefill_pool.has_any())
+        rig.decode.revive("decode-0")
+
+        assert (await answer).json()["choices"][0]["token_ids"] == expected_tokens(rig)[:1]
+
+
+async def test_prompt_that_drained_prefill_replicas_refuse_is_computed_by_decode(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_prefill=4) as rig:
+        await until(lambda: all(map(rig.prefill.has_stream, rig.prefill.replicas)))
+        for replica in rig.prefill.replicas.values():
+            begin_drain_unnoticed(replica)
+        body = (await rig.complete(PROMPT, **ASK)).json()
+
+        assert body["choices"][0]["token_ids"] == expected_tokens(rig)
+        assert rig.service.counters.num_local_prefills == 1
+        assert [len(replica.seen) for replica in rig.prefill.replicas.values()] == [1, 1, 1, 1]
+
+
+async def test_refusals_by_drained_prefill_replicas_are_no_attempts(model_dir: Path) -> None:
+    settings = with_settings(prefill_lost_policy="fail")
+    async with router_rig(model_dir, num_prefill=2, settings=settings) as rig:
+        await until(lambda: rig.prefill.has_stream("prefill-0"))
+        begin_drain_unnoticed(rig.prefill[0])
+        body = (await rig.complete(PROMPT, **ASK)).json()
+
+        assert body["choices"][0]["token_ids"] == expected_tokens(rig)
+
+
+async def test_request_that_the_only_decode_replica_refuses_when_drained_waits_for_its_successor(
+    model_dir: Path,
+) -> None:
+    async with router_rig(model_dir) as rig:
+        rig.prefill[0].gate.clear()
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        await until(lambda: bool(rig.prefill[0].running) and rig.decode.has_stream("decode-0"))
+        begin_drain_unnoticed(rig.decode[0])
+        rig.prefill[0].gate.set()
+        await until(lambda: bool(rig.decode[0].seen))
+        rig.decode.hidden.add("decode-0")
+        rig.decode.add("decode-1")
+
+        assert (await answer).json()["choices"][0]["token_ids"] == expected_tokens(rig)
+        assert len(rig.decode[0].seen) == 1
