@@ -55,5 +55,6 @@ def _sorted_threshold(
     mass = torch.where(is_limited, weights.sum(dim=1), scaled.double().exp().sum(dim=1))
     inside_p = (before < (top_p.double() * mass)[:, None]) | (top_p >= 1.0)[:, None]
     num_kept = (inside_p & (ranks < top_k[:, None])).sum(dim=1).clamp(min=1)
-    is_certain = (num_kept < width) | (top_k <= width)
+    # with a limit beyond the candidates the mass of what it keeps is not known from them
+    is_certain = ((num_kept < width) & ~is_limited) | (top_k <= width)
     return candidates.gather(1, num_kept[:, None] - 1).squeeze(1), is_certain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.sample.logit_rules import TOO_EARLY
+from engine.sample.logit_rules import LOWEST, TOO_EARLY
 from engine.sample.sampling_rows import SamplingRows
 from engine.sample.token_history import TokenHistory
 from engine.step import IntArray
@@ -41,7 +41,8 @@ def apply_penalties(
     part = torch.where((seen > 0).to(logits.device), repeated, part)
     part -= column(sampling.frequency_penalty) * used
     part -= column(sampling.presence_penalty) * (used > 0)
-    logits.index_copy_(0, index, part)
+    # a penalty next to 0 takes a logit beyond what float32 holds, and 0 makes a masked one no number
+    logits.index_copy_(0, index, part.nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST))
 
 
 def _counts(history: TokenHistory, rows: IntArray, starts: IntArray, ends: IntArray, vocab_size: int) -> torch.Tensor:

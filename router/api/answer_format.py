@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.api.logprobs_answer import LogprobsAnswer, prompt_logprobs
+from router.api.logprobs_answer import LogprobsAnswer, prompt_logprobs_json
 from router.api.usage import usage
 from router.logprob_trail import TokenEntry
 from router.text_output import TextOutput, TextPiece
@@ -39,7 +39,7 @@ class AnswerHead:
 
     ``num_candidates_per_prompt`` outputs are generated for each prompt, and the best ``num_choices_per_prompt`` given.
     ``logprobs`` writes log-probabilities where any are to be told: in ``logprobs`` if ``shows_logprobs``, in
-    ``prompt_logprobs`` if there is a number of them.
+    ``prompt_logprobs`` if there is a number of them. With ``tells_of_prompts`` writing an answer may take seconds.
     """
 
     answer_id: str
@@ -53,6 +53,7 @@ class AnswerHead:
     logprobs: LogprobsAnswer | None = None
     shows_logprobs: bool = False
     num_prompt_logprobs: int | None = None
+    tells_of_prompts: bool = False
 
     def usage(self, outputs: Sequence[TextOutput]) -> dict[str, object]:
         """The usage of all that was generated."""
@@ -67,13 +68,14 @@ class AnswerHead:
         ranked = [sorted(group, key=lambda item: -item.output.cumulative_logprob) for group in groups]
         return [item for group in ranked for item in group[: self.num_choices_per_prompt]]
 
-    def prompt_logprobs(self, output: TextOutput) -> list[object]:
-        """The field ``prompt_logprobs`` for an output's prompt."""
+    def prompt_logprobs_json(self, output: TextOutput) -> str:
+        """The field ``prompt_logprobs`` for an output's prompt; null where nobody asked."""
+        if self.num_prompt_logprobs is None:
+            return "null"
         table = output.prompt_logprobs
         assert table is not None
         assert self.logprobs is not None
-        assert self.num_prompt_logprobs is not None
-        return prompt_logprobs(table, self.logprobs.speller, num_top=self.num_prompt_logprobs)
+        return prompt_logprobs_json(table, self.logprobs.speller, num_top=self.num_prompt_logprobs)
 
 
 class AnswerFormat(Protocol):
@@ -132,6 +134,11 @@ class EventWriter:
     def write_usage(self, outputs: Sequence[TextOutput]) -> bytes:
         """The event without choices that ends a stream with usage."""
         return f'{self._prefix}],"usage":{json.dumps(self.head.usage(outputs))}}}\n\n'.encode()
+
+
+def with_field(text: str, name: str, value: str) -> str:
+    """An object, not empty, with one more field; all as JSON."""
+    return f"{text[:-1]},{json.dumps(name)}:{value}}}"
 
 
 def finish_fields(piece: TextPiece, *, return_token_ids: bool) -> str:

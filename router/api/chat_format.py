@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from router.api.answer_format import AnswerHead, Collected, EventWriter, finish_fields
+from router.api.answer_format import AnswerHead, Collected, EventWriter, finish_fields, with_field
 from router.text_output import TextOutput, TextPiece
 
 
@@ -63,9 +63,10 @@ class ChatFormat:
         }
         if head.return_token_ids:
             body["prompt_token_ids"] = outputs[0].prompt_token_ids
+        text = json.dumps(body)
         if head.num_prompt_logprobs is not None:
-            body["prompt_logprobs"] = head.prompt_logprobs(outputs[0])
-        return json.dumps(body).encode()
+            text = with_field(text, "prompt_logprobs", head.prompt_logprobs_json(outputs[0]))
+        return text.encode()
 
     def _choice(self, index: int, choice: Collected) -> dict[str, object]:
         head = self.head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from router.api.answer_format import AnswerHead, Collected, EventWriter, finish_fields
+from router.api.answer_format import AnswerHead, Collected, EventWriter, finish_fields, with_field
 from router.api.logprobs_answer import PlacedToken, placed
 from router.text_output import TextOutput, TextPiece
 
@@ -17,13 +17,16 @@ class CompletionFormat:
         self.head = head
         self._echoes = echoes
         self._writer = EventWriter(head, kind="text_completion")
+        self._told: dict[int, str] = {}
+        self._placed: dict[int, list[PlacedToken]] = {}
 
     def opening(self, index: int, output: TextOutput) -> bytes:
         """The echo and the prompt's ids, where one is wanted."""
         if not self._echoes and not self.head.return_token_ids:
             return b""
         ids = f',"prompt_token_ids":{json.dumps(output.prompt_token_ids)}' if self.head.return_token_ids else ""
-        text, logprobs = json.dumps(self._echo(index)), self._logprobs_json(self._echoed_tokens(index, output))
+        text, tokens = json.dumps(self._echo(index)), self._echoed_tokens(index, output)
+        logprobs = self._logprobs_json(tokens) if tokens else "null"
         choice = f'{{"index":{index},"text":{text},"logprobs":{logprobs},"finish_reason":null{ids}}}'
         return self._writer.write(choice, output)
 
@@ -55,41 +58,53 @@ class CompletionFormat:
             "object": "text_completion",
             "created": head.created_s,
             "model": head.model,
-            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": head.usage(outputs),
         }
-        return json.dumps(body).encode()
+        written = ",".join(self._choice(index, choice) for index, choice in enumerate(choices))
+        return with_field(json.dumps(body), "choices", f"[{written}]").encode()
 
-    def _choice(self, index: int, choice: Collected) -> dict[str, object]:
+    def _choice(self, index: int, choice: Collected) -> str:
         fields: dict[str, object] = {
             "index": index,
             "text": self._echo(index) + "".join(choice.text),
-            "logprobs": self._logprobs(index, choice),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if self.head.return_token_ids:
             fields["token_ids"] = choice.token_ids
             fields["prompt_token_ids"] = choice.output.prompt_token_ids
-        if self.head.num_prompt_logprobs is not None:
-            fields["prompt_logprobs"] = self.head.prompt_logprobs(choice.output)
-        return fields
+        text = with_field(json.dumps(fields), "logprobs", self._logprobs(index, choice))
+        if self.head.num_prompt_logprobs is None:
+            return text
+        return with_field(text, "prompt_logprobs", self._prompt_logprobs(index, choice.output))
 
-    def _logprobs(self, index: int, choice: Collected) -> dict[str, object] | None:
-        if self.head.logprobs is None or not self.head.shows_logprobs:
-            return None
+    def _logprobs(self, index: int, choice: Collected) -> str:
+        if not self.head.shows_logprobs:
+            return "null"
         tokens = self._echoed_tokens(index, choice.output)
-        return self.head.logprobs.completion([*tokens, *placed(choice.entries, len(self._echo(index)))])
+        return self._logprobs_json([*tokens, *placed(choice.entries, len(self._echo(index)))])
 
     def _logprobs_json(self, tokens: Sequence[PlacedToken]) -> str:
         return "null" if self.head.logprobs is None else self.head.logprobs.completion_json(tokens)
 
+    def _prompt_logprobs(self, index: int, output: TextOutput) -> str:
+        """Of a prompt's choices the first one makes it."""
+        prompt = self._prompt(index)
+        if prompt not in self._told:
+            self._told[prompt] = self.head.prompt_logprobs_json(output)
+        return self._told[prompt]
+
     def _echoed_tokens(self, index: int, output: TextOutput) -> list[PlacedToken]:
-        """The prompt's tokens where they are to be told of; of all choices of a prompt they are the same."""
-        table, head = output.prompt_logprobs, self.head
+        """The prompt's tokens where they are to be told of; of its choices the first one finds them."""
+        table, head, prompt = output.prompt_logprobs, self.head, self._prompt(index)
         if not self._echoes or not head.shows_logprobs or head.logprobs is None or table is None:
             return []
-        return head.logprobs.placed_prompt(output.prompt_token_ids, self._echo(index), table)
+        if prompt not in self._placed:
+            self._placed[prompt] = head.logprobs.placed_prompt(output.prompt_token_ids, self._echo(index), table)
+        return self._placed[prompt]
 
     def _echo(self, index: int) -> str:
-        return self._echoes[index // self.head.num_choices_per_prompt] if self._echoes else ""
+        return self._echoes[self._prompt(index)] if self._echoes else ""
+
+    def _prompt(self, index: int) -> int:
+        return index // self.head.num_choices_per_prompt

@@ -127,6 +127,7 @@ def _head(service: RouterService, body: GenerateBody, kind: str, wish: LogprobsW
         logprobs=logprobs,
         shows_logprobs=wish.num_output is not None,
         num_prompt_logprobs=wish.num_prompt,
+        tells_of_prompts=wish.num_prompt_to_compute is not None,
     )
 
 

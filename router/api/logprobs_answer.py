@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.messages import LogprobTable, TokenLogprobs
@@ -41,7 +41,7 @@ class LogprobsAnswer:
         """The field ``logprobs`` of a chat's choice."""
         return {"content": [self._chat_entry(entry.said) for entry in entries], "refusal": None}
 
-    def completion(self, tokens: Sequence[PlacedToken]) -> dict[str, object]:
+    def completion(self, tokens: Sequence[PlacedToken]) -> dict[str, Sequence[object]]:
         """The field ``logprobs`` of a text's choice."""
         return {
             "text_offset": [token.start for token in tokens],
@@ -55,8 +55,8 @@ class LogprobsAnswer:
         return json.dumps(self.chat(entries)) if entries else "null"
 
     def completion_json(self, tokens: Sequence[PlacedToken]) -> str:
-        """The same as JSON; null when there is nothing to say."""
-        return json.dumps(self.completion(tokens)) if tokens else "null"
+        """The same as JSON."""
+        return _rows_json(self.completion(tokens))
 
     def placed_prompt(self, token_ids: Sequence[int], text: str, table: LogprobTable) -> list[PlacedToken]:
         """A prompt's tokens in its text, which may lack a space that its first token brings."""
@@ -108,9 +108,9 @@ def placed(entries: Sequence[TokenEntry], offset: int) -> list[PlacedToken]:
     return [PlacedToken(entry.said.token_ids[0], offset + entry.start, entry.said) for entry in entries]
 
 
-def prompt_logprobs(table: LogprobTable, speller: TokenSpeller, *, num_top: int) -> list[object]:
-    """The field ``prompt_logprobs``: by token id; nothing for the first token."""
-    answer: list[object] = [None]
+def prompt_logprobs_json(table: LogprobTable, speller: TokenSpeller, *, num_top: int) -> str:
+    """The field ``prompt_logprobs`` as JSON: by token id; nothing for the first token."""
+    answer = ["null"]
     for index in range(len(table.ranks)):
         said = table.entry(index, num_top)
         ranks = (said.rank, *range(1, len(said.token_ids)))
@@ -118,8 +118,14 @@ def prompt_logprobs(table: LogprobTable, speller: TokenSpeller, *, num_top: int)
         for token_id, logprob, rank in zip(said.token_ids, said.logprobs, ranks, strict=True):
             fields = {"logprob": _finite(logprob), "rank": rank, "decoded_token": speller.spell(token_id).text}
             by_id.setdefault(str(token_id), fields)
-        answer.append(by_id)
-    return answer
+        answer.append(json.dumps(by_id))
+    return f"[{','.join(answer)}]"
+
+
+def _rows_json(fields: Mapping[str, Sequence[object]]) -> str:
+    """Lists as JSON, row by row: one call for a whole prompt would keep all other threads waiting."""
+    lists = (f"{json.dumps(name)}:[{','.join(map(json.dumps, rows))}]" for name, rows in fields.items())
+    return f"{{{','.join(lists)}}}"
 
 
 def _finite(logprob: float) -> float:

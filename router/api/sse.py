@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,6 +18,8 @@ from router.errors import RequestCancelledError, RouterError
 from router.text_output import TextOutput, TextPiece
 
 logger = logging.getLogger(f"baton.{__name__}")
+
+Written = TypeVar("Written")
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -67,7 +71,8 @@ class GenerationResponse(Response):
         except RouterError as error:
             await self._send_error(error, scope, receive, send)
             return
-        body = self._answer.whole(self._answer.head.chosen(choices), self._outputs)
+        chosen = self._answer.head.chosen(choices)
+        body = await self._written(functools.partial(self._answer.whole, chosen, self._outputs))
         await Response(body, media_type="application/json")(scope, receive, send)
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,13 +90,14 @@ class GenerationResponse(Response):
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._write(send, b"".join(self._events(*first)))
+        await self._write(send, b"".join(await self._written(functools.partial(self._events, *first))))
         try:
             if is_one:
                 await self._send_rest_of_one(send)
             else:
                 async for index, pieces in items:
-                    await self._write(send, b"".join(self._events(index, pieces)))
+                    events = await self._written(functools.partial(self._events, index, pieces))
+                    await self._write(send, b"".join(events))
         except RouterError as error:
             if not self._is_client_gone:
                 await send({"type": "http.response.body", "body": error_event(error) + _DONE})
@@ -100,6 +106,10 @@ class GenerationResponse(Response):
             return
         last = self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b""
         await send({"type": "http.response.body", "body": last + _DONE})
+
+    async def _written(self, write: Callable[[], Written]) -> Written:
+        """What is written at once, or in another thread where that takes long: other streams must go on."""
+        return await asyncio.to_thread(write) if self._answer.head.tells_of_prompts else write()
 
     async def _send_rest_of_one(self, send: Send) -> None:
         """What follows the first pieces of the only choice: the path of nearly all tokens, so without ``merged``."""

@@ -17,6 +17,9 @@ from router.errors import InvalidRequestError, RouterError
 from router.service import RouterService, TextRequest
 from router.text_output import TextOutput
 
+MAX_PROMPT_LOGPROBS = 400_000
+"""Log-probabilities of prompt tokens in one answer: some 30 MB of JSON."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
@@ -42,6 +45,7 @@ def start_choices(
     Raises:
         RouterError: The request is refused.
     """
+    _check_size(ask, num_choices=head.num_choices_per_prompt)
     per_prompt = [_text_request(service, body, ask, prompt, request) for prompt in ask.prompts]
     outputs: list[TextOutput] = []
     try:
@@ -58,6 +62,22 @@ def start_choices(
             output.cancel()
         raise
     return outputs
+
+
+def _check_size(ask: Ask, *, num_choices: int) -> None:
+    """Every choice repeats what is told of its prompt: that must not fill the memory."""
+    if ask.wish.num_prompt_to_compute is None:
+        return
+    num_tokens = sum(map(len, ask.prompts))
+    num = num_tokens * (1 + ask.wish.num_prompt_to_compute) * num_choices
+    if num > MAX_PROMPT_LOGPROBS:
+        param = "logprobs" if ask.wish.num_prompt is None else "prompt_logprobs"
+        raise InvalidRequestError(
+            f"{num_tokens} prompt tokens with {param} for {num_choices} choices make {num} log-probabilities, "
+            f"the limit is {MAX_PROMPT_LOGPROBS}; ask for fewer tokens beside each, or for fewer choices or prompts",
+            code="invalid_parameter",
+            param=param,
+        )
 
 
 def _text_request(

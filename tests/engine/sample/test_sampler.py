@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.messages import SamplingParams
@@ -91,6 +91,7 @@ def test_filters_leave_the_rest_in_proportion(changes: dict[str, Any], allowed: 
     min_p=st.sampled_from((0.0, 0.013, 0.37, 1.0)),
     width=st.sampled_from((3, 1024)),
 )
+@example(logits=[0.0, 1 / 7, -1 / 7, 2 / 7, -2 / 7], temperature=1.0, top_k=4, top_p=0.7, min_p=0.0, width=3)
 def test_filters_keep_what_their_definition_keeps(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, width: int
 ) -> None:
@@ -265,3 +266,36 @@ def test_infinite_logits_do_not_break_a_draw(value: float) -> None:
     logits = torch.tensor([[0.0, value, 1.0, 2.0]])
     token = int(rig.sample(logits, [0]).token_ids[0])
     assert (token == 1) == (value > 0)
+
+
+_LEAST = 5e-324
+_ODD = st.sampled_from([_LEAST, 1e-45, 1e-40, 1e-38, 1e-6, 0.5, 1.0])
+
+
+@given(
+    temperature=st.one_of(_ODD, st.sampled_from([0.0, 100.0])),
+    repetition=st.one_of(_ODD, st.just(100.0)),
+    frequency=st.sampled_from([-2.0, 0.0, 2.0]),
+    top_p=_ODD,
+    min_p=st.one_of(_ODD, st.just(0.0)),
+    logits=st.lists(
+        st.sampled_from([-math.inf, math.nan, -3e38, -1.0, -1e-40, 0.0, 1e-40, 1.0, 3e38, math.inf]),
+        min_size=4,
+        max_size=4,
+    ),
+)
+def test_whatever_is_asked_for_a_token_of_the_vocabulary_is_drawn(
+    temperature: float, repetition: float, frequency: float, top_p: float, min_p: float, logits: list[float]
+) -> None:
+    """A token beyond it would end the engine of the next worker."""
+    rig = SamplerRig()
+    asked = _params(
+        temperature=temperature,
+        repetition_penalty=repetition,
+        frequency_penalty=frequency,
+        top_p=top_p,
+        min_p=min_p,
+        seed=1,
+    )
+    rig.set(0, asked, prompt=(0, 1, 2, 3))
+    assert 0 <= int(rig.sample(torch.tensor([logits]), [0]).token_ids[0]) < 4
