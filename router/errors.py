@@ -32,11 +32,14 @@ class InvalidRequestError(RouterError):
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A parameter that we know and do not support, with a value that would change the answer (I6)."""
+    """A parameter that we know and do not support, with a value that would change the answer (I6).
 
-    def __init__(self, param: str, *, hint: str = "") -> None:
+    ``kind`` is that value where it is a name, ``hint`` what to do instead.
+    """
+
+    def __init__(self, param: str, *, kind: str = "", hint: str = "") -> None:
         super().__init__(
-            f"the parameter '{param}' is not supported{': ' + hint if hint else ''}",
+            f"the parameter '{param}'{f' ({kind})' if kind else ''} is not supported{': ' + hint if hint else ''}",
             code="unsupported_parameter",
             param=param,
         )

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from router.api.generate_body import MAX_INT64, GenerateBody, NumLogprobs, StrictBody
+from router.api.generate_body import MAX_INT64, GenerateBody, NumLogprobs, StrictBody, UnsupportedValueError
+
+_OTHER_PARTS = frozenset(
+    {"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "refusal"}
+)
+_OTHER_ROLES = frozenset({"tool", "function"})
+
+CONTENT_FORMS = frozenset({"text", "parts"})
 
 
 class TextPart(StrictBody):
@@ -15,19 +23,52 @@ class TextPart(StrictBody):
     type: Literal["text"]
     text: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_parts(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (kind := _name_in(data.get("type"), _OTHER_PARTS)):
+            raise UnsupportedValueError("", kind=kind, hint="only text parts are")
+        return data
+
 
 class Message(StrictBody):
-    """One turn of a conversation. Tool calls are not supported."""
+    """One turn of a conversation. Tool calls are not supported.
+
+    What an answer's message has beside its text is taken where it is empty, so that the message can be sent back.
+    """
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "refusal": (None,),
+        "tool_calls": (None, []),
+        "function_call": (None,),
+        "audio": (None,),
+        "annotations": (None, []),
+    }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("parts")],
+        Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
+    ]
     name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_roles(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (role := _name_in(data.get("role"), _OTHER_ROLES)):
+            raise UnsupportedValueError("role", kind=role, hint="only system, developer, user and assistant are")
+        return data
+
+
+def _name_in(value: Any, names: Collection[str]) -> str:
+    """The value, where it is one of the names; empty where it is not."""
+    return value if isinstance(value, str) and value in names else ""
 
 
 class ChatBody(GenerateBody):
     """Parameters of a chat completion."""
 
-    neutral_values: ClassVar[dict[str, tuple[object, ...]]] = {
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerateBody.neutral_values,
         "tools": (None, []),
         "tool_choice": (None, "none", "auto"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
@@ -43,7 +44,7 @@ class CompletionBody(GenerateBody):
     ``max_tokens`` 0 generates nothing, and is allowed with ``echo``.
     """
 
-    neutral_values: ClassVar[dict[str, tuple[object, ...]]] = {
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerateBody.neutral_values,
         "suffix": (None, ""),
     }

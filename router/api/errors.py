@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
+from router.api.chat_body import CONTENT_FORMS
 from router.api.completion_body import PROMPT_FORMS
 from router.api.generate_body import UnsupportedValueError
 from router.errors import (
@@ -99,7 +100,7 @@ def invalid_body(error: ValidationError) -> InvalidRequestError:
         return InvalidRequestError(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
     for problem in problems:
         if isinstance(cause := problem.get("ctx", {}).get("error"), UnsupportedValueError):
-            return cause.refusal
+            return cause.refusal(_place(problem["loc"]))
     name = _root(first["loc"])
     same = [problem | {"loc": _place(problem["loc"])} for problem in problems if _root(problem["loc"]) == name]
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
@@ -114,9 +115,13 @@ def _root(location: Sequence[int | str]) -> str:
 
 
 def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """A place in the body itself: a prompt's is told without the name of its form."""
+    """A place in the body itself: those of a prompt and of a message's content are told without the form's name."""
     place = tuple(location)
-    return (place[0], *place[2:]) if place[:1] == ("prompt",) and place[1:2] and place[1] in PROMPT_FORMS else place
+    if place[:1] == ("prompt",) and place[1:2] and place[1] in PROMPT_FORMS:
+        return (place[0], *place[2:])
+    if place[:1] == ("messages",) and place[2:3] == ("content",) and place[3:4] and place[3] in CONTENT_FORMS:
+        return (*place[:3], *place[4:])
+    return place
 
 
 def _sentence(name: str, problems: Sequence[Any]) -> str:

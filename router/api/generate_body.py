@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -21,11 +22,19 @@ NumLogprobs = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 
 
 class UnsupportedValueError(ValueError):
-    """Carries an ``UnsupportedParameterError`` through the validation."""
+    """Carries an ``UnsupportedParameterError`` through the validation, which knows where in the body ``name`` is.
 
-    def __init__(self, name: str) -> None:
-        self.refusal = UnsupportedParameterError(name)
-        super().__init__(self.refusal.message)
+    The object itself is meant where ``name`` is empty.
+    """
+
+    def __init__(self, name: str, *, kind: str = "", hint: str = "") -> None:
+        self._name, self._kind, self._hint = name, kind, hint
+        super().__init__(name)
+
+    def refusal(self, place: Sequence[int | str]) -> UnsupportedParameterError:
+        """The error, for an object at ``place`` in the body."""
+        param = ".".join(str(part) for part in (*place, self._name) if part != "")
+        return UnsupportedParameterError(param, kind=self._kind, hint=self._hint)
 
 
 def _with_few_fields(data: Any, limit: int = MAX_NUM_FIELDS) -> Any:
@@ -39,19 +48,41 @@ def _with_few_biases(data: Any) -> Any:
     return _with_few_fields(data, MAX_NUM_BIASES)
 
 
+def _tell_neutral_values(schema: dict[str, Any], model: type[StrictBody]) -> None:
+    for name, neutral in model.neutral_values.items():
+        schema["properties"][name] = {
+            "enum": list(neutral),
+            "description": "Not supported; taken where it changes nothing.",
+        }
+
+
 class StrictBody(BaseModel):
     """Nothing is coerced and nothing is ignored (I6)."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_tell_neutral_values)
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """Parameters that we know and do not support, with the values that change nothing."""
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_many(cls, data: Any) -> Any:
-        return _with_few_fields(data)
+    def _refuse(cls, data: Any) -> Any:
+        data = _with_few_fields(data)
+        if not isinstance(data, dict) or cls.neutral_values.keys().isdisjoint(data):
+            return data
+        kept = dict(data)
+        for name, neutral in cls.neutral_values.items():
+            if name in kept:
+                value = kept.pop(name)
+                if not any(type(value) is type(item) and value == item for item in neutral):
+                    raise UnsupportedValueError(name)
+        return kept
 
 
 class StreamOptions(StrictBody):
     """What a stream carries besides text."""
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"include_obfuscation": (None, False)}
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -60,7 +91,7 @@ class StreamOptions(StrictBody):
 class GenerateBody(StrictBody):
     """Parameters of both endpoints. A value of None is the same as none."""
 
-    neutral_values: ClassVar[dict[str, tuple[object, ...]]] = {
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "use_beam_search": (None, False),
         "length_penalty": (None, 1, 1.0),
         "guided_json": (None,),
@@ -73,7 +104,6 @@ class GenerateBody(StrictBody):
         "store": (None, False),
         "spaces_between_special_tokens": (None, True),
     }
-    """Parameters that we know and do not support, with the values that change nothing."""
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
@@ -106,16 +136,3 @@ class GenerateBody(StrictBody):
     return_token_ids: bool | None = None
     user: str | None = None
     metadata: Annotated[dict[str, str], BeforeValidator(_with_few_fields)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        kept = dict(data)
-        for name, neutral in cls.neutral_values.items():
-            if name in kept:
-                value = kept.pop(name)
-                if not any(type(value) is type(item) and value == item for item in neutral):
-                    raise UnsupportedValueError(name)
-        return kept

@@ -23,7 +23,6 @@ from router.api.answer_schemas import (
     Tokens,
     Version,
 )
-from router.api.generate_body import GenerateBody
 from router.api.guard import Access, GuardMiddleware
 from router.security import SecuritySettings
 
@@ -84,14 +83,7 @@ _REQUEST_HEADERS = (
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The entry for a JSON body; nested definitions are written out in place."""
-    schema = _schema_of(model)
-    if issubclass(model, GenerateBody):
-        for name, neutral in model.neutral_values.items():
-            schema["properties"][name] = {
-                "enum": list(neutral),
-                "description": "Not supported; taken where it changes nothing.",
-            }
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_of(model)}}}}
 
 
 def describe(app: FastAPI, security: SecuritySettings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -46,6 +47,18 @@ async def test_chat(live: Live) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens == live.num_tokens
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + live.num_tokens
+
+
+@pytest.mark.parametrize("is_dumped", [False, True])
+async def test_answer_can_be_sent_back_as_a_turn(live: Live, is_dumped: bool) -> None:
+    answer = await live.client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=live.num_tokens)
+    message = answer.choices[0].message
+    turn: Any = message.model_dump() if is_dumped else message
+
+    await live.client.chat.completions.create(model="tiny", messages=[*MESSAGES, turn, *MESSAGES], max_tokens=1)
+
+    prompt = live.rig.prefill[0].seen[1].prompt_token_ids
+    assert f"[assistant] {ANSWER}" in live.rig.service.tokenizer.decode(prompt)
 
 
 async def test_streamed_chat_with_usage(live: Live) -> None:

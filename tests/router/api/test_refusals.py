@@ -51,6 +51,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"other": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"best_of": 2, "n": 3}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"best_of": 100_000}, "best_of"),
@@ -96,9 +97,8 @@ async def test_bad_parameter_is_named(rig: RouterRig, path: str, fields: dict[st
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "x", "other": None}]}, "messages"),
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": MESSAGES, "logprobs": 3}, "logprobs"),
         ({"messages": MESSAGES, "top_logprobs": 3}, "top_logprobs"),
@@ -118,6 +118,69 @@ async def test_bad_chat_is_named(rig: RouterRig, body: dict[str, Any], param: st
 
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TEXT_PART = {"type": "text", "text": "look"}
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "words"),
+    [
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages.1.role", "(tool) is not supported"),
+        ({"role": "function", "content": "x", "name": "f"}, "messages.1.role", "(function) is not supported"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "messages.1.tool_calls", "not supported"),
+        ({"role": "assistant", "content": "x", "audio": {"id": "1"}}, "messages.1.audio", "not supported"),
+        ({"role": "assistant", "content": "x", "refusal": "no"}, "messages.1.refusal", "not supported"),
+        (
+            {"role": "user", "content": [TEXT_PART, {"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages.1.content.1",
+            "(image_url) is not supported: only text parts",
+        ),
+        (
+            {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}]},
+            "messages.1.content.0",
+            "(input_audio) is not supported: only text parts",
+        ),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_what_a_message_cannot_have_is_named_with_its_place(
+    rig: RouterRig, path: str, message: dict[str, Any], param: str, words: str
+) -> None:
+    response = await rig.client.post(path, json={"messages": [*MESSAGES, message]})
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", param)
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([{"type": "text"}], "'messages.0.content.0.text' is invalid: Field required"),
+        ([TEXT_PART, {"type": "other", "text": "x"}], "'messages.0.content.1.type' is invalid"),
+        ([TEXT_PART, 5], "'messages.0.content.1' is invalid"),
+        ([], "'messages.0.content' is invalid: List should have at least 1 item"),
+        (None, "'messages.0.content' is invalid: Input should be a valid string"),
+    ],
+)
+async def test_bad_content_is_named_with_its_place(rig: RouterRig, content: object, words: str) -> None:
+    response = await rig.client.post(CHAT, json={"messages": [{"role": "user", "content": content}]})
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert words in error["message"]
+    assert "; or " not in error["message"]
+
+
+async def test_empty_fields_of_an_answer_are_fine_in_a_message(rig: RouterRig) -> None:
+    empty = {"refusal": None, "tool_calls": [], "function_call": None, "audio": None, "annotations": []}
+    messages = [*MESSAGES, {"role": "assistant", "content": "x", **empty}, *MESSAGES]
+
+    response = await rig.client.post(CHAT, json={"messages": messages, "max_tokens": 1})
+
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("fields", [{"logprobs": 21}, {"logprobs": -1}, {"logprobs": True}, {"logprobs": -2}])
@@ -171,8 +234,9 @@ async def test_object_with_many_fields_is_refused_as_a_whole(rig: RouterRig, bod
 
 async def test_neutral_values_of_unsupported_parameters_are_fine(rig: RouterRig) -> None:
     neutral = {"length_penalty": 1.0, "response_format": {"type": "text"}, "logprobs": None, "suffix": None}
+    streamed = {"stream": True, "stream_options": {"include_obfuscation": False}}
 
-    response = await rig.complete("hi", max_tokens=2, user="me", metadata={"a": "b"}, **neutral)
+    response = await rig.complete("hi", max_tokens=2, user="me", metadata={"a": "b"}, **neutral, **streamed)
 
     assert response.status_code == 200
 
