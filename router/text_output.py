@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from engine.messages import FinishReason, LogprobTable, TokenDelta
@@ -11,7 +12,7 @@ from router.generation import Generation
 from router.logprob_trail import LogprobTrail, TokenEntry
 from router.metrics import RouterMetrics
 from router.text.detokenizer import Detokenizer
-from router.text.stop_strings import StopStrings
+from router.text.stop_strings import StopMatch, StopStrings
 
 FinishName: TypeAlias = Literal["stop", "length"]
 
@@ -141,10 +142,7 @@ class TextOutput:
         self.num_output_tokens += len(delta.token_ids)
         if self._is_plain and delta.finish_reason is None:
             return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids)
-        text = self._decode(delta)
-        if delta.finish_reason is not None:
-            text += self._detokenizer.finish()
-        match = self._stops.push(text)
+        match = self._search(delta)
         if match.stop is not None:
             self._generation.finish_early()
             return self._last_piece(match.text, delta, "stop", match.stop)
@@ -159,12 +157,26 @@ class TextOutput:
         entries = self._trail.finish() if self._trail is not None else ()
         return TextPiece(text, delta.token_ids, reason, stop, entries)
 
-    def _decode(self, delta: TokenDelta) -> str:
-        """The text that a delta's tokens complete."""
+    def _search(self, delta: TokenDelta) -> StopMatch:
+        """Look for stop strings in a delta's text, that of the first ``min_tokens`` tokens aside."""
+        min_tokens = self._generation.request.sampling.min_tokens
+        num_before = self.num_output_tokens - len(delta.token_ids)
+        text, searched = self._decode(delta, max(min_tokens - num_before, 0))
+        if delta.finish_reason is not None:
+            searched += self._detokenizer.finish()
+        if self.num_output_tokens <= min_tokens:
+            return StopMatch(text=self._stops.skip(text + searched))
+        skipped = self._stops.skip(text) if text else ""
+        match = self._stops.push(searched)
+        return replace(match, text=skipped + match.text) if skipped else match
+
+    def _decode(self, delta: TokenDelta, num_first: int) -> tuple[str, str]:
+        """The text that a delta's first tokens complete, and that which its other tokens do."""
         is_stop_token = delta.stop_token_id is not None and self._skip_stop_token
         visible = delta.token_ids[:-1] if is_stop_token else delta.token_ids
-        if delta.logprobs is None:
-            return self._detokenizer.push(visible)
+        if delta.logprobs is None or not delta.logprobs.tokens:
+            first = self._detokenizer.push(visible[:num_first]) if num_first else ""
+            return first, self._detokenizer.push(visible[num_first:])
         texts: list[str] = []
         for index, said in enumerate(delta.logprobs.tokens):
             self.cumulative_logprob += said.logprobs[0]
@@ -173,9 +185,7 @@ class TextOutput:
             if self._trail is not None:
                 is_incomplete = self._detokenizer.is_incomplete
                 self._trail.push(said, num_characters=len(text), is_incomplete=is_incomplete)
-        if not delta.logprobs.tokens:
-            texts.append(self._detokenizer.push(visible))
-        return "".join(texts)
+        return "".join(texts[:num_first]), "".join(texts[num_first:])
 
     def _stop_reason(self, delta: TokenDelta) -> int | None:
         asked_for = self._generation.request.sampling.stop_token_ids

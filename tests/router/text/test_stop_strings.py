@@ -11,9 +11,9 @@ TEXTS = st.text(alphabet="abc", max_size=30)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4)
 
 
-def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
+def naive(text: str, stops: list[str], num_skipped: int = 0) -> tuple[str, str | None]:
     """Grow the text by one character at a time until it ends with a stop string; of several, the longest counts."""
-    for end in range(1, len(text) + 1):
+    for end in range(num_skipped + 1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             stop = max(ending, key=len)
@@ -53,6 +53,24 @@ def test_no_emitted_text_is_ever_taken_back(text: str, stops: list[str]) -> None
         assert expected.startswith(emitted)
         if match.stop is not None:
             break
+
+
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=8), num_skipped=st.integers(0, 30))
+def test_no_stop_string_that_ends_in_skipped_text_counts(
+    text: str, stops: list[str], cuts: list[int], num_skipped: int
+) -> None:
+    expected, stop = naive(text, stops, num_skipped)
+    checker = StopStrings(stops)
+    emitted = "".join(checker.skip(piece) for piece in pieces_of(text[:num_skipped], cuts))
+    found = None
+    for piece in pieces_of(text[num_skipped:], cuts):
+        match = checker.push(piece)
+        emitted += match.text
+        assert expected.startswith(emitted)
+        if (found := match.stop) is not None:
+            break
+
+    assert (emitted + ("" if found else checker.finish()), found) == (expected, stop)
 
 
 def test_text_is_held_back_only_while_a_stop_string_can_begin_in_it() -> None:
