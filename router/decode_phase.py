@@ -43,31 +43,20 @@ class DecodePhase:
         self._settings = settings
         self._counters = counters
 
-    async def run(
-        self,
-        generation: Generation,
-        kv_transfer: KVTransferParams | None,
-        reservation: Reservation | None,
-        *,
-        kv_lost_policy: str = "recompute",
-    ) -> bool:
-        """Bring a request to its end.
+    async def run(self, generation: Generation, journey: Journey, reservation: Reservation | None) -> bool:
+        """Bring a request to its end. A journey can go on here after its KV was lost and made again.
 
         Returns:
-            True when the decode side has certainly ended the lease behind ``kv_transfer``.
+            True when the decode side has certainly ended the lease behind the journey's KV.
 
         Raises:
             RouterError: It could not be ended well anywhere.
-            KVLostError: Its KV could not be read, and ``kv_lost_policy`` does not want it computed here.
+            KVLostError: Its KV could not be read, and its policy does not want it computed here.
         """
-        journey = Journey(
-            kv_transfer=kv_transfer,
-            num_output_tokens=len(generation.output_token_ids),
-            kv_lost_policy=kv_lost_policy,
-        )
         # What was given room, or was sent to prefill, is accepted, and waits for a replica to come back.
         is_accepted = reservation is not None or generation.prefill_replica is not None
         limit = self._settings.migration_limit if self._settings.decode_lost_policy == "retry" else 0
+        num_left_before = journey.num_left
         is_well = False
         try:
             while journey.num_losses <= limit and journey.num_moves <= MAX_MOVES:
@@ -78,7 +67,7 @@ class DecodePhase:
                     )
                 if await self._stay(generation, journey, reservation):
                     is_well = journey.num_losses == 0
-                    return journey.is_first
+                    return journey.num_left == num_left_before
         finally:
             if journey.lender is not None and not is_well:
                 self._link.aborts.abort(journey.lender, generation.request_id)

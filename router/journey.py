@@ -15,8 +15,8 @@ class Journey:
     keeps it, None while it is the prefill replica's.
     """
 
-    kv_transfer: KVTransferParams | None
-    num_output_tokens: int
+    kv_transfer: KVTransferParams | None = None
+    num_output_tokens: int = 0
     kv_lost_policy: str = "recompute"
     lender: str | None = None
     tried: set[str] = field(default_factory=set)
@@ -26,9 +26,14 @@ class Journey:
     failure: RouterError | None = None
 
     @property
+    def num_left(self) -> int:
+        """Replicas that were left, for whatever reason."""
+        return self.num_losses + self.num_moves
+
+    @property
     def is_first(self) -> bool:
         """True until the first replica is left."""
-        return not (self.num_losses or self.num_moves)
+        return self.num_left == 0
 
     @property
     def kv_policy(self) -> str:
@@ -38,8 +43,7 @@ class Journey:
     @property
     def stage(self) -> str:
         """For error messages."""
-        num_times = self.num_losses + self.num_moves
-        return "decode" if self.is_first else f"decode, moved {num_times} time{'s' if num_times > 1 else ''}"
+        return "decode" if self.is_first else f"decode, moved {self.num_left} time{'s' if self.num_left > 1 else ''}"
 
     def usable_kv(self, num_output_tokens: int) -> KVTransferParams | None:
         """What the next replica can read; nothing once tokens were generated whose KV is not in it."""

@@ -18,6 +18,7 @@ from router.decode_phase import MAX_MOVES, DecodePhase
 from router.demand import Demand
 from router.errors import DeadlineExceededError, QueueFullError, RequestCancelledError, RouterError, WorkerFailedError
 from router.generation import Generation
+from router.journey import Journey
 from router.kv_loss import KVLostError
 from router.mailbox import Mailbox
 from router.pacer import Pacer
@@ -169,14 +170,14 @@ class Orchestrator:
         reservation = await self._reserve(generation)
         try:
             if reservation is not None and self._is_short(generation, reservation.replica):
-                await self._decode_phase.run(generation, None, reservation)
+                await self._decode_phase.run(generation, Journey(), reservation)
                 return
             try:
                 replica_id, delta = await self._prefill(generation, reservation)
             except PrefillLostError as error:
                 logger.warning("decode computes the prompt: request_id=%s: %s", generation.request_id, error)
                 self._counters.num_local_prefills += 1
-                await self._decode_phase.run(generation, None, reservation)
+                await self._decode_phase.run(generation, Journey(), reservation)
                 return
             is_handed_over = delta.finish_reason is FinishReason.HANDED_OVER
             generation.deliver(delta, None if is_handed_over else delta.finish_reason)
@@ -322,31 +323,32 @@ class Orchestrator:
     async def _decode(
         self, generation: Generation, delta: TokenDelta, reservation: Reservation | None, *, prefill_replica_id: str
     ) -> None:
+        journey = Journey(kv_transfer=delta.kv_transfer, num_output_tokens=len(generation.output_token_ids))
         num_again = 0
         while True:
-            policy = self._settings.kv_lost_policy if num_again < MAX_PREFILLS_AGAIN else "recompute"
+            journey.kv_lost_policy = self._settings.kv_lost_policy if num_again < MAX_PREFILLS_AGAIN else "recompute"
             is_lease_certain_to_end = False
             try:
-                is_lease_certain_to_end = await self._decode_phase.run(
-                    generation, delta.kv_transfer, reservation, kv_lost_policy=policy
-                )
+                is_lease_certain_to_end = await self._decode_phase.run(generation, journey, reservation)
                 return
             except KVLostError as error:
                 # The reader released the lease, or it expires: an abort could overtake the prompt that is sent next.
                 is_lease_certain_to_end = True
                 logger.warning("KV lost: request_id=%s: %s", generation.request_id, error)
-                if policy == "fail":
+                if journey.kv_lost_policy == "fail":
                     raise WorkerFailedError(str(error), code=KV_LOST, retry_after_s=1.0) from error
             finally:
                 if not is_lease_certain_to_end:
                     self._prefill_link.aborts.abort(prefill_replica_id, generation.request_id)
             num_again += 1
+            reservation = None  # it was released when the request left its replica
             self._counters.num_prefill_retries += 1
             try:
                 # The same first token comes again; it was delivered already.
                 prefill_replica_id, delta = await self._prefill(generation, None)
+                journey.kv_transfer = delta.kv_transfer
             except PrefillLostError:
-                delta = delta._replace(kv_transfer=None)
+                journey.kv_transfer = None
 
 
 def times(number: int) -> str:

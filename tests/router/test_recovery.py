@@ -113,3 +113,19 @@ async def test_request_that_the_only_decode_replica_refuses_when_drained_waits_f
 
         assert (await answer).json()["choices"][0]["token_ids"] == expected_tokens(rig)
         assert len(rig.decode[0].seen) == 1
+
+
+async def test_replicas_lost_before_the_kv_was_count_after_it(model_dir: Path) -> None:
+    settings = with_settings(migration_limit=1, kv_lost_policy="retry")
+    async with router_rig(model_dir, num_decode=3, settings=settings) as rig:
+        rig.decode[0].gate.clear()
+        rig.decode[1].lost_loads = 1
+        rig.decode[2].die_after_tokens = 5
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        await until(lambda: bool(rig.decode[0].running))
+        rig.decode.kill("decode-0")
+        error = (await answer).json()["error"]
+
+        assert error["code"] == "decode_failed"
+        assert "on 2 replicas" in error["message"]
+        assert [len(replica.seen) for replica in rig.decode.replicas.values()] == [1, 1, 1]
