@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from router.kv_loss import KVLostError, recompute_limit
 from router.pool import ReplicaPool
 from router.replica import Reservation
 from router.settings import RouterSettings
-from router.worker_errors import DRAINING, KV_LOST, is_lost, is_retryable, raise_for_error, refusal_error
+from router.worker_errors import DRAINING, ENGINE_DEAD, KV_LOST, is_lost, is_retryable, raise_for_error, refusal_error
 from router.worker_link import WorkerLink
 from router.workers import WorkerRefusedError, WorkerUnavailableError
 
@@ -42,6 +43,7 @@ class DecodePhase:
         self._pool = link.pool
         self._settings = settings
         self._counters = counters
+        self._limit = settings.migration_limit if settings.decode_lost_policy == "retry" else 0
 
     async def run(self, generation: Generation, journey: Journey, reservation: Reservation | None) -> bool:
         """Bring a request to its end. A journey can go on here after its KV was lost and made again.
@@ -55,16 +57,14 @@ class DecodePhase:
         """
         # What was given room, or was sent to prefill, is accepted, and waits for a replica to come back.
         is_accepted = reservation is not None or generation.prefill_replica is not None
-        limit = self._settings.migration_limit if self._settings.decode_lost_policy == "retry" else 0
         num_left_before = journey.num_left
         is_well = False
         try:
-            while journey.num_losses <= limit and journey.num_moves <= MAX_MOVES:
+            while journey.num_losses <= self._limit and journey.num_moves <= MAX_MOVES:
                 generation.stage = journey.stage
                 if not journey.is_first or reservation is None or not self._pool.is_usable(reservation.replica):
-                    reservation = await self._reserve(
-                        generation, journey.tried, is_retry=is_accepted or not journey.is_first
-                    )
+                    is_retry = is_accepted or not journey.is_first
+                    reservation = await self._reserve(generation, journey, is_retry=is_retry)
                 if await self._stay(generation, journey, reservation):
                     is_well = journey.num_losses == 0
                     return journey.num_left == num_left_before
@@ -92,6 +92,8 @@ class DecodePhase:
                 journey.num_moves += 1
                 return False
             journey.lost(str(error), failure=refusal_error(error))
+            if error.code == ENGINE_DEAD:
+                self._pool.note_failure(replica_id, journey.reason)
         except WorkerUnavailableError as error:
             journey.lost(str(error))
             self._pool.note_failure(replica_id, error.reason)
@@ -109,7 +111,7 @@ class DecodePhase:
             self._pool.note_failure(replica_id, journey.reason)
         finally:
             reservation.release()
-        self._counters.num_migrations += journey.num_losses <= self._settings.migration_limit
+        self._counters.num_migrations += journey.num_losses <= self._limit
         logger.warning(
             "decode lost: request_id=%s num_output_tokens=%d: %s",
             generation.request_id,
@@ -118,8 +120,12 @@ class DecodePhase:
         )
         return False
 
-    async def _reserve(self, generation: Generation, tried: set[str], *, is_retry: bool) -> Reservation:
-        replica = await self._pool.choose_or_wait(generation.demand, tried, is_retry=is_retry)
+    async def _reserve(self, generation: Generation, journey: Journey, *, is_retry: bool) -> Reservation:
+        if journey.failure is not None and not self._pool.has_any(journey.tried):
+            # All that is left has refused: what was full, or still had the request, needs a moment.
+            settings = self._settings
+            await asyncio.sleep(min(settings.backoff_min_s * 2 ** (journey.num_losses - 1), settings.backoff_max_s))
+        replica = await self._pool.choose_or_wait(generation.demand, journey.tried, is_retry=is_retry)
         num_tokens = len(generation.request.prompt_token_ids) + len(generation.output_token_ids)
         return self._pool.reserve(replica, num_blocks=self._pool.blocks_for(num_tokens))
 

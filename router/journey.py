@@ -50,10 +50,10 @@ class Journey:
         return self.kv_transfer if num_output_tokens == self.num_output_tokens else None
 
     def lost(self, reason: str, *, failure: RouterError | None = None) -> None:
-        """The replica failed."""
+        """The replica failed, or refused; then ``failure`` is the caller's error if it is the last one."""
         self.num_losses += 1
         self.reason = reason
-        self.failure = failure or self.failure
+        self.failure = failure
 
     def handed_over(self, replica_id: str, final: TokenDelta, *, num_output_tokens: int) -> None:
         """The replica is being drained: it let the request go, with its KV if it has any."""

@@ -24,7 +24,7 @@ from router.mailbox import Mailbox
 from router.pacer import Pacer
 from router.replica import Replica, Reservation
 from router.settings import RouterSettings
-from router.worker_errors import DRAINING, KV_LOST, is_lost, is_retryable, raise_for_error, refusal_error
+from router.worker_errors import DRAINING, ENGINE_DEAD, KV_LOST, is_lost, is_retryable, raise_for_error, refusal_error
 from router.worker_link import WorkerLink
 from router.workers import WorkerError, WorkerRefusedError, WorkerUnavailableError
 
@@ -279,14 +279,16 @@ class Orchestrator:
             else:
                 loss.num_losses += 1
                 loss.failure = refusal_error(error)
+            if error.code == ENGINE_DEAD:
+                self._prefill_pool.note_failure(replica.replica_id, loss.reason)
             return None
         except WorkerError as error:
-            loss.reason = str(error)
+            loss.reason, loss.failure = str(error), None
         else:
             if not is_lost(delta):
                 raise_for_error(delta)
                 return delta
-            loss.reason = f"{replica.replica_id} gave the request up"
+            loss.reason, loss.failure = f"{replica.replica_id} gave the request up", None
         loss.num_losses += 1
         self._prefill_pool.note_failure(replica.replica_id, loss.reason)
         return None

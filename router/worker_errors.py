@@ -12,7 +12,10 @@ KV_LOST = "kv_lost"
 DRAINING = "draining"
 """The code of a refusal by a replica that takes no more requests, because it will go."""
 
-_ELSEWHERE_CODES = frozenset({"queue_full", "duplicate_request", DRAINING, "engine_dead"})
+ENGINE_DEAD = "engine_dead"
+"""The code of a refusal by a replica whose engine has ended: it serves nobody any more."""
+
+_ELSEWHERE_CODES = frozenset({"queue_full", "duplicate_request", DRAINING, ENGINE_DEAD})
 _CALLER_CODES = frozenset({"prompt_too_long", "empty_prompt", "invalid_max_tokens"})
 
 

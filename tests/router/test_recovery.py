@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from router.settings import RouterSettings
 from tests.support.fake_replica import FakeReplica
 from tests.support.fake_workers import counting
@@ -129,3 +131,36 @@ async def test_replicas_lost_before_the_kv_was_count_after_it(model_dir: Path) -
         assert error["code"] == "decode_failed"
         assert "on 2 replicas" in error["message"]
         assert [len(replica.seen) for replica in rig.decode.replicas.values()] == [1, 1, 1]
+
+
+async def test_request_that_ends_at_once_is_not_counted_as_moved(model_dir: Path) -> None:
+    settings = with_settings(decode_lost_policy="fail")
+    async with router_rig(model_dir, num_decode=2, settings=settings) as rig:
+        rig.decode[0].die_after_tokens = 10
+        response = await rig.complete(PROMPT, **ASK)
+
+        assert response.json()["error"]["code"] == "decode_failed"
+        assert rig.service.counters.num_migrations == 0
+
+
+async def test_error_tells_of_the_last_replica_and_not_of_one_that_was_full_before(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_decode=2, settings=with_settings(migration_limit=1)) as rig:
+        rig.decode[0].refuse_code = "queue_full"
+        rig.decode[1].die_after_tokens = 5
+        response = await rig.complete(PROMPT, **ASK)
+
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "decode_failed")
+
+
+@pytest.mark.parametrize("code", ["queue_full", "duplicate_request", "engine_dead"])
+async def test_lone_decode_replica_that_refused_is_not_asked_again_at_once(model_dir: Path, code: str) -> None:
+    settings = with_settings(backoff_min_s=60.0, backoff_max_s=60.0)
+    async with router_rig(model_dir, settings=settings) as rig:
+        rig.decode[0].refuse_code = code
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        await until(lambda: bool(rig.decode[0].seen))
+        await until(lambda: rig.service.counters.num_migrations == 1)
+        await rig.complete(PROMPT, max_tokens=1)
+
+        assert len(rig.decode[0].seen) == 1
+        answer.cancel()
