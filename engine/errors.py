@@ -55,6 +55,13 @@ class EngineDeadError(EngineError):
     """The engine's loop ended; no request can be served any more."""
 
 
+class ConnectorDeadError(EngineDeadError):
+    """The engine goes on, but its connector's thread ended: it can neither read KV nor hand it over."""
+
+    def __init__(self) -> None:
+        super().__init__("the connector's thread ended: no KV can be read or handed over any more")
+
+
 class EngineStalledError(EngineDeadError):
     """The engine hangs: it has work, and no step of it ended for too long."""
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from engine.async_engine import STEP_TIMEOUT_S, AsyncEngine
 from engine.engine_core import EngineCore
-from engine.errors import RequestRefusedError
+from engine.errors import ConnectorDeadError, RequestRefusedError
 from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
 from kv_transfer.connector import WorkerConnector
 from kv_transfer.params import Hello
@@ -47,8 +47,10 @@ class EngineServer:
         return self._engine.load
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if this worker cannot serve any more, or hangs."""
+        """Raise EngineDeadError if this worker cannot serve any more, hangs, or has lost its connector's thread."""
         self._engine.check_health()
+        if not self._connector.is_alive:
+            raise ConnectorDeadError
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestRefusedError | None]:
         """Add requests whose tokens go to the stream of their ``client_id``. One answer each, in order.

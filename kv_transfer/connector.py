@@ -291,6 +291,10 @@ class SchedulerConnector(Protocol):
 class WorkerConnector(Protocol):
     """The worker's half. ``execute`` and ``collect`` are called from the engine's thread and never block."""
 
+    @property
+    def is_alive(self) -> bool:
+        """False once its threads have ended, by ``close`` or by a fault: every load fails from then on."""
+
     def execute(self, orders: ConnectorOrders) -> None:
         """Start what was ordered."""
 

@@ -100,7 +100,7 @@ class TransferWorker:
         self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
         self._has_news = False
-        self._is_closing = self._is_stopped = False
+        self._is_closing = self._is_stopped = self._has_failed = False
         self._period_s = _FIRST_PERIOD_S
         self._peers = PeerTable(
             hello=self._hello,
@@ -145,6 +145,11 @@ class TransferWorker:
     def has_reads(self) -> bool:
         """True while a read may write into our region."""
         return self._reader.has_reads
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the thread has failed or ended."""
+        return not self._has_failed and self._thread.is_alive()
 
     def execute(self, orders: ConnectorOrders) -> None:
         """Start what was ordered."""
@@ -243,6 +248,7 @@ class TransferWorker:
             while not self._is_closing:
                 self._sleep(did_anything=self._turn())
         except Exception:
+            self._has_failed = True
             logger.exception("the connector's thread died; every load fails from now on")
         finally:
             self._shut_down()

@@ -49,6 +49,11 @@ class ChainWorker:
         self.lender = self.sources[lender]
         self._loads: dict[str, _OpenLoad] = {}
 
+    @property
+    def is_alive(self) -> bool:
+        """False once any source is not: what it had to offer is lost."""
+        return all(source.is_alive for source in self.sources)
+
     def execute(self, orders: ConnectorOrders) -> None:
         """Start what was ordered, copies of evicted blocks first: the loads of others may write these blocks."""
         if orders.is_empty:

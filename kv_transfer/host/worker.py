@@ -31,6 +31,11 @@ class HostWorker:
         self._memory = memory
         self._checksums = [0] * arena.region.num_blocks
 
+    @property
+    def is_alive(self) -> bool:
+        """False once the thread that loads has ended."""
+        return self._reader.is_alive
+
     def execute(self, orders: ConnectorOrders) -> None:
         """Copy what was evicted, then start the loads."""
         for store in orders.stores:

@@ -104,6 +104,15 @@ def test_the_engine_is_woken_when_a_load_ended(source: Any, reader: KVEngine, re
     assert reader.num_wakes > num_wakes
 
 
+def test_connector_is_alive_until_it_is_closed(world: KVWorld) -> None:
+    worker = world.make_reader(world.spec("leaving")).connector.worker
+    assert worker.is_alive
+
+    worker.close()
+
+    assert not worker.is_alive
+
+
 @pytest.mark.known_failure(1)
 def test_read_under_an_expired_lease_is_never_good(
     world: KVWorld, source: Any, reader: KVEngine, request_id: str
