@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from cluster.replica_caller import Caller
 from kv_transfer.connector import PeerBook
+from router.workers import WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -24,6 +25,7 @@ FORGET_AFTER_S = 300.0
 """Longer than any worker may take to be drained."""
 
 ABSENT_AFTER_S = 0.5
+ASK_TIMEOUT_S = 2.0
 FIRST_LISTS_S = 0.5
 
 
@@ -59,6 +61,20 @@ class Introductions:
     def siblings(self) -> set[str]:
         """The other workers of our role that are running now."""
         return set(self._own.replica_ids()) - {self._own_id}
+
+    async def takers(self) -> set[str]:
+        """Those of them that take requests now: they answer, go on, and are not about to go themselves."""
+        siblings = sorted(self.siblings())
+        answers = await asyncio.gather(*(self._takes_requests(replica_id) for replica_id in siblings))
+        return {replica_id for replica_id, takes in zip(siblings, answers, strict=True) if takes}
+
+    async def _takes_requests(self, replica_id: str) -> bool:
+        try:
+            _, load = await self._own.call(replica_id, "status", timeout_s=ASK_TIMEOUT_S)
+        except WorkerUnavailableError as error:
+            logger.info("a sibling does not answer: %s", error)
+            return False
+        return not (load.is_draining or load.is_stalled)
 
     async def keep_looking(self) -> None:
         """Follow who comes and goes, until cancelled."""

@@ -137,9 +137,11 @@ class Worker:
             self._leaving = asyncio.create_task(self._drain(exits=exits))
 
     async def _drain(self, *, exits: bool) -> None:
-        siblings = self._introductions.siblings()
-        moves_out = self._settings.role == DECODE and bool(siblings)
-        logger.info("draining: moves_out=%s num_siblings=%d", moves_out, len(siblings))
+        # First, so that of workers that are drained together none hands over to another.
+        self._server.stop_admissions()
+        takers = await self._introductions.takers() if self._settings.role == DECODE else set()
+        moves_out = bool(takers)
+        logger.info("draining: moves_out=%s num_takers=%d", moves_out, len(takers))
         is_empty = await self._server.drain(moves_out=moves_out, timeout_s=self._settings.drain_timeout_s)
         logger.info("drained: is_empty=%s", is_empty)
         if exits:

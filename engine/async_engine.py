@@ -186,13 +186,17 @@ class AsyncEngine:
         """True when it takes no more requests."""
         return self._is_draining
 
+    def stop_admissions(self) -> None:
+        """Take no more requests."""
+        self._is_draining = True
+
     async def drain(self, *, moves_out: bool) -> None:
         """Take no more requests, and return when nothing is left here: no request, and no lease of a finished one.
 
         With ``moves_out`` running requests end at once with a hand-over of what was computed for them, and waiting
         ones unserved, for another engine to go on; otherwise they run to their end. The caller bounds the wait.
         """
-        self._is_draining = True
+        self.stop_admissions()
         self._moves_out = moves_out
         for _ in range(2):  # the first call ends the admissions, the second comes after the report that knows of them
             await self._call(lambda: None)

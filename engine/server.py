@@ -81,6 +81,10 @@ class EngineServer:
         """True when it takes no more requests."""
         return self._engine.is_draining
 
+    def stop_admissions(self) -> None:
+        """Take no more requests; those that are here go on."""
+        self._engine.stop_admissions()
+
     async def drain(self, *, moves_out: bool, timeout_s: float) -> bool:
         """Take no more requests, let those that are here go, and end the streams.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cluster.introductions import ABSENT_AFTER_S, FORGET_AFTER_S, TURN_S, Introductions
+from engine.messages import LoadReport
+from router.workers import WorkerUnavailableError
 from tests.support.clock import ManualClock
-from tests.support.fake_caller import FakeCaller
+from tests.support.fake_caller import FakeCaller, Method
 
 
 class Acquaintances:
@@ -55,6 +57,13 @@ class Bench:
 
     def _absent(self) -> None:
         self.num_absences += 1
+
+
+def answering(load: LoadReport) -> Method:
+    async def status() -> object:
+        return None, load
+
+    return status
 
 
 @pytest.fixture
@@ -122,6 +131,21 @@ def test_worker_that_is_taken_off_the_list_leaves_once(bench: Bench) -> None:
     bench.introductions.look()
     assert bench.num_absences == 1
     assert bench.introductions.siblings() == {"b"}
+
+
+async def test_only_siblings_that_go_on_can_take_requests_over(bench: Bench) -> None:
+    async def gone() -> object:
+        raise WorkerUnavailableError(replica_id="d", reason="gone")
+
+    bench.decode.replicas = {
+        "m": {},
+        "a": {"status": answering(LoadReport())},
+        "b": {"status": answering(LoadReport(is_draining=True))},
+        "c": {"status": answering(LoadReport(is_stalled=True))},
+        "d": {"status": gone},
+    }
+
+    assert await bench.introductions.takers() == {"a"}
 
 
 def test_worker_that_is_not_on_the_list_yet_does_not_leave(bench: Bench) -> None:
