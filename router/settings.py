@@ -26,7 +26,8 @@ class RouterSettings:
     ``default_max_tokens`` None lets a chat answer fill the context. ``max_num_requests`` bounds the sequences in
     progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV.
     ``growth_headroom_tokens`` is the room beyond its prompt that a request must find there.
-    ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure.
+    ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure: longer than
+    the start of a new process takes (20 to 56 s by docs/faults.md). Its own deadline may end it sooner.
     ``max_body_values`` bounds the JSON values of a body, and so how long validating it occupies the event loop (about
     0.1 s for half a million). ``read_timeout_s`` is how long a body may take to arrive.
     ``unresponsive_after_s`` is how long a replica, which reports every ``report_period_s``, may neither report nor
@@ -66,7 +67,7 @@ class RouterSettings:
     prefill_lost_policy: LossPolicy = "retry"
     kv_lost_policy: KVLossPolicy = "cheapest"
     decode_lost_policy: DecodeLossPolicy = "retry"
-    recovery_wait_s: float = 30.0
+    recovery_wait_s: float = 120.0
     growth_headroom_tokens: int = 64
     local_prefill_tokens: int = 0
     report_period_s: float = 0.5

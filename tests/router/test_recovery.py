@@ -78,6 +78,12 @@ async def test_accepted_request_that_needs_no_decode_replica_waits_for_one_when_
         assert (await answer).json()["choices"][0]["token_ids"] == expected_tokens(rig)[:1]
 
 
+def test_accepted_request_waits_longer_by_default_than_a_new_worker_takes_to_start() -> None:
+    longest_start_s = 56.0  # docs/faults.md, "whole again after"
+
+    assert RouterSettings().recovery_wait_s >= 2 * longest_start_s
+
+
 async def test_prompt_that_drained_prefill_replicas_refuse_is_computed_by_decode(model_dir: Path) -> None:
     async with router_rig(model_dir, num_prefill=4) as rig:
         await until(lambda: all(map(rig.prefill.has_stream, rig.prefill.replicas)))
