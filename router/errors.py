@@ -46,7 +46,7 @@ class UnsupportedParameterError(InvalidRequestError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt alone, or with the tokens asked for, does not fit the model."""
+    """The prompt alone, or with the tokens asked for, does not fit the model; those were asked for in ``param``."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ContextLengthError(InvalidRequestError):
             )
         else:
             text = (
-                f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together "
+                f"the prompt has {num_prompt_tokens} tokens and {param} is {max_tokens}: together "
                 f"{num_prompt_tokens + max_tokens}, but the model's context length is {max_model_len} tokens"
             )
         super().__init__(text, code="context_length_exceeded", param=param)

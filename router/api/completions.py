@@ -18,6 +18,7 @@ from router.api.generate_body import GenerateBody
 from router.api.logit_rules import logit_rules
 from router.api.logprobs_answer import LogprobsAnswer
 from router.api.logprobs_wish import LogprobsWish, chat_wish, completion_wish
+from router.api.output_limit import OutputLimit
 from router.api.prompts import chat_prompt, check_num_choices, check_vocabulary, completion_prompts, echoed_message
 from router.api.request_body import read_body
 from router.api.sse import GenerationResponse
@@ -40,17 +41,11 @@ async def answer_chat(service: RouterService, request: Request) -> GenerationRes
     """
     body = await read_body(request, ChatBody, settings=service.settings)
     _check(service, body)
-    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
-        raise InvalidRequestError(
-            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}: give one",
-            code="invalid_parameter",
-            param="max_completion_tokens",
-        )
+    limit = _chat_limit(service, body)
     check_num_choices(service, body, num_prompts=1, param="messages")
     ask = Ask(
-        prompts=[await chat_prompt(service, body)],
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        default_max_tokens=service.settings.default_max_tokens,
+        prompts=[await chat_prompt(service, body, limit)],
+        limit=limit,
         param="messages",
         rules=await logit_rules(service, body),
         wish=chat_wish(service, body),
@@ -72,10 +67,10 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
         raise InvalidRequestError(
             "max_tokens is 0, which is only allowed with echo", code="invalid_parameter", param="max_tokens"
         )
+    limit = OutputLimit(asked_for=body.max_tokens, default=COMPLETION_MAX_TOKENS)
     ask = Ask(
-        prompts=await completion_prompts(service, body),
-        max_tokens=body.max_tokens,
-        default_max_tokens=COMPLETION_MAX_TOKENS,
+        prompts=await completion_prompts(service, body, limit),
+        limit=limit,
         param="prompt",
         rules=await logit_rules(service, body),
         wish=completion_wish(service, body),
@@ -84,6 +79,20 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
     outputs = _start(service, body, ask, head, request)
     echoes = [service.tokenizer.decode(prompt) for prompt in ask.prompts] if body.echo else []
     return _response(service, outputs, CompletionFormat(head, echoes=echoes), body)
+
+
+def _chat_limit(service: RouterService, body: ChatBody) -> OutputLimit:
+    """What a chat says under OpenAI's newer name, or under the older one."""
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise InvalidRequestError(
+            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}: give one",
+            code="invalid_parameter",
+            param="max_completion_tokens",
+        )
+    default = service.settings.default_max_tokens
+    if body.max_completion_tokens is None:
+        return OutputLimit(asked_for=body.max_tokens, default=default)
+    return OutputLimit(asked_for=body.max_completion_tokens, default=default, param="max_completion_tokens")
 
 
 def _response(

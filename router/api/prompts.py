@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 from router.api.chat_body import ChatBody, Message
 from router.api.completion_body import CompletionBody
 from router.api.generate_body import GenerateBody
+from router.api.output_limit import OutputLimit
 from router.errors import ContextLengthError, InvalidRequestError
 from router.service import RouterService
 from router.text.chat_template import ChatTemplateError, NoChatTemplateError
@@ -39,7 +40,7 @@ class ChatFields(Protocol):
         """More arguments of the template."""
 
 
-async def chat_prompt(service: RouterService, body: ChatBody) -> tuple[int, ...]:
+async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit) -> tuple[int, ...]:
     """The prompt of a conversation.
 
     Raises:
@@ -48,7 +49,7 @@ async def chat_prompt(service: RouterService, body: ChatBody) -> tuple[int, ...]
     text = render_chat(service, body)
     _check_text_length(service, text, body, param="messages")
     ids = await encode(service, text, add_special_tokens=bool(body.add_special_tokens))
-    return _checked(_truncated(service, ids, body), param="messages")
+    return _checked(_truncated(service, ids, body, limit), param="messages")
 
 
 def echoed_message(body: ChatBody) -> str:
@@ -87,7 +88,7 @@ def render_chat(service: RouterService, body: ChatFields) -> str:
     return _without_end_of_turn(text, str(messages[-1]["content"])) if goes_on else text
 
 
-async def completion_prompts(service: RouterService, body: CompletionBody) -> list[tuple[int, ...]]:
+async def completion_prompts(service: RouterService, body: CompletionBody, limit: OutputLimit) -> list[tuple[int, ...]]:
     """The prompts of a body, one or many.
 
     Raises:
@@ -106,7 +107,7 @@ async def completion_prompts(service: RouterService, body: CompletionBody) -> li
         rows = cast("list[list[int]]", items)
         for ids in rows:
             check_vocabulary(ids, service.vocab_size(), param="prompt")
-    return [_checked(_truncated(service, ids, body), param="prompt") for ids in rows]
+    return [_checked(_truncated(service, ids, body, limit), param="prompt") for ids in rows]
 
 
 def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts: int, param: str) -> None:
@@ -166,14 +167,14 @@ def _without_end_of_turn(text: str, final: str) -> str:
     return text[: index + len(final)]
 
 
-def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody) -> Sequence[int]:
+def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody, limit: OutputLimit) -> Sequence[int]:
     """The last tokens of a prompt, as many as asked for; -1 asks for as many as leave room for the answer."""
-    limit = body.truncate_prompt_tokens
-    if limit is None:
+    num_kept = body.truncate_prompt_tokens
+    if num_kept is None:
         return ids
-    if limit == -1:
-        limit = max(service.max_model_len() - max(body.max_tokens or 1, 1), 1)
-    return ids[-limit:]
+    if num_kept == -1:
+        num_kept = limit.num_prompt_tokens(max_model_len=service.max_model_len())
+    return ids[-num_kept:]
 
 
 def _checked(ids: Sequence[int], *, param: str) -> tuple[int, ...]:

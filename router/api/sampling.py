@@ -4,31 +4,9 @@ from __future__ import annotations
 
 from engine.messages import LogitRules, SamplingParams
 from router.api.generate_body import GenerateBody
-from router.errors import ContextLengthError, InvalidRequestError
+from router.errors import InvalidRequestError
 from router.settings import RouterSettings
 from router.text.generation_config import GenerationDefaults
-
-
-def output_limit(
-    asked_for: int | None, *, default: int | None, num_prompt_tokens: int, max_model_len: int, param: str
-) -> int:
-    """How many tokens may be generated. Without ``asked_for`` or ``default`` they fill the context.
-
-    Raises:
-        ContextLengthError: The prompt leaves no room, or not as much as was asked for.
-    """
-    room = max_model_len - num_prompt_tokens
-    if room < 1:
-        raise ContextLengthError(
-            num_prompt_tokens=num_prompt_tokens, max_model_len=max_model_len, max_tokens=None, param=param
-        )
-    if asked_for is None:
-        return room if default is None else min(default, room)
-    if asked_for > room:
-        raise ContextLengthError(
-            num_prompt_tokens=num_prompt_tokens, max_model_len=max_model_len, max_tokens=asked_for, param="max_tokens"
-        )
-    return asked_for
 
 
 def sampling_params(
@@ -40,18 +18,7 @@ def sampling_params(
     num_logprobs: int | None = None,
     num_prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The engine's parameters; the seed is drawn elsewhere.
-
-    Raises:
-        InvalidRequestError: ``min_tokens`` is larger than the limit.
-    """
-    min_tokens = body.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise InvalidRequestError(
-            f"min_tokens is {min_tokens}, but at most {max_tokens} tokens can be generated",
-            code="invalid_parameter",
-            param="min_tokens",
-        )
+    """The engine's parameters; the seed is drawn elsewhere."""
     top_k = defaults.top_k if body.top_k is None else body.top_k
     return SamplingParams(
         max_tokens=max_tokens,
@@ -62,7 +29,7 @@ def sampling_params(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
-        min_tokens=min_tokens,
+        min_tokens=body.min_tokens or 0,
         eos_token_ids=defaults.eos_token_ids,
         stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
         ignore_eos=bool(body.ignore_eos),

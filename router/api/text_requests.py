@@ -12,7 +12,8 @@ from router.api.answer_format import AnswerHead
 from router.api.generate_body import GenerateBody
 from router.api.headers import session_header, timeout_header
 from router.api.logprobs_wish import LogprobsWish
-from router.api.sampling import output_limit, sampling_params, stop_strings
+from router.api.output_limit import OutputLimit
+from router.api.sampling import sampling_params, stop_strings
 from router.errors import InvalidRequestError, RouterError
 from router.service import RouterService, TextRequest
 from router.text_output import TextOutput
@@ -25,13 +26,11 @@ MAX_PROMPT_LOGPROBS = 400_000
 class Ask:
     """One body's prompts with all that was made of its parameters.
 
-    ``max_tokens`` is what the body says, and ``default_max_tokens`` what holds if it says nothing; ``param`` is the
-    parameter to blame for a prompt that is too long.
+    ``param`` is the parameter to blame for a prompt that is too long.
     """
 
     prompts: Sequence[tuple[int, ...]]
-    max_tokens: int | None
-    default_max_tokens: int | None
+    limit: OutputLimit
     param: str
     rules: LogitRules | None
     wish: LogprobsWish
@@ -95,19 +94,15 @@ def _text_request(
         timeout_s=timeout_header(service, request),
         session_id=session_header(service, request),
         shows_logprobs=ask.wish.num_output is not None,
-        is_prompt_only=ask.max_tokens == 0,
+        is_prompt_only=ask.limit.is_prompt_only,
     )
 
 
 def _sampling(service: RouterService, body: GenerateBody, ask: Ask, *, num_prompt_tokens: int) -> SamplingParams:
-    max_tokens = output_limit(
-        # An engine generates at least one token; nobody is shown it.
-        1 if ask.max_tokens == 0 else ask.max_tokens,
-        default=ask.default_max_tokens,
-        num_prompt_tokens=num_prompt_tokens,
-        max_model_len=service.max_model_len(),
-        param=ask.param,
+    max_tokens = ask.limit.num_tokens(
+        num_prompt_tokens=num_prompt_tokens, max_model_len=service.max_model_len(), prompt_param=ask.param
     )
+    ask.limit.check_min_tokens(body.min_tokens or 0, max_tokens=max_tokens)
     num_logprobs = ask.wish.num_output
     if num_logprobs is None and num_candidates(body) > (body.n or 1):
         num_logprobs = 0

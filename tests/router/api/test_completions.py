@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from router.text.tokenizer import Tokenizer
 from tests.support.fake_workers import counting, scripted
-from tests.support.router_rig import chat_text, completion_text, events, router_rig
+from tests.support.router_rig import FAST, chat_text, completion_text, events, router_rig
 from tests.support.router_tokenizer import BOS, EOS
 
 
@@ -264,3 +265,35 @@ async def test_prompt_is_truncated_from_the_left_where_wanted(model_dir: Path) -
         await rig.complete([5, 6, 7, 8], max_tokens=1, truncate_prompt_tokens=2)
 
         assert rig.prefill[0].seen[0].prompt_token_ids == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_kept"),
+    [({"max_tokens": 8}, 56), ({"max_completion_tokens": 8}, 56), ({}, 63), ({"max_completion_tokens": 63}, 1)],
+)
+async def test_chat_is_truncated_to_leave_room_for_its_answer(
+    model_dir: Path, fields: dict[str, int], num_kept: int
+) -> None:
+    async with router_rig(model_dir, max_model_len=64) as rig:
+        response = await rig.chat("the quick brown fox " * 20, truncate_prompt_tokens=-1, **fields)
+
+        assert response.status_code == 200
+        assert len(rig.prefill[0].seen[0].prompt_token_ids) == num_kept
+
+
+@pytest.mark.parametrize(("max_tokens", "num_kept"), [(None, 48), (8, 56), (0, 63)])
+async def test_text_is_truncated_to_leave_room_for_its_answer(
+    model_dir: Path, max_tokens: int | None, num_kept: int
+) -> None:
+    async with router_rig(model_dir, max_model_len=64) as rig:
+        await rig.complete([5] * 100, truncate_prompt_tokens=-1, max_tokens=max_tokens, echo=max_tokens == 0)
+
+        assert len(rig.prefill[0].seen[0].prompt_token_ids) == num_kept
+
+
+async def test_default_that_fills_the_context_leaves_the_prompt_as_it_is(model_dir: Path) -> None:
+    settings = dataclasses.replace(FAST, default_max_tokens=1000)
+    async with router_rig(model_dir, max_model_len=64, settings=settings) as rig:
+        await rig.chat("the quick brown fox " * 20, truncate_prompt_tokens=-1)
+
+        assert len(rig.prefill[0].seen[0].prompt_token_ids) == 63

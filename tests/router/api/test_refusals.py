@@ -268,6 +268,23 @@ async def test_more_output_than_fits_is_refused(rig: RouterRig) -> None:
     assert all(number in error["message"] for number in ("500", "13", "512"))
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_limit_is_named_as_it_was_sent(rig: RouterRig, name: str) -> None:
+    too_much = (await rig.chat("hi", **{name: 512})).json()["error"]
+    too_little = (await rig.chat("hi", min_tokens=9, **{name: 8})).json()["error"]
+
+    assert (too_much["code"], too_much["param"]) == ("context_length_exceeded", name)
+    assert f" {name} is 512" in too_much["message"]
+    assert (too_little["param"], too_little["message"]) == ("min_tokens", f"min_tokens is 9, but {name} is 8")
+
+
+@pytest.mark.parametrize("min_tokens", [1, 2])
+async def test_no_tokens_cannot_be_at_least_some(rig: RouterRig, min_tokens: int) -> None:
+    error = (await rig.complete("hi", max_tokens=0, echo=True, min_tokens=min_tokens)).json()["error"]
+
+    assert (error["param"], error["message"]) == ("min_tokens", f"min_tokens is {min_tokens}, but max_tokens is 0")
+
+
 async def test_unknown_model_is_a_404_that_names_the_served_one(rig: RouterRig) -> None:
     response = await rig.complete("hi", model="other")
 
