@@ -12,7 +12,7 @@ from router.api.generate_body import GenerateBody
 from router.api.output_limit import OutputLimit
 from router.errors import ContextLengthError, InvalidRequestError
 from router.service import RouterService
-from router.text.chat_template import ChatTemplateError, NoChatTemplateError
+from router.text.chat_template import NoChatTemplateError
 
 _LONG_TEXT_CHARACTERS = 4_000
 """Longer texts are tokenized in a thread, without the GIL: streams must not wait for it."""
@@ -83,9 +83,10 @@ def render_chat(service: RouterService, body: ChatFields) -> str:
             param="chat_template_kwargs",
         )
     messages = [_plain(message) for message in body.messages]
-    add_prompt = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
-    text = service.chat_template.render(messages, add_generation_prompt=add_prompt, arguments=arguments)
-    return _without_end_of_turn(text, str(messages[-1]["content"])) if goes_on else text
+    if goes_on:
+        return service.chat_template.render_open(messages, arguments=arguments)
+    add_prompt = body.add_generation_prompt is not False
+    return service.chat_template.render(messages, add_generation_prompt=add_prompt, arguments=arguments)
 
 
 async def completion_prompts(service: RouterService, body: CompletionBody, limit: OutputLimit) -> list[tuple[int, ...]]:
@@ -156,15 +157,6 @@ def _plain(message: Message) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     return plain
-
-
-def _without_end_of_turn(text: str, final: str) -> str:
-    """The prompt up to the end of the final message, which the model then continues."""
-    final = final.strip()
-    index = text.rfind(final)
-    if not final or index < 0:
-        raise ChatTemplateError("continue_final_message is set, but the final message is not in the rendered chat")
-    return text[: index + len(final)]
 
 
 def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody, limit: OutputLimit) -> Sequence[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.errors import InvalidRequestError, ModelDirectoryError
 from router.text.tokenizer import read_json
+
+_SPACES = "   "
+"""More than a template adds by itself: one that leaves them keeps what a content ends with."""
 
 
 class ChatTemplateError(InvalidRequestError):
@@ -117,6 +121,30 @@ class ChatTemplate:
             raise ChatTemplateError(str(error)) from error
         except Exception as error:  # a template is a program: on odd input it can raise anything
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
+
+    def render_open(self, messages: Sequence[Mapping[str, Any]], *, arguments: Mapping[str, Any] | None = None) -> str:
+        """The prompt for a conversation whose final message goes on: all that comes before the end of its content.
+
+        A mark behind the content says where that is. Spaces at the content's end stay where the template keeps them.
+
+        Raises:
+            ChatTemplateError: The template refuses the conversation, or leaves the final message out.
+        """
+        final = messages[-1]
+        content = str(final["content"])
+        mark = str(secrets.randbits(128))
+
+        def rendered(content: str) -> str:
+            marked = [*messages[:-1], {**final, "content": content}]
+            return self.render(marked, add_generation_prompt=False, arguments=arguments)
+
+        text = rendered(content + mark + _SPACES)
+        if content != content.rstrip() and mark + _SPACES not in text:
+            text = rendered(content.rstrip() + mark)
+        end = text.rfind(mark)
+        if end < 0:
+            raise ChatTemplateError("continue_final_message is set, but the final message is not in the rendered chat")
+        return text[:end]
 
 
 def load_chat_template(model_dir: Path, *, special_tokens: Mapping[str, str]) -> ChatTemplate | None:

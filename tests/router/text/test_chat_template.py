@@ -50,6 +50,53 @@ def test_rendering_equals_transformers(name: str, add_generation_prompt: bool) -
     assert ours == theirs[0]
 
 
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+TRIMMING = CHATML.replace("m.content", "m.content | trim")
+INST = "{% for m in messages %}{{ ' ' + m.content | trim + ' ' }}</s>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "end"),
+    [
+        (CHATML, "one, two,", "\none, two,"),
+        (CHATML, "<", "\n<"),
+        (CHATML, "end", "\nend"),
+        (CHATML, "im_end|>\n", "\nim_end|>\n"),
+        (CHATML, "kept ", "\nkept "),
+        (CHATML, "", "assistant\n"),
+        (TRIMMING, " cut \n", "\ncut"),
+        (TRIMMING, "\n", "assistant\n"),
+        (INST, "cut ", "</s> cut"),
+        ("{% for m in messages %}{{ m.content | upper }}.{% endfor %}", "abc", "BYE.ABC"),
+    ],
+)
+def test_final_message_is_left_open_where_its_content_ends(template: str, content: str, end: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+
+    text = ChatTemplate(template, special_tokens={}).render_open(messages)
+
+    whole = ChatTemplate(template, special_tokens={}).render(messages, add_generation_prompt=False)
+    assert whole.startswith(text)
+    assert text.endswith(end)
+
+
+@pytest.mark.parametrize("content", ["one, two,", "kept ", "<", "end"])
+def test_open_final_message_equals_transformers(content: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": content}]
+    theirs, _ = render_jinja_template(
+        conversations=[messages], chat_template=CHATML, continue_final_message=True, add_generation_prompt=False
+    )
+
+    assert ChatTemplate(CHATML, special_tokens={}).render_open(messages) == theirs[0]
+
+
+def test_final_message_that_the_template_leaves_out_cannot_be_left_open() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", special_tokens={})
+
+    with pytest.raises(ChatTemplateError, match="not in the rendered chat"):
+        template.render_open(MESSAGES)
+
+
 def test_date_of_today_can_be_asked_for() -> None:
     template = ChatTemplate("{{ strftime_now('%Y') | length }}", special_tokens={})
 
