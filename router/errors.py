@@ -25,6 +25,13 @@ class RouterError(Exception):
             self.code = code
 
 
+class InternalError(RouterError):
+    """Something that is no ``RouterError`` went wrong in the router itself, and was logged."""
+
+    def __init__(self) -> None:
+        super().__init__("the router failed on this request; its log says why")
+
+
 class InvalidRequestError(RouterError):
     """The request itself is wrong."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from engine.messages import FinishReason, LogprobTable, TokenDelta
-from router.errors import RequestCancelledError, RouterError
+from router.errors import RequestCancelledError
 from router.generation import Generation
 from router.logprob_trail import LogprobTrail, TokenEntry
 from router.metrics import RouterMetrics
@@ -98,10 +98,12 @@ class TextOutput:
         if self.is_finished:
             return []
         try:
-            deltas = await self._generation.mailbox.take()
-        except RouterError as error:
+            return self._pieces(await self._generation.mailbox.take())
+        except Exception as error:
             self._count_end("abort" if isinstance(error, RequestCancelledError) else "error")
             raise
+
+    def _pieces(self, deltas: list[TokenDelta]) -> list[TextPiece]:
         self._observe(deltas)
         pieces: list[TextPiece] = []
         for delta in deltas:

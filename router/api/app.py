@@ -24,7 +24,7 @@ from router.api.request_body import read_body
 from router.api.request_id import RequestIdMiddleware
 from router.api.tokenize_body import DetokenizeBody, TokenizeBody
 from router.api.tokens_answer import tokens_response
-from router.errors import NoReplicaError, RouterError
+from router.errors import InternalError, NoReplicaError, RouterError
 from router.security import SecuritySettings
 from router.service import RouterService
 
@@ -114,7 +114,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_any_error(_: Request, __: Exception) -> Response:
-        return error_response(RouterError("the router failed on this request; its log says why"))
+        return error_response(InternalError())
 
 
 def _add_generation(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from starlette.responses import Response
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from router.api.answer_format import AnswerFormat, Collected
 from router.api.errors import error_event, error_response
 from router.api.patience import within
-from router.errors import RequestCancelledError, RouterError
+from router.errors import InternalError, RequestCancelledError, RouterError
 from router.text_output import TextOutput, TextPiece
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -68,12 +68,12 @@ class GenerationResponse(Response):
             async for index, pieces in merged(self._outputs):
                 for piece in pieces:
                     choices[index].add(piece)
-        except RouterError as error:
-            await self._send_error(error, scope, receive, send)
+            chosen = self._answer.head.chosen(choices)
+            body = await self._written(functools.partial(self._answer.whole, chosen, self._outputs))
+        except Exception as error:
+            await self._send_error(self._told(error, scope), scope, receive, send)
             return
-        chosen = self._answer.head.chosen(choices)
-        body = await self._written(functools.partial(self._answer.whole, chosen, self._outputs))
-        await Response(body, media_type="application/json")(scope, receive, send)
+        await self._in_time(Response(body, media_type="application/json")(scope, receive, send))
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_one = len(self._outputs) == 1
@@ -81,31 +81,40 @@ class GenerationResponse(Response):
         try:
             # An iterator that was begun and is left costs a task of its own to be closed: one output needs none.
             first = (0, await self._outputs[0].take()) if is_one else await anext(items)
-        except RouterError as error:
-            await self._send_error(error, scope, receive, send)
+            events = b"".join(await self._written(functools.partial(self._events, *first)))
+        except Exception as error:
+            await self._send_error(self._told(error, scope), scope, receive, send)
             return
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._write(send, b"".join(await self._written(functools.partial(self._events, *first))))
+        await self._in_time(send({"type": "http.response.start", "status": 200, "headers": headers}))
         try:
+            await self._write(send, events)
             if is_one:
                 await self._send_rest_of_one(send)
             else:
                 async for index, pieces in items:
-                    events = await self._written(functools.partial(self._events, index, pieces))
-                    await self._write(send, b"".join(events))
-        except RouterError as error:
-            if not self._is_client_gone:
-                await send({"type": "http.response.body", "body": error_event(error) + _DONE})
-            return
-        if self._is_client_gone:
-            return
-        last = self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b""
-        await send({"type": "http.response.body", "body": last + _DONE})
+                    events = b"".join(await self._written(functools.partial(self._events, index, pieces)))
+                    await self._write(send, events)
+            last = self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b""
+        except Exception as error:
+            last = error_event(self._told(error, scope))
+        await self._write(send, last + _DONE, is_last=True)
+
+    def _told(self, error: Exception, scope: Scope) -> RouterError:
+        """What the client is told of an error; one that it cannot understand is logged."""
+        if isinstance(error, RouterError):
+            return error
+        logger.error(
+            "answer failed: request_id=%s answer_id=%s",
+            scope.get("baton_request_id"),
+            self._answer.head.answer_id,
+            exc_info=error,
+        )
+        return InternalError()
 
     async def _written(self, write: Callable[[], Written]) -> Written:
         """What is written at once, or in another thread where that takes long: other streams must go on."""
@@ -126,21 +135,24 @@ class GenerationResponse(Response):
         self._opened.add(index)
         return [self._answer.opening(index, output), *events]
 
-    async def _write(self, send: Send, events: bytes) -> None:
-        if not events or self._is_client_gone:
-            return
-        sending = send({"type": "http.response.body", "body": events, "more_body": True})
+    async def _write(self, send: Send, events: bytes, *, is_last: bool = False) -> None:
+        if events and not self._is_client_gone:
+            await self._in_time(send({"type": "http.response.body", "body": events, "more_body": not is_last}))
+
+    async def _in_time(self, sending: Awaitable[None]) -> None:
+        """Give the client up where it does not take what is sent."""
         try:
             await within(sending, self._write_timeout_s)
-        except TimeoutError:
-            # The server closes the connection, because the answer stays incomplete.
-            logger.info("client does not read: request_id=%s", self._outputs[0].request_id)
+        except OSError as error:
+            # A timeout, or what a server raises once the connection is lost. It closes the connection of an answer that
+            # stays incomplete.
+            logger.info("client does not read: request_id=%s: %r", self._outputs[0].request_id, error)
             self._is_client_gone = True
             self._cancel()
 
     async def _send_error(self, error: RouterError, scope: Scope, receive: Receive, send: Send) -> None:
         if not (self._is_client_gone and isinstance(error, RequestCancelledError)):
-            await error_response(error)(scope, receive, send)
+            await self._in_time(error_response(error)(scope, receive, send))
 
 
 async def merged(outputs: Sequence[TextOutput]) -> AsyncIterator[tuple[int, list[TextPiece]]]:

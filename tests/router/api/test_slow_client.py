@@ -5,30 +5,36 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from starlette.types import Message
+import pytest
+from starlette.types import Message, Scope
 
-from tests.support.router_rig import FAST, router_rig, until
+from tests.support.router_rig import FAST, RouterRig, router_rig, until
+
+SCOPE: Scope = {
+    "type": "http",
+    "asgi": {"version": "3.0"},
+    "http_version": "1.1",
+    "method": "POST",
+    "path": "/v1/completions",
+    "raw_path": b"/v1/completions",
+    "query_string": b"",
+    "headers": [(b"content-type", b"application/json")],
+    "scheme": "http",
+    "server": ("router", 80),
+    "client": ("client", 1),
+}
+IMPATIENT = dataclasses.replace(FAST, write_timeout_s=0.05)
 
 
-async def test_client_that_does_not_read_is_given_up(model_dir: Path) -> None:
-    body = json.dumps({"prompt": "hi", "max_tokens": 400, "stream": True, "ignore_eos": True, "seed": 2}).encode()
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/v1/completions",
-        "raw_path": b"/v1/completions",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-        "scheme": "http",
-        "server": ("router", 80),
-        "client": ("client", 1),
-    }
+async def ask(rig: RouterRig, body: dict[str, Any], *, blocks_at: Callable[[Message], bool]) -> list[Message]:
+    """What a client was sent that takes nothing any more from some message on."""
     never = asyncio.Event()
-    requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    content = json.dumps({"prompt": "hi", "ignore_eos": True, "seed": 2, **body}).encode()
+    requests: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -38,15 +44,50 @@ async def test_client_that_does_not_read_is_given_up(model_dir: Path) -> None:
 
     async def send(message: Message) -> None:
         sent.append(message)
-        if message["type"] == "http.response.body":
+        if blocks_at(message):
             await never.wait()
 
-    async with router_rig(model_dir, settings=dataclasses.replace(FAST, write_timeout_s=0.05)) as rig:
+    async with asyncio.timeout(5):
+        await rig.app(dict(SCOPE), receive, send)
+    return sent
+
+
+def is_body(message: Message) -> bool:
+    return message["type"] == "http.response.body"
+
+
+def is_last(message: Message) -> bool:
+    return is_body(message) and not message.get("more_body")
+
+
+async def test_client_that_does_not_read_is_given_up(model_dir: Path) -> None:
+    async with router_rig(model_dir, settings=IMPATIENT) as rig:
         rig.decode[0].gate.clear()
-        async with asyncio.timeout(5):
-            await rig.app(scope, receive, send)
+        sent = await ask(rig, {"max_tokens": 400, "stream": True}, blocks_at=is_body)
 
         assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
         rig.decode[0].gate.set()
         await until(rig.is_at_rest)
         assert rig.service.counters.num_cancelled == 1
+
+
+async def test_client_that_does_not_even_take_the_status_is_given_up(model_dir: Path) -> None:
+    async with router_rig(model_dir, settings=IMPATIENT) as rig:
+        rig.decode[0].gate.clear()
+        sent = await ask(rig, {"max_tokens": 400, "stream": True}, blocks_at=lambda _: True)
+
+        assert [message["type"] for message in sent] == ["http.response.start"]
+        rig.decode[0].gate.set()
+        await until(rig.is_at_rest)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("error_code", [None, "kv_load_failed"])
+async def test_last_write_does_not_wait_for_ever(model_dir: Path, is_stream: bool, error_code: str | None) -> None:
+    async with router_rig(model_dir, settings=IMPATIENT) as rig:
+        rig.decode[0].error_code = error_code
+        sent = await ask(rig, {"max_tokens": 4, "stream": is_stream}, blocks_at=is_last)
+
+        assert is_last(sent[-1])
+        assert (error_code is None) == (b"error" not in sent[-1]["body"])
+        await until(rig.is_at_rest)

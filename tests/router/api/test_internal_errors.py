@@ -1,0 +1,56 @@
+"""What nobody thought of goes wrong while an answer is written: the client is told, and the log says for whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from engine.messages import GenerateRequest
+from tests.support.router_rig import RouterRig, router_rig
+
+HEADERS = {"X-Request-Id": "my-own-id"}
+
+
+def broken_from(first: int, position: int) -> int:
+    """A token, or from some position on what is none, which no detokenizer can take."""
+    return 40 if position < first else cast("int", [40])
+
+
+def num_finishes(rig: RouterRig, reason: str) -> float:
+    rows = next(item.rows for item in rig.service.metrics.families() if item.name == "baton:request_finishes")
+    return next(row.value for row in rows if row.labels == (("reason", reason),))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_stream_ends_with_an_error_that_is_logged(
+    model_dir: Path, n: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def next_token(_: GenerateRequest, position: int) -> int:
+        return broken_from(3, position)
+
+    async with router_rig(model_dir, next_token=next_token) as rig:
+        body = {"prompt": "hi", "max_tokens": 9, "stream": True, "n": n}
+        response = await rig.client.post("/v1/completions", json=body, headers=HEADERS)
+
+        *_, last, done, empty = response.text.split("\n\n")
+        assert (done, empty) == ("data: [DONE]", "")
+        assert '"code": "internal_error"' in last
+        assert "answer failed: request_id=my-own-id" in caplog.text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_answer_that_fails_before_it_begins_is_a_500(
+    model_dir: Path, is_stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def next_token(_: GenerateRequest, position: int) -> int:
+        return broken_from(0, position)
+
+    async with router_rig(model_dir, next_token=next_token) as rig:
+        body = {"prompt": "hi", "max_tokens": 9, "stream": is_stream}
+        response = await rig.client.post("/v1/completions", json=body, headers=HEADERS)
+
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        assert num_finishes(rig, "error") == 1
+        assert "answer failed: request_id=my-own-id" in caplog.text
