@@ -20,12 +20,14 @@ FinishName: TypeAlias = Literal["stop", "length"]
 class TextPiece(NamedTuple):
     """What one delta adds to the answer. ``text`` can be empty while ``token_ids`` are not: it is held back.
 
+    ``num_output_tokens`` are all that were generated up to here, those of the pieces before included.
     ``stop_reason`` is the stop string or the stop token id that ended the text; None for the model's own end.
     ``entries`` are of the tokens whose text is complete with this piece, where log-probabilities are to be shown.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    num_output_tokens: int
     finish_reason: FinishName | None = None
     stop_reason: str | int | None = None
     entries: tuple[TokenEntry, ...] = ()
@@ -140,24 +142,24 @@ class TextOutput:
             self._prompt_logprobs = delta.logprobs.prompt
         if self._is_prompt_only:
             self.is_finished = True
-            return TextPiece(text="", token_ids=(), finish_reason="length")
+            return TextPiece(text="", token_ids=(), num_output_tokens=0, finish_reason="length")
         self.num_output_tokens += len(delta.token_ids)
         if self._is_plain and delta.finish_reason is None:
-            return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids)
+            return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids, self.num_output_tokens)
         match = self._search(delta)
         if match.stop is not None:
             self._generation.finish_early()
             return self._last_piece(match.text, delta, "stop", match.stop)
         if delta.finish_reason is None:
             entries = self._trail.emit(len(match.text)) if self._trail is not None else ()
-            return TextPiece(match.text, delta.token_ids, None, None, entries)
+            return TextPiece(match.text, delta.token_ids, self.num_output_tokens, None, None, entries)
         reason: FinishName = "length" if delta.finish_reason is FinishReason.LENGTH else "stop"
         return self._last_piece(match.text + self._stops.finish(), delta, reason, self._stop_reason(delta))
 
     def _last_piece(self, text: str, delta: TokenDelta, reason: FinishName, stop: str | int | None) -> TextPiece:
         self.is_finished = True
         entries = self._trail.finish() if self._trail is not None else ()
-        return TextPiece(text, delta.token_ids, reason, stop, entries)
+        return TextPiece(text, delta.token_ids, self.num_output_tokens, reason, stop, entries)
 
     def _search(self, delta: TokenDelta) -> StopMatch:
         """Look for stop strings in a delta's text, that of the first ``min_tokens`` tokens aside."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.api.logprobs_answer import LogprobsAnswer, prompt_logprobs_json
-from router.api.usage import usage
+from router.api.usage import running_usage, usage
 from router.logprob_trail import TokenEntry
 from router.text_output import TextOutput, TextPiece
 
@@ -122,10 +122,13 @@ class EventWriter:
         """An event with one choice that has a text between constant parts."""
         return f"{self._prefix}{begin}{json_string(text)}{end}{self._suffix}".encode()
 
-    def write(self, choice: str, output: TextOutput, *, extra: str = "") -> bytes:
-        """An event with one choice, given as JSON, and possibly with more fields of its own."""
+    def write(self, choice: str, output: TextOutput, *, num_output_tokens: int = 0, extra: str = "") -> bytes:
+        """An event with one choice, given as JSON, and possibly with more fields of its own.
+
+        ``num_output_tokens`` are those of the choice up to this event.
+        """
         if self.head.continuous_usage:
-            counts = json.dumps(self.head.usage((output,)))
+            counts = json.dumps(running_usage(output, num_output_tokens))
             return f'{self._prefix}{choice}]{extra},"usage":{counts}}}\n\n'.encode()
         if extra:
             return f"{self._prefix}{choice}]{extra}{self._suffix[1:]}".encode()

@@ -44,7 +44,8 @@ class ChatFormat:
         delta = f'{{"content":{json.dumps(piece.text)}}}' if piece.text or piece.finish_reason is None else "{}"
         fields = finish_fields(piece, return_token_ids=wants_ids)
         logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"
-        return self._writer.write(f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},{fields}}}', output)
+        choice = f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},{fields}}}'
+        return self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
         """The last event of a stream with usage."""

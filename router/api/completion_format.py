@@ -44,7 +44,7 @@ class CompletionFormat:
         fields = finish_fields(piece, return_token_ids=wants_ids)
         logprobs = self._logprobs_json(placed(piece.entries, len(self._echo(index)))) if piece.entries else "null"
         choice = f'{{"index":{index},"text":{json.dumps(piece.text)},"logprobs":{logprobs},{fields}}}'
-        return self._writer.write(choice, output)
+        return self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
         """The last event of a stream with usage."""

@@ -132,6 +132,20 @@ async def test_running_usage_comes_with_every_chunk_where_wanted(model_dir: Path
         assert counts[-1] == 4
 
 
+async def test_running_usage_of_an_event_ends_with_its_own_tokens(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        options = {"continuous_usage_stats": True}
+        fields = {"max_tokens": 6, "stop": ["never"], "return_token_ids": True, "ignore_eos": True}
+        chunks = events(await rig.chat("x", stream=True, stream_options=options, **fields))
+
+        num_tokens = 0
+        for chunk in chunks:
+            num_tokens += len(chunk["choices"][0].get("token_ids", ()))
+            assert chunk["usage"]["completion_tokens"] == num_tokens
+        assert chunks[0]["usage"]["completion_tokens"] == 0
+        assert num_tokens == 6
+
+
 async def test_streamed_token_ids_are_complete(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         chunks = events(await rig.complete([5, 6], max_tokens=7, stream=True, return_token_ids=True, seed=1))
