@@ -68,8 +68,9 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
             "max_tokens is 0, which is only allowed with echo", code="invalid_parameter", param="max_tokens"
         )
     limit = OutputLimit(asked_for=body.max_tokens, default=COMPLETION_MAX_TOKENS)
+    prompts = await completion_prompts(service, body, limit)
     ask = Ask(
-        prompts=await completion_prompts(service, body, limit),
+        prompts=[prompt.token_ids for prompt in prompts],
         limit=limit,
         param="prompt",
         rules=await logit_rules(service, body),
@@ -77,7 +78,7 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
     )
     head = _head(service, body, "cmpl", ask.wish)
     outputs = _start(service, body, ask, head, request)
-    echoes = [service.tokenizer.decode(prompt) for prompt in ask.prompts] if body.echo else []
+    echoes = [prompt.echo(service.tokenizer) for prompt in prompts] if body.echo else []
     return _response(service, outputs, CompletionFormat(head, echoes=echoes), body)
 
 
@@ -121,7 +122,7 @@ def _head(service: RouterService, body: GenerateBody, kind: str, wish: LogprobsW
         logprobs = LogprobsAnswer(
             speller=service.speller,
             num_top=wish.num_output or 0,
-            detokenizer=lambda: service.detokenizer((), skip_special_tokens=True),
+            detokenizer=lambda: service.detokenizer((), skip_special_tokens=False),
             as_token_ids=bool(body.return_tokens_as_token_ids),
         )
     return AnswerHead(

@@ -59,17 +59,21 @@ class LogprobsAnswer:
         return _rows_json(self.completion(tokens))
 
     def placed_prompt(self, token_ids: Sequence[int], text: str, table: LogprobTable) -> list[PlacedToken]:
-        """A prompt's tokens in its text, which may lack a space that its first token brings."""
+        """A prompt's tokens in its text, which may lack a special token around it, or the space that the first brings.
+
+        What a token adds outside of the text counts for nothing.
+        """
         detokenizer = self.detokenizer()
         starts: list[int] = []
-        num_decoded = 0
+        decoded = ""
         for token_id in token_ids:
-            starts.append(num_decoded)
-            num_decoded += len(detokenizer.push((token_id,)))
-        surplus = max(num_decoded + len(detokenizer.finish()) - len(text), 0)
+            starts.append(len(decoded))
+            decoded += detokenizer.push((token_id,))
+        decoded += detokenizer.finish()
+        num_before = len(decoded) - len(text) if decoded.endswith(text) else max(decoded.find(text), 0)
         said = [None, *(table.entry(index, self.num_top) for index in range(len(token_ids) - 1))]
         return [
-            PlacedToken(token_id, max(start - surplus, 0), entry)
+            PlacedToken(token_id, min(max(start - num_before, 0), len(text)), entry)
             for token_id, start, entry in zip(token_ids, starts, said, strict=True)
         ]
 

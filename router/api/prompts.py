@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from router.api.chat_body import ChatBody, Message
@@ -13,11 +14,27 @@ from router.api.output_limit import OutputLimit
 from router.errors import ContextLengthError, InvalidRequestError
 from router.service import RouterService
 from router.text.chat_template import NoChatTemplateError
+from router.text.tokenizer import Tokenizer
 
 _LONG_TEXT_CHARACTERS = 4_000
 """Longer texts are tokenized in a thread, without the GIL: streams must not wait for it."""
 
 _RESERVED_TEMPLATE_ARGUMENTS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt as it is sent to the engine; ``text`` is the body's own, None where those tokens are not its tokens.
+
+    A text that the body gave as token ids, or that was truncated, is known by its tokens alone.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+
+    def echo(self, tokenizer: Tokenizer) -> str:
+        """The prompt's text, special tokens included."""
+        return tokenizer.decode(self.token_ids, skip_special_tokens=False) if self.text is None else self.text
 
 
 class ChatFields(Protocol):
@@ -89,7 +106,7 @@ def render_chat(service: RouterService, body: ChatFields) -> str:
     return service.chat_template.render(messages, add_generation_prompt=add_prompt, arguments=arguments)
 
 
-async def completion_prompts(service: RouterService, body: CompletionBody, limit: OutputLimit) -> list[tuple[int, ...]]:
+async def completion_prompts(service: RouterService, body: CompletionBody, limit: OutputLimit) -> list[Prompt]:
     """The prompts of a body, one or many.
 
     Raises:
@@ -108,7 +125,11 @@ async def completion_prompts(service: RouterService, body: CompletionBody, limit
         rows = cast("list[list[int]]", items)
         for ids in rows:
             check_vocabulary(ids, service.vocab_size(), param="prompt")
-    return [_checked(_truncated(service, ids, body, limit), param="prompt") for ids in rows]
+    prompts: list[Prompt] = []
+    for item, ids in zip(items, rows, strict=True):
+        kept = _checked(_truncated(service, ids, body, limit), param="prompt")
+        prompts.append(Prompt(token_ids=kept, text=item if isinstance(item, str) and len(kept) == len(ids) else None))
+    return prompts
 
 
 def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts: int, param: str) -> None:
