@@ -13,7 +13,7 @@ class Evacuation:
     """Ends requests with a hand-over of all that was computed for them.
 
     A running request's blocks stay under a lease until the engine that goes on has read them. A waiting one holds
-    nothing, and passes on the hand-over it came with. One whose KV is being loaded goes when it runs: what is on its
+    nothing, and passes on the hand-over it came with; what a preempted one had is computed again, and counted here. One whose KV is being loaded goes when it runs: what is on its
     way here would be lost.
     """
 
@@ -34,6 +34,8 @@ class Evacuation:
         waiting = [request for request in self._book.live.values() if request.is_waiting]
         for request in waiting:
             params, request.kv_transfer = request.kv_transfer, None
+            if params is None:
+                self._counters.recomputed_tokens += request.num_preempted_tokens
             self._book.finish(request)
             self._book.report(request, FinishReason.HANDED_OVER, kv_transfer=params)
         num_left = len(running) + len(waiting)

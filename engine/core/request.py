@@ -43,7 +43,8 @@ class Request:
 
     ``token_ids`` holds every known token while the request has no row; while it runs they are in the row table.
     ``block_ids`` holds its block table while it is loading or ready. ``num_computed_tokens`` and ``holes`` (damaged
-    ranges before it, in order) say where computing begins when it gets a row. ``confirmed_blocks`` are the indices of
+    ranges before it, in order) say where computing begins when it gets a row. ``num_preempted_tokens`` were computed
+    when it was preempted last, if it waits since then. ``confirmed_blocks`` are the indices of
     blocks behind a hole that a load already published. ``full_limit`` is the total length at which the output
     ends, ``limit`` the one at which this engine's part of it does (a hand-over ends after one token).
     ``prompt_logprobs`` collects what was asked for about the prompt, on the engine that samples the first token.
@@ -62,6 +63,7 @@ class Request:
         "message",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_preempted_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
@@ -100,6 +102,7 @@ class Request:
         self.confirmed_blocks: set[int] = set()
         self.holes: list[Span] = []
         self.kv_transfer: KVTransferParams | None = message.kv_transfer
+        self.num_preempted_tokens = 0
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.num_remote_tokens = 0

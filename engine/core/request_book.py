@@ -83,7 +83,11 @@ class RequestBook:
 
     def preempt(self, request: Request) -> None:
         """Take a request's blocks; it goes to the head of the queue, and that is counted (C7)."""
+        num_computed = (
+            request.num_computed_tokens if request.row is None else int(self._table.num_computed[request.row])
+        )
         self.put_back(request)
+        request.num_preempted_tokens = num_computed
         request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
@@ -92,7 +96,7 @@ class RequestBook:
         block_ids = self._take_blocks(request)
         self._kv_cache.release(block_ids)
         request.state = RequestState.WAITING
-        request.num_computed_tokens = 0
+        request.num_computed_tokens = request.num_preempted_tokens = 0
         request.num_published_blocks = 0
         request.holes = []
         request.confirmed_blocks = set()

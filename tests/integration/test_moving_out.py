@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from engine.config import SchedulerConfig
 from engine.engine_core import EngineCore
 from engine.messages import FinishReason, GenerateRequest, TokenDelta
+from kv_transfer.connector import ConnectorBuilder
 from tests.support.chain_engine import chain_engine
 from tests.support.chain_runner import expected_tokens
 from tests.support.disaggregated import inproc_pair, joined_cores
@@ -117,6 +119,30 @@ def test_a_move_computes_nothing_twice(pair: tuple[EngineCore, EngineCore]) -> N
     assert computed[1] > 0
     assert source.stats().scheduler.num_moved_out == 4
     assert target.stats().scheduler.recomputed_tokens == 0
+
+
+def test_what_a_preempted_request_had_is_counted_as_computed_again() -> None:
+    def build_small(build_connector: ConnectorBuilder) -> EngineCore:
+        scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4)
+        return chain_engine(num_blocks=12, scheduler=scheduler, build_connector=build_connector)
+
+    def build(build_connector: ConnectorBuilder) -> EngineCore:
+        return chain_engine(build_connector=build_connector)
+
+    requests = [greedy_request(str(n), [n] * 10, max_tokens=20) for n in range(3)]
+    alone = chain_engine()
+    for request in requests:
+        alone.add_request(request)
+    settle(alone, {request.request_id: [] for request in requests}, {})
+    with joined_cores(build_small, build) as (source, target):
+        move(source, target, requests, num_steps=9)
+
+        num_again = source.stats().scheduler.recomputed_tokens
+        computed = [core.stats().scheduler.num_scheduled_tokens for core in (source, target)]
+        assert source.stats().scheduler.num_preemptions == 1
+        assert num_again > 0
+        assert sum(computed) == alone.stats().scheduler.num_scheduled_tokens + num_again
+        assert_at_rest(source, target)
 
 
 def test_waiting_request_passes_its_hand_over_on(pair: tuple[EngineCore, EngineCore]) -> None:
