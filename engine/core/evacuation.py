@@ -13,8 +13,8 @@ class Evacuation:
     """Ends requests with a hand-over of all that was computed for them.
 
     A running request's blocks stay under a lease until the engine that goes on has read them. A waiting one holds
-    nothing, and passes on the hand-over it came with; what a preempted one had is computed again, and counted here. One whose KV is being loaded goes when it runs: what is on its
-    way here would be lost.
+    nothing, and passes on the hand-over it came with; what a preempted one had is computed again, and counted here.
+    One whose KV is being loaded goes when it runs: what is on its way here would be lost.
     """
 
     def __init__(self, *, table: RowTable, book: RequestBook, counters: Counters) -> None:
@@ -45,7 +45,9 @@ class Evacuation:
     def _hand_over(self, request: Request) -> None:
         assert request.row is not None
         num_tokens = int(self._table.num_computed[request.row])
-        if num_tokens == 0:
+        if num_tokens == 0 or request.num_prompt_logprobs is not None:
+            # What is cached has no logits: the log-probabilities of a prompt come from whoever computes all of it.
+            self._counters.recomputed_tokens += num_tokens
             self._book.finish(request)
             self._book.report(request, FinishReason.HANDED_OVER)
             return

@@ -83,9 +83,8 @@ class RequestBook:
 
     def preempt(self, request: Request) -> None:
         """Take a request's blocks; it goes to the head of the queue, and that is counted (C7)."""
-        num_computed = (
-            request.num_computed_tokens if request.row is None else int(self._table.num_computed[request.row])
-        )
+        row = request.row
+        num_computed = request.num_computed_tokens if row is None else int(self._table.num_computed[row])
         self.put_back(request)
         request.num_preempted_tokens = num_computed
         request.num_preemptions += 1

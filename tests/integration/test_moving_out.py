@@ -145,6 +145,24 @@ def test_what_a_preempted_request_had_is_counted_as_computed_again() -> None:
         assert_at_rest(source, target)
 
 
+def test_prompt_whose_logprobs_are_wanted_is_computed_by_one_engine_alone(
+    pair: tuple[EngineCore, EngineCore],
+) -> None:
+    source, _ = pair
+    prompt = greedy_request("a", [7] * 100, max_tokens=8)
+    sampling = replace(prompt.sampling, num_prompt_logprobs=1)
+    source.add_request(replace(prompt, sampling=sampling))
+    ends: Ends = {}
+    turn(source, {"a": []}, ends)
+    source.move_out()
+    turn(source, {"a": []}, ends)
+
+    assert ends["a"].finish_reason is FinishReason.HANDED_OVER
+    assert ends["a"].kv_transfer is None
+    assert source.stats().scheduler.recomputed_tokens == 64  # the first chunk
+    assert_at_rest(source)
+
+
 def test_waiting_request_passes_its_hand_over_on(pair: tuple[EngineCore, EngineCore]) -> None:
     source, target = pair
     tokens: dict[str, list[int]] = {"a": []}
