@@ -9,6 +9,9 @@ from dataclasses import dataclass
 class RouterCounters:
     """Sequences and tokens. ``num_failed`` ended with an error, ``num_cancelled`` were given up by their client.
 
+    ``num_refused`` were turned away because too many were there: at once, or, counted in ``num_requests`` too, when
+    they should have waited for KV memory and too many did.
+
     ``num_migrations`` went on at another decode worker after theirs was lost, ``num_drain_moves`` because theirs let
     them go.
     """

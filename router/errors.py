@@ -202,6 +202,11 @@ class QueueFullError(RouterError):
     code = "queue_full"
 
 
+def is_refusal(error: RouterError, *, num_output_tokens: int) -> bool:
+    """True when a request ended by being turned away: nothing was generated for it, because too many were there."""
+    return isinstance(error, QueueFullError) and num_output_tokens == 0
+
+
 class DeadlineExceededError(RouterError):
     """The request was not done by its deadline."""
 

@@ -37,7 +37,7 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 _COUNTERS = {
     "num_requests": ("requests", "Sequences accepted."),
-    "num_refused": ("requests_refused", "Sequences turned away because too many were in progress."),
+    "num_refused": ("requests_refused", "Sequences turned away because too many were in progress or waiting."),
     "num_prefill_retries": ("prefill_retries", "Prompts sent to another prefill replica."),
     "num_migrations": ("migrations", "Sequences moved to another decode replica."),
     "num_drain_moves": ("drain_moves", "Sequences moved away from a draining decode replica, with their KV."),

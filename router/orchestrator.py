@@ -16,7 +16,15 @@ from router.admission import Admission
 from router.counters import RouterCounters
 from router.decode_phase import MAX_MOVES, DecodePhase
 from router.demand import Demand
-from router.errors import DeadlineExceededError, QueueFullError, RequestCancelledError, RouterError, WorkerFailedError
+from router.errors import (
+    DeadlineExceededError,
+    InternalError,
+    QueueFullError,
+    RequestCancelledError,
+    RouterError,
+    WorkerFailedError,
+    is_refusal,
+)
 from router.generation import Generation
 from router.journey import Journey
 from router.kv_loss import KVLostError
@@ -100,13 +108,7 @@ class Orchestrator:
         Raises:
             QueueFullError: As many as allowed are in progress.
         """
-        limit = self._settings.max_num_requests
-        if len(self._alive) >= limit:
-            self._counters.num_refused += 1
-            raise QueueFullError(
-                f"too many requests in progress: the limit is {limit}; try again later",
-                retry_after_s=self._settings.retry_after_s,
-            )
+        self.check_room()
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         generation = Generation(
             request=request,
@@ -122,6 +124,20 @@ class Orchestrator:
         self._alive.add(task)
         task.add_done_callback(lambda ended: self._forget(ended, generation))
         return generation
+
+    def check_room(self, num_requests: int = 1) -> None:
+        """Refuse now what ``start`` would refuse.
+
+        Raises:
+            QueueFullError: With so many requests more, there would be more in progress than allowed.
+        """
+        limit = self._settings.max_num_requests
+        if len(self._alive) + num_requests > limit:
+            self._counters.num_refused += num_requests
+            raise QueueFullError(
+                f"too many requests in progress: the limit is {limit}; try again later",
+                retry_after_s=self._settings.retry_after_s,
+            )
 
     async def close(self) -> None:
         """End all requests, and wait until the workers were told."""
@@ -151,7 +167,10 @@ class Orchestrator:
             error = RequestCancelledError()
             raise
         except RouterError as caught:
-            counters.num_failed += 1
+            if is_refusal(caught, num_output_tokens=len(generation.output_token_ids)):
+                counters.num_refused += 1
+            else:
+                counters.num_failed += 1
             error = caught
         except TimeoutError:
             counters.num_failed += 1
@@ -159,7 +178,7 @@ class Orchestrator:
         except Exception:
             counters.num_failed += 1
             logger.exception("request failed: request_id=%s", generation.request_id)
-            error = RouterError("the router failed on this request; its log says why")
+            error = InternalError()
         finally:
             counters.num_generated_tokens += len(generation.output_token_ids)
             generation.end(error)

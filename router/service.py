@@ -193,6 +193,14 @@ class RouterService:
         if model is not None and model != self.model_name:
             raise UnknownModelError(model=model, served=self.model_name)
 
+    def check_room(self, num_sequences: int) -> None:
+        """Refuse sequences that cannot run now, before anything is done for them.
+
+        Raises:
+            QueueFullError: Too many are in progress.
+        """
+        self._orchestrator.check_room(num_sequences)
+
     def check_capacity(self) -> None:
         """Refuse when a role has no healthy replica; prompts can do without the prefill role unless configured not to.
 

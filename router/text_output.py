@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from engine.messages import FinishReason, LogprobTable, TokenDelta
-from router.errors import RequestCancelledError
+from router.errors import RequestCancelledError, RouterError, is_refusal
 from router.generation import Generation
 from router.logprob_trail import LogprobTrail, TokenEntry
 from router.metrics import RouterMetrics
@@ -102,7 +102,7 @@ class TextOutput:
         try:
             return self._pieces(await self._generation.mailbox.take())
         except Exception as error:
-            self._count_end("abort" if isinstance(error, RequestCancelledError) else "error")
+            self._count_failure(error)
             raise
 
     def _pieces(self, deltas: list[TokenDelta]) -> list[TextPiece]:
@@ -121,6 +121,13 @@ class TextOutput:
         if not self.is_finished:
             self._count_end("abort")
             self._generation.cancel()
+
+    def _count_failure(self, error: Exception) -> None:
+        """Count an error; what was turned away never began, and is no end."""
+        if isinstance(error, RouterError) and is_refusal(error, num_output_tokens=self.num_output_tokens):
+            self._is_counted = True
+        else:
+            self._count_end("abort" if isinstance(error, RequestCancelledError) else "error")
 
     def _count_end(self, reason: str) -> None:
         """Count how the sequence ended; the first reason is the one."""

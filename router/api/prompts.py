@@ -133,10 +133,11 @@ async def completion_prompts(service: RouterService, body: CompletionBody, limit
 
 
 def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts: int, param: str) -> None:
-    """Refuse a body that asks for more answers than allowed, before anything is done for it.
+    """Refuse a body that asks for more answers than allowed, or than can begin now, before anything is done for it.
 
     Raises:
-        InvalidRequestError: It does.
+        InvalidRequestError: It asks for more than are ever allowed.
+        QueueFullError: Too many are in progress.
     """
     name, num_choices = ("best_of", body.best_of) if body.best_of else ("n", body.n or 1)
     if num_prompts * num_choices > service.settings.max_num_choices:
@@ -146,6 +147,7 @@ def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts
             code="invalid_parameter",
             param=name if num_choices > 1 else param,
         )
+    service.check_room(num_prompts * num_choices)
 
 
 def _items(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
