@@ -114,7 +114,7 @@ class DecodePhase:
         self._counters.num_migrations += journey.num_losses <= self._limit
         logger.warning(
             "decode lost: request_id=%s num_output_tokens=%d: %s",
-            generation.request_id,
+            generation.name_in_logs,
             len(generation.output_token_ids),
             journey.reason,
         )

@@ -21,6 +21,7 @@ class Generation:
 
     ``output_token_ids`` are all tokens so far: another worker can continue from them. ``stage`` says what the request
     is waiting for, for error messages. ``deadline_s`` is in the event loop's time.
+    ``caller_id`` is what the caller knows the request by, for logs.
     ``leader`` is the first sequence of the same prompt, if this is not the first; ``begun`` is set once the first
     token is there, or never will be; the replicas are those where the sequence went first.
     """
@@ -29,6 +30,7 @@ class Generation:
     demand: Demand
     timeout_s: float
     deadline_s: float
+    caller_id: str = ""
     output_token_ids: list[int] = field(default_factory=list)
     is_satisfied: bool = False
     mailbox: Mailbox = field(default_factory=Mailbox)
@@ -54,6 +56,11 @@ class Generation:
     def request_id(self) -> str:
         """The id that the workers know."""
         return self.request.request_id
+
+    @property
+    def name_in_logs(self) -> str:
+        """The id that the workers know, and the caller's, by which others find what is said of this request."""
+        return f"{self.request_id} x_request_id={self.caller_id}" if self.caller_id else self.request_id
 
     async def take(self) -> list[TokenDelta]:
         """All deltas that are waiting; an empty list once the request ended well.

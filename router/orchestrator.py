@@ -97,6 +97,7 @@ class Orchestrator:
         *,
         timeout_s: float,
         session_id: str | None = None,
+        caller_id: str = "",
         leader: Generation | None = None,
     ) -> Generation:
         """Accept a request: from here on it ends exactly once, within ``timeout_s``.
@@ -115,6 +116,7 @@ class Orchestrator:
             demand=Demand(request, session_id=session_id),
             timeout_s=timeout_s,
             deadline_s=deadline_s,
+            caller_id=caller_id,
             mailbox=Mailbox(self._pacer),
             leader=leader,
         )
@@ -177,7 +179,7 @@ class Orchestrator:
             error = DeadlineExceededError(timeout_s=generation.timeout_s, stage=generation.stage)
         except Exception:
             counters.num_failed += 1
-            logger.exception("request failed: request_id=%s", generation.request_id)
+            logger.exception("request failed: request_id=%s", generation.name_in_logs)
             error = InternalError()
         finally:
             counters.num_generated_tokens += len(generation.output_token_ids)
@@ -194,7 +196,7 @@ class Orchestrator:
             try:
                 replica_id, delta = await self._prefill(generation, reservation)
             except PrefillLostError as error:
-                logger.warning("decode computes the prompt: request_id=%s: %s", generation.request_id, error)
+                logger.warning("decode computes the prompt: request_id=%s: %s", generation.name_in_logs, error)
                 self._counters.num_local_prefills += 1
                 await self._decode_phase.run(generation, Journey(), reservation)
                 return
@@ -270,7 +272,7 @@ class Orchestrator:
             delta = await self._try_prefill(generation, replica, loss)
             if delta is not None:
                 return replica.replica_id, delta
-            logger.warning("prefill failed: request_id=%s: %s", generation.request_id, loss.reason)
+            logger.warning("prefill failed: request_id=%s: %s", generation.name_in_logs, loss.reason)
         if policy == "recompute":
             raise PrefillLostError(loss.reason)
         raise loss.failure or WorkerFailedError(
@@ -355,7 +357,7 @@ class Orchestrator:
             except KVLostError as error:
                 # The reader released the lease, or it expires: an abort could overtake the prompt that is sent next.
                 is_lease_certain_to_end = True
-                logger.warning("KV lost: request_id=%s: %s", generation.request_id, error)
+                logger.warning("KV lost: request_id=%s: %s", generation.name_in_logs, error)
                 if journey.kv_lost_policy == "fail":
                     raise WorkerFailedError(str(error), code=KV_LOST, retry_after_s=1.0) from error
             finally:

@@ -39,6 +39,7 @@ logger = logging.getLogger(f"baton.{__name__}")
 class TextRequest:
     """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one.
 
+    ``caller_id`` is the caller's own id of it, for logs.
     ``is_prompt_only`` asks what the model says of the prompt, and for no output.
     """
 
@@ -53,6 +54,7 @@ class TextRequest:
     cache_salt: str | None = None
     timeout_s: float | None = None
     session_id: str | None = None
+    caller_id: str = ""
     shows_logprobs: bool = False
     is_prompt_only: bool = False
 
@@ -238,6 +240,7 @@ class RouterService:
             request,
             timeout_s=timeout_s,
             session_id=text.session_id,
+            caller_id=text.caller_id,
             leader=leader.generation if leader is not None else None,
         )
         sampling = request.sampling

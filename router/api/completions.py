@@ -145,10 +145,5 @@ def _start(
     service: RouterService, body: GenerateBody, ask: Ask, head: AnswerHead, request: Request
 ) -> list[TextOutput]:
     outputs = start_choices(service, body, ask, head, request)
-    logger.debug(
-        "request accepted: request_id=%s answer_id=%s num_choices=%d",
-        request.scope.get("baton_request_id"),
-        head.answer_id,
-        len(outputs),
-    )
+    logger.debug("request accepted: request_id=%s num_choices=%d", outputs[0].generation.name_in_logs, len(outputs))
     return outputs

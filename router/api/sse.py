@@ -71,7 +71,7 @@ class GenerationResponse(Response):
             chosen = self._answer.head.chosen(choices)
             body = await self._written(functools.partial(self._answer.whole, chosen, self._outputs))
         except Exception as error:
-            await self._send_error(self._told(error, scope), scope, receive, send)
+            await self._send_error(self._told(error), scope, receive, send)
             return
         await self._in_time(Response(body, media_type="application/json")(scope, receive, send))
 
@@ -83,7 +83,7 @@ class GenerationResponse(Response):
             first = (0, await self._outputs[0].take()) if is_one else await anext(items)
             events = b"".join(await self._written(functools.partial(self._events, *first)))
         except Exception as error:
-            await self._send_error(self._told(error, scope), scope, receive, send)
+            await self._send_error(self._told(error), scope, receive, send)
             return
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -101,19 +101,14 @@ class GenerationResponse(Response):
                     await self._write(send, events)
             last = self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b""
         except Exception as error:
-            last = error_event(self._told(error, scope))
+            last = error_event(self._told(error))
         await self._write(send, last + _DONE, is_last=True)
 
-    def _told(self, error: Exception, scope: Scope) -> RouterError:
+    def _told(self, error: Exception) -> RouterError:
         """What the client is told of an error; one that it cannot understand is logged."""
         if isinstance(error, RouterError):
             return error
-        logger.error(
-            "answer failed: request_id=%s answer_id=%s",
-            scope.get("baton_request_id"),
-            self._answer.head.answer_id,
-            exc_info=error,
-        )
+        logger.error("answer failed: request_id=%s", self._outputs[0].generation.name_in_logs, exc_info=error)
         return InternalError()
 
     async def _written(self, write: Callable[[], Written]) -> Written:
@@ -146,7 +141,7 @@ class GenerationResponse(Response):
         except OSError as error:
             # A timeout, or what a server raises once the connection is lost. It closes the connection of an answer that
             # stays incomplete.
-            logger.info("client does not read: request_id=%s: %r", self._outputs[0].request_id, error)
+            logger.info("client does not read: request_id=%s: %r", self._outputs[0].generation.name_in_logs, error)
             self._is_client_gone = True
             self._cancel()
 

@@ -93,6 +93,7 @@ def _text_request(
         cache_salt=body.cache_salt,
         timeout_s=timeout_header(service, request),
         session_id=session_header(service, request),
+        caller_id=request.scope.get("baton_request_id", ""),
         shows_logprobs=ask.wish.num_output is not None,
         is_prompt_only=ask.limit.is_prompt_only,
     )

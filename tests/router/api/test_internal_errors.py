@@ -37,7 +37,8 @@ async def test_stream_ends_with_an_error_that_is_logged(
         *_, last, done, empty = response.text.split("\n\n")
         assert (done, empty) == ("data: [DONE]", "")
         assert '"code": "internal_error"' in last
-        assert "answer failed: request_id=my-own-id" in caplog.text
+        assert "answer failed: request_id=cmpl-" in caplog.text
+        assert " x_request_id=my-own-id" in caplog.text
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -53,4 +54,18 @@ async def test_answer_that_fails_before_it_begins_is_a_500(
 
         assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
         assert num_finishes(rig, "error") == 1
-        assert "answer failed: request_id=my-own-id" in caplog.text
+        assert "answer failed: request_id=cmpl-" in caplog.text
+        assert " x_request_id=my-own-id" in caplog.text
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_what_is_said_of_a_request_has_its_callers_id(
+    model_dir: Path, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with router_rig(model_dir, num_prefill=2, num_decode=2) as rig:
+        (rig.prefill if role == "prefill" else rig.decode)[0].error_code = "engine_dead"
+        await rig.client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 9}, headers=HEADERS)
+
+        said = [record.getMessage() for record in caplog.records if "request_id=" in record.getMessage()]
+        assert any(line.startswith(f"{role} ") for line in said)
+        assert all("x_request_id=my-own-id" in line for line in said)
