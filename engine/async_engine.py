@@ -34,7 +34,8 @@ class AsyncEngine:
 
     The engine's thread owns the core. Everything else happens on the event loop that called :meth:`start`; the two
     meet in a list of commands (towards the thread) and one callback a step (towards the loop). An engine whose thread
-    has been in one turn for ``step_timeout_s`` counts as hanging: its reports and its health say so.
+    has been in one turn for ``step_timeout_s``, or whose requests have waited so long for nothing that is under way,
+    counts as hanging: its reports and its health say so.
     """
 
     def __init__(self, core: EngineCore, *, name: str = "engine", step_timeout_s: float = STEP_TIMEOUT_S) -> None:
@@ -335,10 +336,12 @@ class AsyncEngine:
                 if self._core.has_work():
                     deltas = self._core.step()
                     self._to_loop(self._deliver, deltas, self._core.load_report(), self._core.cache_news())
+                    self._progress.end_turn(is_stuck=self._core.is_stuck())
                 else:
                     if not self._core.has_unfinished():
                         self._core.rest()
                     self._to_loop(self._deliver, {}, self._core.load_report(), self._core.cache_news())
+                    self._progress.end_turn(is_stuck=self._core.is_stuck())
                     self._progress.rest()
                     self._core.wake.wait(self._core.scheduler.idle_timeout_s())
         except Exception as error:

@@ -83,6 +83,10 @@ class EngineCore:
         """True when a step would do something now."""
         return self.scheduler.has_work()
 
+    def is_stuck(self) -> bool:
+        """True when requests wait and nothing is under way that could let them start."""
+        return self.scheduler.is_stuck()
+
     def has_unfinished(self) -> bool:
         """True while any request has not ended."""
         return self.scheduler.has_unfinished()

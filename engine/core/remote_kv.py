@@ -56,6 +56,11 @@ class RemoteKV:
         self._loads: dict[str, Load] = {}
         self.num_loading = 0
 
+    @property
+    def has_loads(self) -> bool:
+        """True while any load is in flight, wanted or not."""
+        return bool(self._loads)
+
     def is_open(self, request_id: str) -> bool:
         """True while a load under this id is in flight, wanted or not."""
         return request_id in self._loads

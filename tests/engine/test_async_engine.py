@@ -12,6 +12,9 @@ from engine.block_hash import KEY_BYTES
 from engine.cache_feed import MAX_WAITING_BYTES, CacheFeed
 from engine.client_stream import ENGINE_DEAD
 from engine.config import SchedulerConfig
+from engine.core.admission_gate import Verdict
+from engine.core.request import Request
+from engine.core.step_draft import StepDraft
 from engine.engine_core import EngineCore
 from engine.errors import EngineDeadError, EngineStalledError, PromptTooLongError
 from engine.messages import CacheNews, FinishReason, StepMessage
@@ -236,6 +239,45 @@ async def test_engine_that_makes_no_step_though_it_has_work_says_so_until_it_goe
     engine.check_health()
     assert not engine.load.is_stalled
     await engine.close()
+
+
+class ClosedGate:
+    """Lets nobody in."""
+
+    def ask(self, request: Request, draft: StepDraft, /) -> Verdict:
+        """Never."""
+        return Verdict.BARRIER
+
+
+async def test_engine_whose_requests_wait_for_nothing_says_so_whatever_it_is_asked_meanwhile() -> None:
+    engine = AsyncEngine(chain_engine(gates=[ClosedGate()]), step_timeout_s=0.05)
+    engine.start()
+    answer = asyncio.create_task(engine.run_to_end(greedy_request("a", [5, 6, 7], max_tokens=4)))
+    while not engine.is_stalled:
+        await engine.abort(["nobody"])
+    with pytest.raises(EngineStalledError):
+        engine.check_health()
+
+    await engine.abort(["a"])
+    await answer
+    while engine.is_stalled:  # noqa: ASYNC110 (the thread comes to rest after the abort)
+        await asyncio.sleep(0.01)
+    await engine.close()
+
+
+def test_turns_that_let_nobody_start_are_no_progress() -> None:
+    clock = ManualClock()
+    progress = Progress(clock)
+    progress.end_turn(is_stuck=True)
+    progress.rest()
+    clock.advance(3)
+    progress.begin_turn()
+    progress.end_turn(is_stuck=True)
+    progress.rest()
+    assert progress.busy_s == 3
+
+    progress.end_turn(is_stuck=False)
+    assert progress.busy_s == 0
 
 
 def test_progress_is_owed_only_by_who_has_something_to_do() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from engine.config import CacheConfig, SchedulerConfig
+from engine.core.admission_gate import AdmissionGate
 from engine.core.scheduler import Scheduler
 from engine.engine_core import EngineCore
 from kv_transfer.connector import ConnectorBuilder
@@ -20,6 +22,7 @@ def chain_engine(
     max_model_len: int = 128,
     scheduler: SchedulerConfig = DEFAULT_SCHEDULER,
     build_connector: ConnectorBuilder | None = None,
+    gates: Sequence[AdmissionGate] = (),
 ) -> EngineCore:
     """A small engine whose tokens are ``expected_tokens`` as long as its cache holds what it should."""
     runner = ChainRunner(
@@ -33,6 +36,7 @@ def chain_engine(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         connector=connector.scheduler if connector is not None else None,
+        gates=gates,
     )
     return EngineCore(
         scheduler=policy, runner=runner, connector=connector.worker if connector is not None else None, wake=wake

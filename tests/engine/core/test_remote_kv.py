@@ -16,6 +16,16 @@ def load_ended(request_id: str) -> ConnectorEvents:
     return ConnectorEvents(loads=(LoadEnded(request_id=request_id, failed_block_ids=(), num_bytes=0, duration_s=0.0),))
 
 
+def test_request_that_waits_for_its_load_is_not_stuck() -> None:
+    world = decode_world()
+    add_handed_over(world, "a", fresh_prompt(16))
+    world.step()
+    world.run()
+
+    assert world.scheduler.has_unfinished()
+    assert not world.scheduler.is_stuck()
+
+
 # ---- K1
 
 
