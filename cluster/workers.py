@@ -36,10 +36,12 @@ from kv_transfer.nixl.net_devices import confine_ucx
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from prefill.server import PrefillServer
+from router.attentive_clock import AttentiveClock
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 MEET_TIMEOUT_S = 5.0
+TICK_PERIOD_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +73,15 @@ class Worker:
             self._report("failed", refusal=str(error))
             raise
         assert built.connector is not None
+        # A worker that was stopped for a while has no step to answer for in that time.
+        self._clock = AttentiveClock(max_gap_s=4 * TICK_PERIOD_S)
         self._server = self._serve(built, info)
         self._server.start()
         self._faults = built.connector.faults
         self._leaving: asyncio.Task[None] | None = None
         self._introductions = self._introduce(built.connector)
         self._looking = asyncio.create_task(self._begin_looking())
+        self._ticking = asyncio.create_task(self._keep_ticking())
         self._report("ready")
         logger.info("worker started: role=%s engine_id=%s", info.role, info.engine_id)
 
@@ -130,6 +135,11 @@ class Worker:
         await self._introductions.meet_all(timeout_s=MEET_TIMEOUT_S)
         self._met.set()
         await self._introductions.keep_looking()
+
+    async def _keep_ticking(self) -> None:
+        while True:
+            self._clock.tick()
+            await asyncio.sleep(TICK_PERIOD_S)
 
     def _leave(self, *, exits: bool) -> None:
         """Begin to drain; idempotent. ``exits``: nobody else is ending this process."""
@@ -207,8 +217,9 @@ class Worker:
         self._server.check_health()
 
     async def __del__(self) -> None:
-        if hasattr(self, "_looking"):
-            self._looking.cancel()
+        for task in (getattr(self, "_looking", None), getattr(self, "_ticking", None)):
+            if task is not None:
+                task.cancel()
         if hasattr(self, "_server"):
             await self._server.close()
 
@@ -224,6 +235,7 @@ class PrefillWorker(Worker):
             connector=built.connector.worker,
             report_period_s=self._settings.report_period_s,
             step_timeout_s=self._settings.step_timeout_s,
+            clock=self._clock,
         )
 
 
@@ -238,4 +250,5 @@ class DecodeWorker(Worker):
             connector=built.connector.worker,
             report_period_s=self._settings.report_period_s,
             step_timeout_s=self._settings.step_timeout_s,
+            clock=self._clock,
         )

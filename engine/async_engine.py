@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -35,10 +36,18 @@ class AsyncEngine:
     The engine's thread owns the core. Everything else happens on the event loop that called :meth:`start`; the two
     meet in a list of commands (towards the thread) and one callback a step (towards the loop). An engine whose thread
     has been in one turn for ``step_timeout_s``, or whose requests have waited so long for nothing that is under way,
-    counts as hanging: its reports and its health say so.
+    counts as hanging: its reports and its health say so. ``clock`` measures that; it may stand still while the process
+    gets no processor.
     """
 
-    def __init__(self, core: EngineCore, *, name: str = "engine", step_timeout_s: float = STEP_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        *,
+        name: str = "engine",
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._core = core
         self._name = name
         self._step_timeout_s = step_timeout_s
@@ -53,7 +62,7 @@ class AsyncEngine:
         self._streams: dict[str, ClientStream] = {}
         self._local: dict[str, ClientStream] = {}
         self._requests_of: dict[str, set[str]] = {}
-        self._progress = Progress()
+        self._progress = Progress(clock)
         self._is_draining = False
         self._moves_out = False
         self.num_peers = 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from engine.async_engine import STEP_TIMEOUT_S, AsyncEngine
 from engine.engine_core import EngineCore
@@ -24,8 +25,9 @@ class EngineServer:
         connector: WorkerConnector,
         report_period_s: float = 0.5,
         step_timeout_s: float = STEP_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine = AsyncEngine(core, name=info.role, step_timeout_s=step_timeout_s)
+        self._engine = AsyncEngine(core, name=info.role, step_timeout_s=step_timeout_s, clock=clock)
         self._connector = connector
         self._info = info
         self._report_period_s = report_period_s

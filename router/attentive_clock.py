@@ -17,14 +17,14 @@ class AttentiveClock:
     def __init__(self, *, max_gap_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._max_gap_s = max_gap_s
-        self._ticked_at_s = clock()
-        self._passed_s = 0.0
+        self._last_tick = (clock(), 0.0)  # when, and the attention until then: replaced whole, for other threads
 
     def __call__(self) -> float:
-        """Seconds of attention since the clock was made."""
-        return self._passed_s + min(self._clock() - self._ticked_at_s, self._max_gap_s)
+        """Seconds of attention since the clock was made. From any thread."""
+        ticked_at_s, passed_s = self._last_tick
+        return passed_s + min(self._clock() - ticked_at_s, self._max_gap_s)
 
     def tick(self) -> None:
-        """This process runs."""
-        self._passed_s = self()
-        self._ticked_at_s = self._clock()
+        """This process runs. From one thread only."""
+        passed_s = self()
+        self._last_tick = (self._clock(), passed_s)

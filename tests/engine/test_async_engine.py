@@ -20,6 +20,7 @@ from engine.errors import EngineDeadError, EngineStalledError, PromptTooLongErro
 from engine.messages import CacheNews, FinishReason, StepMessage
 from engine.progress import Progress
 from engine.step import ModelRunnerOutput, SchedulerOutput
+from router.attentive_clock import AttentiveClock
 from tests.support.chain_engine import chain_engine
 from tests.support.chain_runner import expected_tokens
 from tests.support.clock import ManualClock
@@ -238,6 +239,32 @@ async def test_engine_that_makes_no_step_though_it_has_work_says_so_until_it_goe
         await asyncio.sleep(0.01)
     engine.check_health()
     assert not engine.load.is_stalled
+    await engine.close()
+
+
+async def test_engine_is_not_stalled_by_time_in_which_its_process_did_not_run(
+    core: EngineCore, runner: PausableRunner
+) -> None:
+    world = ManualClock()
+    clock = AttentiveClock(max_gap_s=1.0, clock=world)
+    engine = AsyncEngine(core, step_timeout_s=30.0, clock=clock)
+    engine.start()
+    runner.hold()
+    answer = asyncio.create_task(engine.run_to_end(greedy_request("a", [5, 6, 7], max_tokens=4)))
+    await asyncio.to_thread(runner.wait_entered)
+
+    world.advance(40.0)  # stopped: nothing of the process runs, neither the step nor whoever ticks
+    clock.tick()
+    assert not engine.is_stalled
+    engine.check_health()
+
+    for _ in range(40):  # the process runs, the step does not end
+        world.advance(0.9)
+        clock.tick()
+    assert engine.is_stalled
+
+    runner.let_go()
+    await answer
     await engine.close()
 
 
