@@ -1,8 +1,8 @@
 """Every kind of fault, over and over, in an order drawn from a seed: nothing lost, nothing wrong, nothing leaked.
 
-Runs `baton chaos` scenarios in rounds against a cluster of its own: each round has every kind of fault once, some on
-top of one another, under a load that never stops, and ends with the checks. It goes on until time is over and every
-kind was there often enough.
+Runs `baton chaos` scenarios in rounds against a cluster of its own, deployed on two Ray nodes: each round has every
+kind of fault once, some on top of one another, under a load that never stops, and ends with the checks. It goes on
+until time is over and every kind was there often enough.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
 from benchmarks.report import Row, add_json_option, publish
-from benchmarks.served import served_cluster
+from benchmarks.two_nodes import SECOND_NODE_IP, TwoNodes, two_nodes
 from cluster.chaos.live_cluster import LiveCluster, is_whole
 from cluster.chaos.report import ChaosReport
 from cluster.chaos.runner import ChaosRunner
@@ -36,7 +35,7 @@ POLL_PERIOD_S = 0.2
 CLUSTER = {
     "prefill_replicas": 2,
     "decode_replicas": 2,
-    "router_replicas": 2,
+    "router_per_node": True,
     "dtype": "float32",
     "kv_transfer": {"allow_faults": True, "lease_ttl_s": 10},
 }
@@ -53,6 +52,9 @@ FAULTS_AT_20_PERCENT = dict.fromkeys(
     ),
     0.2,
 )
+NUM_WANTED = {"prefill": 2, "decode": 2, "router": 2}
+ALL_ROLES = "prefill decode router transfer"
+UPDATE_S = 400
 BUSY_DECODE = {"role": "decode", "choose": "random", "min_running": 1}
 
 
@@ -77,15 +79,19 @@ KINDS: dict[str, Kind] = {
     "prefill paused": _kind("prefill", {"pause": {"role": "prefill", "seconds": 15}}, {"sleep": 16}),
     "decode drained": _kind("decode", {"drain": BUSY_DECODE}),
     "prefill drained": _kind("prefill", {"drain": {"role": "prefill"}}),
-    "all replaced": _kind("prefill decode router transfer", {"replace": RECOVERY_S}),
+    "all replaced": _kind(ALL_ROLES, {"replace": RECOVERY_S}),
+    "updated": _kind(ALL_ROLES, {"run": {"command": ["baton", "deploy"], "seconds": UPDATE_S}}),
+    "node killed": _kind(ALL_ROLES, {"kill_node": {"role": "router", "node_ip": SECOND_NODE_IP}}),
     "connector faults": _kind("transfer", {"faults": FAULTS_AT_20_PERCENT}, {"wait_for_tokens": 3000}, {"heal": "all"}),
     "partition": _kind("transfer", {"partition": "workers"}, {"wait_for_tokens": 1500}, {"heal": "all"}),
 }
 
 
-def make_round(number: int, *, draw: random.Random, kinds: Sequence[str]) -> tuple[Scenario, list[str]]:
+def make_round(
+    number: int, *, draw: random.Random, kinds: Sequence[str], update: Sequence[str]
+) -> tuple[Scenario, list[str]]:
     """A scenario with every kind once, and the kinds in their order. Where two in a row touch no role together, the
-    second comes before the cluster has recovered from the first."""
+    second comes before the cluster has recovered from the first. ``update`` is the command of the rolling update."""
     order = list(kinds)
     draw.shuffle(order)
     steps: list[Mapping[str, Any]] = []
@@ -95,34 +101,41 @@ def make_round(number: int, *, draw: random.Random, kinds: Sequence[str]) -> tup
             steps.append({"wait_for_recovery": RECOVERY_S})
             touched = frozenset()
         touched |= KINDS[kind].roles
-        steps += [{"wait_for_tokens": 600}, *KINDS[kind].steps]
+        steps.append({"wait_for_tokens": 600})
+        steps += [_with_command(step, update) for step in KINDS[kind].steps]
     steps.append({"wait_for_recovery": RECOVERY_S})
     load = {"streams": 16, "distinct": 24, "output_tokens": [60, 160], "seed": draw.randrange(1 << 30)}
     content = {"name": f"round {number}", "seed": draw.randrange(1 << 30), "load": load, "steps": steps}
     return parse_scenario(content, where="soak"), order
 
 
+def _with_command(step: Mapping[str, Any], command: Sequence[str]) -> Mapping[str, Any]:
+    return {"run": {**step["run"], "command": list(command)}} if "run" in step else step
+
+
 async def wait_until_whole(url: str) -> None:
     """Return when all that was asked for is there: a cluster is ready with one worker of each kind."""
-    wanted = {role: int(str(CLUSTER[f"{role}_replicas"])) for role in ("prefill", "decode", "router")}
     deadline_s = time.monotonic() + RECOVERY_S
     async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
         cluster = LiveCluster(client, seed=0)
-        while not is_whole(await cluster.status(), wanted):
+        while not is_whole(await cluster.status(), NUM_WANTED):
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"not all of {wanted} were there within {RECOVERY_S} s")
+                raise RuntimeError(f"not all of {NUM_WANTED} were there within {RECOVERY_S} s")
             await asyncio.sleep(POLL_PERIOD_S)
 
 
-async def soak(url: str, arguments: argparse.Namespace) -> list[tuple[list[str], ChaosReport]]:
+async def soak(cluster: TwoNodes, arguments: argparse.Namespace) -> list[tuple[list[str], ChaosReport]]:
     """Rounds until the time is over; stops at the first one that fails. What is known is published after each."""
-    await wait_until_whole(url)
+    await wait_until_whole(cluster.url)
     draw = random.Random(arguments.seed)
     rounds: list[tuple[list[str], ChaosReport]] = []
     started_s = time.monotonic()
     while len(rounds) < arguments.each or time.monotonic() - started_s < 60.0 * arguments.minutes:
-        scenario, order = make_round(len(rounds) + 1, draw=draw, kinds=arguments.kinds)
-        report = await ChaosRunner(scenario, url=url, headers={}, tell=print).run()
+        number = len(rounds) + 1
+        # each update changes something, or nothing would be replaced
+        update = cluster.deploy_command("update", scheduler={"max_num_batched_tokens": 1024 + number % 2})
+        scenario, order = make_round(number, draw=draw, kinds=arguments.kinds, update=update)
+        report = await ChaosRunner(scenario, url=cluster.url, headers={}, tell=print).run()
         print("\n".join(report.lines()), flush=True)
         rounds.append((order, report))
         publish(rows_of(rounds), packages=("ray", "nixl", "torch"), json_file=arguments.json, title="soak so far")
@@ -203,11 +216,8 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS), default=list(KINDS), metavar="KIND")
     add_json_option(parser)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "baton.yaml"
-        config.write_text(yaml.safe_dump(CLUSTER))
-        with served_cluster(["--config", str(config)]) as url:
-            rounds = asyncio.run(soak(url, arguments))
+    with tempfile.TemporaryDirectory() as folder, two_nodes(Path(folder), CLUSTER) as cluster:
+        rounds = asyncio.run(soak(cluster, arguments))
     sys.exit(1 if any(report.problems for _, report in rounds) else 0)
 
 

@@ -7,16 +7,19 @@ import random
 from benchmarks.soak import KINDS, make_round, rows_of
 from cluster.chaos.report import ChaosReport, FaultRecord
 
+UPDATE = ["baton", "deploy", "--config", "changed.yaml"]
+
 
 def test_round_has_every_kind_once_in_an_order_that_the_seed_gives() -> None:
-    scenario, order = make_round(1, draw=random.Random(3), kinds=list(KINDS))
-    again, same_order = make_round(1, draw=random.Random(3), kinds=list(KINDS))
-    _, other_order = make_round(1, draw=random.Random(4), kinds=list(KINDS))
+    scenario, order = make_round(1, draw=random.Random(3), kinds=list(KINDS), update=UPDATE)
+    again, same_order = make_round(1, draw=random.Random(3), kinds=list(KINDS), update=UPDATE)
+    _, other_order = make_round(1, draw=random.Random(4), kinds=list(KINDS), update=UPDATE)
 
     assert sorted(order) == sorted(KINDS)
     assert (again, same_order) == (scenario, order)
     assert other_order != order
     assert scenario.load.streams >= 16
+    assert [step.run.command for step in scenario.steps if step.run is not None] == [UPDATE]
 
 
 def test_figures_tell_the_pauses_of_each_kind_apart() -> None:

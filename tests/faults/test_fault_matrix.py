@@ -7,20 +7,16 @@ share are gone by then.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from benchmarks.two_nodes import SECOND_NODE_IP, TwoNodes, two_nodes
 from cluster.chaos.report import ChaosReport
 from cluster.chaos.runner import ChaosRunner
 from cluster.chaos.scenario import load_scenario, parse_scenario
-from tests.support.cluster import BATON, free_port
-from tests.support.shared_ray import SECOND_NODE_IP, SharedRayProcess, run_on, second_node, shared_ray
 
 CHAOS = Path(__file__).parents[2] / "deploy" / "chaos"
 LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [20, 120], "output_tokens": [80, 240]}
@@ -30,54 +26,29 @@ Steps = Sequence[Mapping[str, Any]]
 pytestmark = pytest.mark.timeout(900)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChaosCluster:
-    """A deployed cluster, and how to deploy it again."""
-
-    url: str
-    config_file: Path
-    config: Mapping[str, Any]
-    ray: SharedRayProcess
-
-    def deploy_command(self, **changes: Any) -> list[str]:
-        """The words of a `baton deploy` with a changed configuration."""
-        self.config_file.write_text(yaml.safe_dump({**self.config, **changes}))
-        assignments = [f"{name}={value}" for name, value in self.ray.environment.items()]
-        return ["env", *assignments, str(BATON), "deploy", "--config", str(self.config_file)]
-
-    async def suffer(self, name: str, *steps: Mapping[str, Any], **checks: Any) -> ChaosReport:
-        """A scenario of these steps; it must end well."""
-        content = {"name": name, "load": LOAD, "checks": checks}
-        scenario = parse_scenario({**content, "steps": [*steps, {"wait_for_recovery": RECOVERY_S}]}, where=name)
-        report = await ChaosRunner(scenario, url=self.url, headers={}, tell=print).run()
-        print("\n".join(report.lines()))
-        assert report.problems == [], report.lines()
-        assert all(fault.whole_s is not None for fault in report.faults)
-        return report
+async def suffer(cluster: TwoNodes, name: str, *steps: Mapping[str, Any], **checks: Any) -> ChaosReport:
+    """A scenario of these steps; it must end well."""
+    content = {"name": name, "load": LOAD, "checks": checks}
+    scenario = parse_scenario({**content, "steps": [*steps, {"wait_for_recovery": RECOVERY_S}]}, where=name)
+    report = await ChaosRunner(scenario, url=cluster.url, headers={}, tell=print).run()
+    print("\n".join(report.lines()))
+    assert report.problems == [], report.lines()
+    assert all(fault.whole_s is not None for fault in report.faults)
+    return report
 
 
 @pytest.fixture(scope="module")
-def cluster(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
+def cluster(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     """Two of everything on two nodes, with faults allowed and leases that end soon."""
-    port = free_port()
-    with shared_ray() as ray, second_node(ray):
-        # Both nodes are this machine: clients go to one proxy, that of the node that is not killed.
-        options = {"host": "127.0.0.1", "port": port}
-        run_on(ray, f"serve.start(proxy_location='HeadOnly', http_options={options})")
-        config = {
-            "model": str(served_model),
-            "address": ray.address,
-            "port": port,
-            "dtype": "float32",
-            "prefill_replicas": 2,
-            "decode_replicas": 2,
-            "router_replicas": 2,
-            "kv_transfer": {"allow_faults": True, "lease_ttl_s": 10},
-        }
-        config_file = tmp_path_factory.mktemp("deployed") / "baton.yaml"
-        deployed = ChaosCluster(url=f"http://127.0.0.1:{port}", config_file=config_file, config=config, ray=ray)
-        result = subprocess.run(deployed.deploy_command(), capture_output=True, text=True, timeout=400, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
+    config = {
+        "model": str(served_model),
+        "dtype": "float32",
+        "prefill_replicas": 2,
+        "decode_replicas": 2,
+        "router_replicas": 2,
+        "kv_transfer": {"allow_faults": True, "lease_ttl_s": 10},
+    }
+    with two_nodes(tmp_path_factory.mktemp("deployed"), config) as deployed:
         yield deployed
 
 
@@ -91,43 +62,44 @@ def steps_of(name: str) -> Steps:
     ]
 
 
-async def test_killed_router_and_decode_worker_cost_time_and_that_router_s_connections(cluster: ChaosCluster) -> None:
+async def test_killed_router_and_decode_worker_cost_time_and_that_router_s_connections(cluster: TwoNodes) -> None:
     """The router first: what it counted in its last seconds goes with it."""
-    report = await cluster.suffer("router and decode", *steps_of("router-killed"), *steps_of("decode-killed"))
+    report = await suffer(cluster, "router and decode", *steps_of("router-killed"), *steps_of("decode-killed"))
 
     assert report.counted["migrations"] > 0
 
 
-async def test_killed_prefill_worker_and_connector_faults_are_not_noticed(cluster: ChaosCluster) -> None:
-    report = await cluster.suffer("prefill and reads", *steps_of("prefill-killed"), *steps_of("connector-faults"))
+async def test_killed_prefill_worker_and_connector_faults_are_not_noticed(cluster: TwoNodes) -> None:
+    report = await suffer(cluster, "prefill and reads", *steps_of("prefill-killed"), *steps_of("connector-faults"))
 
     assert report.counted["failed_loads"] > 0
 
 
-async def test_prefill_and_decode_killed_together_cost_time_only(cluster: ChaosCluster) -> None:
-    report = await cluster.suffer("both", *steps_of("both-killed"))
+async def test_prefill_and_decode_killed_together_cost_time_only(cluster: TwoNodes) -> None:
+    report = await suffer(cluster, "both", *steps_of("both-killed"))
 
     assert report.counted["migrations"] > 0
 
 
-async def test_drained_workers_compute_nothing_again(cluster: ChaosCluster) -> None:
-    report = await cluster.suffer(
-        "drained", *steps_of("decode-drained"), *steps_of("prefill-drained"), recomputed=False
+async def test_drained_workers_compute_nothing_again(cluster: TwoNodes) -> None:
+    report = await suffer(
+        cluster, "drained", *steps_of("decode-drained"), *steps_of("prefill-drained"), recomputed=False
     )
 
     assert report.counted["migrations"] == report.counted["recomputed_tokens"] == 0
     assert report.counted["drain_moves"] > 0
 
 
-async def test_partition_is_not_noticed(cluster: ChaosCluster) -> None:
-    report = await cluster.suffer("partition", *steps_of("partition"))
+async def test_partition_is_not_noticed(cluster: TwoNodes) -> None:
+    report = await suffer(cluster, "partition", *steps_of("partition"))
 
     assert report.counted["failed_loads"] > 0
 
 
-async def test_workers_that_stand_still_are_done_without(cluster: ChaosCluster) -> None:
+async def test_workers_that_stand_still_are_done_without(cluster: TwoNodes) -> None:
     """Decode for 30 s; prefill for longer than its leases live."""
-    report = await cluster.suffer(
+    report = await suffer(
+        cluster,
         "stand still",
         {"wait_for_tokens": 500},
         {"pause": {"role": "decode", "seconds": 30, "min_running": 4}},
@@ -138,18 +110,17 @@ async def test_workers_that_stand_still_are_done_without(cluster: ChaosCluster) 
     assert report.counted["migrations"] > 0
 
 
-async def test_rolling_update_is_not_noticed(cluster: ChaosCluster) -> None:
-    command = cluster.deploy_command(scheduler={"max_num_batched_tokens": 1024})
-    report = await cluster.suffer(
-        "update", {"wait_for_tokens": 500}, {"run": {"command": command, "seconds": 400}}, recomputed=False
+async def test_rolling_update_is_not_noticed(cluster: TwoNodes) -> None:
+    command = cluster.deploy_command("update", scheduler={"max_num_batched_tokens": 1024})
+    report = await suffer(
+        cluster, "update", {"wait_for_tokens": 500}, {"run": {"command": command, "seconds": 400}}, recomputed=False
     )
 
     assert report.counted["migrations"] == 0
 
 
-async def test_killed_raylet_takes_its_node_along_and_nothing_else(cluster: ChaosCluster) -> None:
-    """Last in this file: that node does not come back."""
+async def test_killed_raylet_takes_its_node_along_and_nothing_else(cluster: TwoNodes) -> None:
     victim = {"role": "decode", "node_ip": SECOND_NODE_IP, "min_running": 4}
-    report = await cluster.suffer("node", {"wait_for_tokens": 500}, {"kill_node": victim})
+    report = await suffer(cluster, "node", {"wait_for_tokens": 500}, {"kill_node": victim})
 
     assert report.counted["migrations"] + report.num_broken_with_router > 0, "a router of that node may have died, too"
