@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
 
 from cluster.handles import RayRouterPeers, RayWorkerPool
 from cluster.names import APP_NAME, ROUTER
@@ -64,6 +65,7 @@ class RouterIngress:
             settings=settings.router,
             router_id=router_id,
             peers=RayRouterPeers(routers, own_id=router_id),
+            node_ip=get_node_ip_address(),  # type: ignore[no-untyped-call]
         )
         # What was loaded stays: the collector need not look at it again and again.
         gc.collect()

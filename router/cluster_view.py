@@ -53,7 +53,9 @@ class ClusterView:
         counters: RouterCounters,
         peers: RouterPeers,
         settings: RouterSettings,
+        node_ip: str | None = None,
     ) -> None:
+        self._node_ip = node_ip
         self.created_s = int(time.time())
         self._router_id = router_id
         self._model_name = model_name
@@ -98,6 +100,7 @@ class ClusterView:
             families=self._metrics.families(),
             departed={pool.role: pool.counters.departed() for pool in self._pools},
             gone=self._board.gone(),
+            node_ip=self._node_ip,
         )
 
     async def status(self) -> dict[str, object]:

@@ -37,6 +37,7 @@ class RouterReport:
     families: tuple[MetricFamily, ...]
     departed: Mapping[str, tuple[DepartedWorker, ...]]
     gone: tuple[RouterReport, ...] = ()
+    node_ip: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

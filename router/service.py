@@ -72,8 +72,9 @@ class RouterService:
         *,
         router_id: str | None = None,
         peers: RouterPeers | None = None,
+        node_ip: str | None = None,
     ) -> None:
-        """Load what turns text into tokens. ``peers`` know this router as ``router_id``.
+        """Load what turns text into tokens. ``peers`` know this router as ``router_id``; it runs on ``node_ip``.
 
         Raises:
             ModelDirectoryError: The directory has no usable tokenizer or template.
@@ -112,6 +113,7 @@ class RouterService:
             counters=self.counters,
             peers=peers or NoPeers(),
             settings=self.settings,
+            node_ip=node_ip,
         )
         self._refreshing: asyncio.Task[None] | None = None
 

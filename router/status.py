@@ -82,6 +82,7 @@ def _router_row(router: KnownRouter) -> dict[str, object]:
     is_gone = router.state == "departed"
     return {
         "router_id": report.router_id,
+        "node_ip": report.node_ip,
         "pid": report.pid,
         "state": router.state,
         "created": report.created_s,

@@ -76,6 +76,7 @@ def test_whichever_router_answers_tells_of_both_and_of_one_that_died(client: htt
     scrapes = [generated(client) for _ in range(8)]
 
     assert {len(answer["routers"]) for answer in answers} == {2}
+    assert {row["node_ip"] for answer in answers for row in answer["routers"]} == {"127.0.0.1"}
     assert {answer["totals"]["requests"] for answer in answers} == {NUM_REQUESTS}
     assert {answer["totals"]["tokens"] for answer in answers} == {NUM_REQUESTS * NUM_TOKENS}
     assert {sum(scrape.values()) for scrape in scrapes} == {NUM_REQUESTS * NUM_TOKENS}
