@@ -2,29 +2,43 @@
 
 The agent is made from NIXL's bindings instead of its Python class, because that class fixes the delay of UCX's
 progress thread at 0, with which the thread of an idle agent takes 40 to 100 % of a core. With 1 ms it sleeps until
-there is traffic (2 %). Importing NIXL also replaces logging settings of the whole process; they are put back here.
+there is traffic (2 %).
 """
 
 from __future__ import annotations
 
 import logging
+import logging.config
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NewType
 
 import numpy as np
 import numpy.typing as npt
 
-_RAISE_EXCEPTIONS = logging.raiseExceptions
 
-from nixl import _bindings as bindings  # noqa: E402
+@contextmanager
+def _own_logging() -> Iterator[None]:
+    """Importing NIXL configures the logging of the whole process, which closes the handlers of everybody else. A Serve
+    replica whose log handler was closed is killed as soon as a new controller asks it where it logs."""
+    configure, raises = logging.config.dictConfig, logging.raiseExceptions
+    logging.config.dictConfig = lambda _: None
+    try:
+        yield
+    finally:
+        logging.config.dictConfig = configure
+        logging.raiseExceptions = raises
+
+
+with _own_logging():
+    from nixl import _bindings as bindings
 
 from kv_transfer.errors import KVTransferError  # noqa: E402
 from kv_transfer.layout import MemoryKind  # noqa: E402
 from kv_transfer.transport import ReadState  # noqa: E402
 
-logging.raiseExceptions = _RAISE_EXCEPTIONS
 if "NIXL_LOG_LEVEL" not in os.environ:
-    # NIXL's logger writes INFO to standard output, where the answer of `baton generate` belongs.
     logging.getLogger("nixl").setLevel(logging.WARNING)
 
 _PROGRESS_DELAY_US = 1000
