@@ -23,7 +23,7 @@ def _own_logging() -> Iterator[None]:
     """Importing NIXL configures the logging of the whole process, which closes the handlers of everybody else. A Serve
     replica whose log handler was closed is killed as soon as a new controller asks it where it logs."""
     configure, raises = logging.config.dictConfig, logging.raiseExceptions
-    logging.config.dictConfig = lambda _: None
+    logging.config.dictConfig = lambda _: None  # type: ignore[assignment]
     try:
         yield
     finally:
