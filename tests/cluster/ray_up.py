@@ -63,8 +63,12 @@ class Launcher:
         """Start the cluster, or bring what runs in line with the file."""
         return self.ray("up", "--yes", "--no-config-cache", str(self.config), timeout_s=UP_TIMEOUT_S)
 
-    def down(self) -> str:
+    def stop(self) -> str:
         """Stop Ray on every machine."""
+        return self.ray("exec", str(self.config), ". ~/baton/deploy/node.sh; baton_stop")
+
+    def down(self) -> str:
+        """Forget the machines."""
         return self.ray("down", "--yes", str(self.config))
 
     def ray(self, *arguments: str, timeout_s: float = 300.0) -> str:

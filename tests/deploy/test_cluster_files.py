@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,25 @@ def test_ray_is_started_up_to_three_times(num_failures: int, tries: int) -> None
     said = shell(f"{counting}; baton_start start && echo up; echo $count")
 
     assert said.split() == [*(["up"] if num_failures < 3 else []), str(tries)]
+
+
+def test_ray_is_stopped_on_every_machine_and_those_that_do_not_answer_are_named(tmp_path: Path) -> None:
+    content = {"auth": {"ssh_user": "ann"}, "provider": {"worker_ips": ["10.0.0.11", "10.0.0.12"]}}
+    (tmp_path / "ray_bootstrap_config.yaml").write_text(yaml.safe_dump(content))
+    fakes = (
+        f'python() {{ {sys.executable} "$@"; }}; ray() {{ echo "here: ray $*"; }}; '
+        'ssh() { echo "${@: -2:1}: ${@: -1}"; [ "${@: -2:1}" != ann@10.0.0.12 ]; }'
+    )
+
+    said = shell(f"HOME={tmp_path}; {fakes}; baton_stop 2>&1").splitlines()
+
+    over_there = ". ~/baton/deploy/node.sh; ray stop"
+    assert sorted(said[:-1]) == [
+        "Ray was not stopped on 10.0.0.12",
+        f"ann@10.0.0.11: {over_there}",
+        f"ann@10.0.0.12: {over_there}",
+    ]
+    assert said[-1] == "here: ray stop"
 
 
 def test_image_has_what_serve_needs() -> None:
