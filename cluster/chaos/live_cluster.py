@@ -19,6 +19,7 @@ PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1
 
 BUSY_TIMEOUT_S = 120.0
 BUSY_POLL_S = 0.02
+NODE_END_S = 30.0
 
 BUSY = ("num_running", "num_waiting", "num_loading")
 RESTING = (*BUSY, "num_leased_blocks", "num_held_blocks")
@@ -98,7 +99,7 @@ class LiveCluster:
         """Kill the raylet above a worker; Ray ends what is left of its node.
 
         Returns:
-            All workers and routers that go with it.
+            All workers and routers that went with it.
 
         Raises:
             ScenarioError: It cannot be told which process that is.
@@ -109,7 +110,9 @@ class LiveCluster:
         status = await self.status()
         rows = [found for role in ("prefill", "decode", "router") for found in members(status, role)]
         lost = [found for found in rows if ancestor(local_process(found), "raylet") == raylet]
+        processes = [local_process(found) for found in lost]
         raylet.kill()
+        await asyncio.to_thread(psutil.wait_procs, processes, NODE_END_S)
         return lost
 
     async def drain(self, row: Row) -> None:

@@ -20,6 +20,13 @@ class FaultRecord:
     longest_pause_s: float = 0.0
 
 
+NOTICE_S = 5.0
+"""For so long Serve's proxies may still choose a router that is gone."""
+
+BROKEN_BY_PROXY = "HTTP 500"
+"""What they answer then."""
+
+
 def increases(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """How much each total grew. Routers keep the totals and tell each other: when all were gone at once these begin at
     zero again, which is seen by any that is less than it was."""
@@ -29,19 +36,25 @@ def increases(before: Mapping[str, float], after: Mapping[str, float]) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLoss:
-    """Routers that were killed: ``num_open`` requests were theirs when they were asked, a moment before."""
+    """Routers that were killed: ``num_open`` requests were theirs when they were asked, a moment before, and their
+    processes were ``gone_s``: a router outlives the raylet of its node by a moment."""
 
     asked_s: float
-    killed_s: float
+    gone_s: float
     num_open: int
 
     def excused(self, answers: Sequence[Answer]) -> int:
         """How many broken answers these routers explain: none that began later, and no more than they had, with those
         that may have been on their way to them."""
-        was_open = [answer for answer in answers if answer.started_s <= self.killed_s <= answer.ended_s]
+        was_open = [answer for answer in answers if self._may_have_had(answer)]
         num_broken = sum(bool(answer.error) for answer in was_open)
         num_unheard = sum(not any(time_s <= self.asked_s for time_s in answer.event_times_s) for answer in was_open)
         return min(num_broken, self.num_open + num_unheard)
+
+    def _may_have_had(self, answer: Answer) -> bool:
+        """True for what was open when they ended, and for what the proxies sent to them before they noticed."""
+        until_s = self.gone_s + (NOTICE_S if answer.error.startswith(BROKEN_BY_PROXY) else 0.0)
+        return answer.started_s <= until_s and answer.ended_s >= self.asked_s
 
 
 @dataclass(slots=True, kw_only=True)

@@ -123,7 +123,7 @@ class ChaosRunner:
     def _note_loss(self, routers: list[Row], asked_s: float) -> None:
         if routers and self._scenario.checks.lost_with_router:
             num_open = sum(running_of(row) for row in routers)
-            self._losses.append(RouterLoss(asked_s=asked_s, killed_s=time.monotonic(), num_open=num_open))
+            self._losses.append(RouterLoss(asked_s=asked_s, gone_s=time.monotonic(), num_open=num_open))
 
     async def _pause(self, step: Step, cluster: LiveCluster) -> str:
         assert step.pause is not None

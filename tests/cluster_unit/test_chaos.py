@@ -56,7 +56,7 @@ def test_totals_that_began_again_are_not_less_than_nothing(
     assert increases(before, after) == grown
 
 
-LOSS = RouterLoss(asked_s=2.0, killed_s=2.5, num_open=1)
+LOSS = RouterLoss(asked_s=2.0, gone_s=2.5, num_open=1)
 
 
 def answer(ask: Ask, tokens: list[int], times: list[float], *, error: str = "", started_s: float = 0.0) -> Answer:
@@ -97,6 +97,18 @@ def test_killed_router_excuses_what_was_open_there_then_and_no_more() -> None:
 
     assert report.num_broken_with_router == 2, "the one that it had, and the one that had not arrived when it was asked"
     assert report.num_lost == 3
+
+
+def test_proxy_that_has_not_noticed_yet_is_excused_too() -> None:
+    """It sent a request to a router that was gone."""
+    ask = Ask(prompt=(1,), num_tokens=3)
+    at_once, too_late = (answer(ask, [], [], error="HTTP 500: x", started_s=when) for when in (3.0, 8.0))
+    elsewhere = answer(ask, [], [], error="HTTP 502: x", started_s=3.0)
+    report = ChaosReport(scenario="x")
+
+    report.judge_answers([at_once, too_late, elsewhere], {ask: [4, 5, 6]}, losses=[LOSS])
+
+    assert (report.num_broken_with_router, report.num_lost) == (1, 2)
 
 
 def row(**changes: Any) -> dict[str, Any]:
