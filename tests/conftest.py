@@ -63,18 +63,31 @@ def _surroundings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_WATCHED)}
 
 
+_ROOT = Path(__file__).parent.parent
+_OF_TOOLS = (".", "__pycache__")
+"""What tools keep beside the code, by how their names begin: caches, the environment."""
+
+
+def _entries() -> set[str]:
+    return {path.name for path in _ROOT.iterdir() if not path.name.startswith(_OF_TOOLS)}
+
+
 _AT_FIRST = _surroundings()
+_ENTRIES_AT_FIRST = _entries()
 _blamed_threads: set[threading.Thread] = set()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """When the tests of a folder are done, no variable and no thread of theirs may meet those of the next one."""
+    """When the tests of a folder are done, no variable, thread or file of theirs may meet those of the next one."""
     yield
     if nextitem is not None and nextitem.path.parent == item.path.parent:
         return
     left = dict(set(_surroundings().items()) ^ set(_AT_FIRST.items()))
     threads = {thread for thread in threading.enumerate() if thread.name.startswith("baton-kv-")} - _blamed_threads
     _blamed_threads.update(threads)
+    files = _entries() - _ENTRIES_AT_FIRST
+    _ENTRIES_AT_FIRST.update(files)
     assert not left, f"tests of {item.path.parent} left the environment changed: {left}"
     assert not threads, f"tests of {item.path.parent} left connectors open: {[thread.name for thread in threads]}"
+    assert not files, f"tests of {item.path.parent} left in {_ROOT}: {files}"

@@ -71,26 +71,27 @@ def test_own_machines_name_every_worker_in_one_list_of_roles() -> None:
     assert sorted(" ".join(lists).split()) == sorted(content["provider"]["worker_ips"])
 
 
-def shell(command: str) -> str:
+def shell(command: str, home: Path) -> str:
+    """What bash prints for a command after node.sh was read, in a home directory that may be written to."""
     script = f"set -e; . {DEPLOY}/node.sh; {command}"
-    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nowhere"}
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home)}
     result = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
     return result.stdout
 
 
-def test_node_environment_is_what_serve_needs() -> None:
-    said = dict(line.partition("=")[::2] for line in shell("env").splitlines())
+def test_node_environment_is_what_serve_needs(tmp_path: Path) -> None:
+    said = dict(line.partition("=")[::2] for line in shell("env", tmp_path).splitlines())
 
     assert {name: said.get(name) for name in node_environment()} == node_environment()
     assert said["RAY_AUTH_MODE"] == "token"
-    assert said["PATH"].startswith("/nowhere/baton-venv/bin:")
+    assert said["PATH"].startswith(f"{tmp_path}/baton-venv/bin:")
 
 
 @pytest.mark.parametrize(("num_failures", "tries"), [(0, 1), (2, 3), (3, 3)])
-def test_ray_is_started_up_to_three_times(num_failures: int, tries: int) -> None:
+def test_ray_is_started_up_to_three_times(num_failures: int, tries: int, tmp_path: Path) -> None:
     counting = f"count=0; ray() {{ true; }}; start() {{ count=$((count + 1)); [ $count -gt {num_failures} ]; }}"
 
-    said = shell(f"{counting}; baton_start start && echo up; echo $count")
+    said = shell(f"{counting}; baton_start start && echo up; echo $count", tmp_path)
 
     assert said.split() == [*(["up"] if num_failures < 3 else []), str(tries)]
 
@@ -103,7 +104,7 @@ def test_ray_is_stopped_on_every_machine_and_those_that_do_not_answer_are_named(
         'ssh() { echo "${@: -2:1}: ${@: -1}"; [ "${@: -2:1}" != ann@10.0.0.12 ]; }'
     )
 
-    said = shell(f"HOME={tmp_path}; {fakes}; baton_stop 2>&1").splitlines()
+    said = shell(f"{fakes}; baton_stop 2>&1", tmp_path).splitlines()
 
     over_there = ". ~/baton/deploy/node.sh; ray stop"
     assert sorted(said[:-1]) == [
@@ -130,8 +131,10 @@ def test_image_has_what_serve_needs() -> None:
         ("10.0.0.30", "{}"),
     ],
 )
-def test_roles_of_machines(address: str, offered: str) -> None:
-    assert shell(f"baton_resources {address} '10.0.0.1 10.0.0.2' '10.0.0.2 10.0.0.3'").strip() == offered
+def test_roles_of_machines(address: str, offered: str, tmp_path: Path) -> None:
+    said = shell(f"baton_resources {address} '10.0.0.1 10.0.0.2' '10.0.0.2 10.0.0.3'", tmp_path)
+
+    assert said.strip() == offered
 
 
 def check_serve_config(content: dict[str, Any]) -> None:

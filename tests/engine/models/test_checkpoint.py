@@ -86,9 +86,9 @@ def test_progress_grows_to_the_whole(sharded: Path) -> None:
     assert len(seen) > len(find_shards(sharded))
 
 
-def test_a_directory_that_is_none() -> None:
+def test_a_directory_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere is not a directory"):
-        load_model_config(Path("nowhere"))
+        load_model_config(tmp_path / "nowhere")
 
 
 def test_a_directory_without_config(tmp_path: Path) -> None:
