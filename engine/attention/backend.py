@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 
 from engine.attention.batch import AttentionBatch
+from engine.layers.heads import HeadTransform
+from engine.layers.rotary import Rotations
 
 
 class AttentionPlan(Protocol):
@@ -22,6 +24,13 @@ class AttentionPlan(Protocol):
 
         Returns:
             [num_tokens, num_heads * head_dim], model dtype.
+        """
+
+    def attend_heads(
+        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
+    ) -> torch.Tensor:
+        """The same, from the fused projection: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], which may be
+        written to.
         """
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from engine.attention import paged_kernel
 from engine.attention.batch import AttentionBatch
-from engine.attention.thread_team import run_on_team
+from engine.attention.paged_queries import PagedQueries
+from engine.attention.rotation_pass import RotationPass
+from engine.kernels import paged_attention
+from engine.layers.heads import HeadTransform
+from engine.layers.rotary import Rotations
 from engine.runner.kv_cache import KVCache
-from engine.step import IntArray
 
 MAX_PAGED_QUERIES = 4
 """Requests that compute no more tokens than this take the paged kernel: beyond, gathering the context once and
@@ -22,19 +23,18 @@ multiplying matrices is faster."""
 QUERY_TILE = 256
 """Queries of a chunk that share one mask: bounds the mask, and skips what none of them sees."""
 
-NO_WINDOW = 1 << 62
-
 
 class CPUAttention:
     """Paged attention for float32, bfloat16 and float16."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._kernel_address = paged_kernel.compiled_attention(cache.layout.dtype)
+        self._kernel_address = paged_attention.compiled_attention(cache.layout.dtype)
+        self._rotation_pass = RotationPass(cache)
 
     def plan(self, batch: AttentionBatch) -> CPUPlan:
         """Part the requests by how many tokens they compute."""
-        return CPUPlan(self._cache, self._kernel_address, batch)
+        return CPUPlan(self._cache, self._kernel_address, self._rotation_pass, batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,10 @@ class Chunk:
 class CPUPlan:
     """One step of ``CPUAttention``."""
 
-    def __init__(self, cache: KVCache, kernel_address: int, batch: AttentionBatch) -> None:
+    def __init__(self, cache: KVCache, kernel_address: int, rotation_pass: RotationPass, batch: AttentionBatch) -> None:
         self._cache = cache
         self._rows = cache.slot_rows()
+        self._rotation_pass = rotation_pass
         layout = cache.layout
         self._layer_rows = 2 * layout.block_size
         blocks, offsets = np.divmod(batch.slots, layout.block_size)
@@ -69,6 +70,21 @@ class CPUPlan:
         key_rows = self._key_rows + layer * self._layer_rows
         self._rows.index_copy_(0, key_rows, key)
         self._rows.index_copy_(0, key_rows + self._cache.layout.block_size, value)
+        return self._attend(layer, query, key, value, window)
+
+    def attend_heads(
+        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
+    ) -> torch.Tensor:
+        """See ``AttentionPlan``."""
+        query = self._rotation_pass.run(layer, heads, transform, rotations, self._key_rows)
+        first_value = transform.num_heads + transform.num_kv_heads
+        key, value = heads[:, transform.num_heads : first_value], heads[:, first_value:]
+        return self._attend(layer, query, key, value, window)
+
+    def _attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """Attend; the step's keys and values are in the cache."""
         if self._paged is not None and not self._chunks:
             return self._paged.attend(layer, query, window).flatten(1)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -129,53 +145,3 @@ def _attend_masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 def _by_head(tokens: torch.Tensor) -> torch.Tensor:
     """[num_tokens, num_heads, head_dim] as SDPA wants it, [1, num_heads, num_tokens, head_dim], without a copy."""
     return tokens[None].transpose(1, 2)
-
-
-class PagedQueries:
-    """The tokens of one step that take the paged kernel, each a query with its own block table and length.
-
-    tokens: [num_queries] their places in the batch, int64.
-    """
-
-    def __init__(
-        self, cache: KVCache, kernel_address: int, batch: AttentionBatch, requests: npt.NDArray[np.intp]
-    ) -> None:
-        starts, counts = batch.query_starts[requests].astype(np.int64), batch.query_lens[requests]
-        owners = np.repeat(requests, counts)
-        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.tokens = torch.from_numpy(np.repeat(starts, counts) + within)
-        self._lengths: IntArray = (batch.first_positions[owners] + within + 1).astype(np.int32)
-        self._tables: IntArray = np.ascontiguousarray(batch.block_tables[owners], dtype=np.int32)
-        self._kernel_address = kernel_address
-        self._cache = cache
-        self._counter: npt.NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        self._parameters = self._fill_parameters()
-
-    def _fill_parameters(self) -> npt.NDArray[np.int64]:
-        layout, k = self._cache.layout, paged_kernel
-        rows_per_layer = 2 * layout.block_size * layout.num_kv_heads
-        parameters: npt.NDArray[np.int64] = np.zeros(k.NUM_PARAMETERS, dtype=np.int64)
-        parameters[k.COUNTER] = self._counter.ctypes.data
-        parameters[k.TABLES] = self._tables.ctypes.data
-        parameters[k.LENGTHS] = self._lengths.ctypes.data
-        parameters[k.ROWS] = self._cache.blocks.data_ptr()
-        parameters[k.NUM_ROWS], parameters[k.TABLE_WIDTH] = self._tables.shape
-        parameters[k.NUM_KV_HEADS], parameters[k.HEAD_DIM] = layout.num_kv_heads, layout.head_dim
-        parameters[k.BLOCK_SIZE] = layout.block_size
-        parameters[k.BLOCK_ROWS] = layout.num_layers * rows_per_layer
-        parameters[k.NUM_CACHE_ROWS] = self._cache.num_blocks * layout.num_layers * rows_per_layer
-        return parameters
-
-    def attend(self, layer: int, query: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Attend with [num_queries, num_heads, head_dim]; keys and values are in the cache already."""
-        query = query.contiguous()
-        output = torch.empty_like(query)
-        layout, parameters, k = self._cache.layout, self._parameters, paged_kernel
-        self._counter[0] = 0
-        parameters[k.QUERY], parameters[k.OUTPUT] = query.data_ptr(), output.data_ptr()
-        parameters[k.GROUP] = query.shape[1] // layout.num_kv_heads
-        parameters[k.FIRST_ROW] = layer * 2 * layout.block_size * layout.num_kv_heads
-        parameters[k.WINDOW] = NO_WINDOW if window is None else window
-        num_items = len(query) * layout.num_kv_heads
-        run_on_team(self._kernel_address, parameters.ctypes.data, max_threads=num_items)
-        return output

@@ -10,6 +10,8 @@ import torch
 
 from engine.attention.batch import AttentionBatch
 from engine.attention.varlen import VarlenKernel, VarlenShape, flash_varlen
+from engine.layers.heads import HeadTransform
+from engine.layers.rotary import Rotations
 from engine.runner.kv_cache import KVCache
 from engine.runner.upload import upload
 
@@ -104,6 +106,12 @@ class CUDAPlan:
             keys = self._rows.index_select(0, self._gathered_rows + first_key)
             values = self._rows.index_select(0, self._gathered_rows + first_value)
         return self._kernel(query, keys, values, self._shape, window).flatten(1)
+
+    def attend_heads(
+        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
+    ) -> torch.Tensor:
+        """See ``AttentionPlan``."""
+        return self.attend(layer, *transform(heads, rotations), window)
 
 
 def history_slots(batch: AttentionBatch, block_size: int) -> npt.NDArray[np.int64]:

@@ -7,6 +7,8 @@ import math
 import torch
 
 from engine.attention.batch import AttentionBatch
+from engine.layers.heads import HeadTransform
+from engine.layers.rotary import Rotations
 from engine.runner.kv_cache import KVCache
 
 
@@ -43,6 +45,12 @@ class ReferencePlan:
             start, end = self._batch.query_starts[request : request + 2].tolist()
             output[start:end] = self._attend_one(layer, request, query[start:end], window).to(query.dtype)
         return output.flatten(1)
+
+    def attend_heads(
+        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
+    ) -> torch.Tensor:
+        """See ``AttentionPlan``."""
+        return self.attend(layer, *transform(heads, rotations), window)
 
     def _attend_one(self, layer: int, request: int, query: torch.Tensor, window: int | None) -> torch.Tensor:
         blocks = self._cache.blocks

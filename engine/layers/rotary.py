@@ -6,33 +6,48 @@ Source: Su et al., RoFormer, 2021; Peng et al., YaRN, 2023.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from engine.models.rope_config import RopeConfig, RopeType
 
 
-class RotaryEmbedding:
-    """Rotates queries and keys by their positions.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotations:
+    """The rotations of one step's tokens, shared by all layers.
 
-    ``table`` holds cosine and sine of every position, [max_positions, 2, head_dim / 2] in float32, computed once.
+    table: [max_positions, 2, head_dim / 2] cosine and sine of every position, in the model's dtype.
+    positions: [num_tokens], int64. cosine, sine: [num_tokens, 1, head_dim / 2], where an operator needs them.
     """
 
-    def __init__(self, config: RopeConfig, *, head_dim: int, max_positions: int, device: torch.device) -> None:
+    table: torch.Tensor
+    positions: torch.Tensor
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+
+class RotaryEmbedding:
+    """Rotates queries and keys by their positions; the angles are computed once, in float32."""
+
+    def __init__(
+        self, config: RopeConfig, *, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         frequencies = inverse_frequencies(config, head_dim=head_dim)
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
         table = torch.stack((angles.cos(), angles.sin()), dim=1) * attention_scaling(config)
-        self.table = table.to(device)
+        self._table = table.to(device=device, dtype=dtype).contiguous()
 
-    def rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine, each [num_tokens, 1, head_dim / 2], for the tokens of one step; shared by all layers."""
-        rows = self.table.index_select(0, positions).to(dtype)
-        return rows[:, 0, None, :], rows[:, 1, None, :]
+    def rotations(self, positions: torch.Tensor) -> Rotations:
+        """For the tokens of one step."""
+        rows = self._table.index_select(0, positions)
+        return Rotations(table=self._table, positions=positions, cosine=rows[:, 0, None, :], sine=rows[:, 1, None, :])
 
 
-def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def rotate(heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
     """Rotate [num_tokens, num_heads, head_dim]; the first and the second half of a head are the two coordinates."""
     first, second = heads.chunk(2, dim=-1)
+    cosine, sine = rotations.cosine, rotations.sine
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from engine.attention.backend import AttentionPlan
 from engine.layers.embedding import Embedding, LMHead
+from engine.layers.gated_silu import GatedSiLU
+from engine.layers.heads import HeadTransform
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.layers.rotary import RotaryEmbedding, rotate
+from engine.layers.rotary import RotaryEmbedding, Rotations
 from engine.models.model_config import ModelConfig
 
 
@@ -26,15 +27,19 @@ class DecoderLayer:
         self.index = index
         self.window = config.windows[index]
         self.head_dim = config.head_dim
-        self.head_counts = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self.input_norm = norm(config.hidden_size)
         self.qkv = linear(config.hidden_size, config.q_size, config.kv_size, config.kv_size, bias=config.qkv_bias)
-        self.q_norm = norm(config.head_dim) if config.qk_norm else None
-        self.k_norm = norm(config.head_dim) if config.qk_norm else None
+        self.heads = HeadTransform(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            query_norm=norm(config.head_dim) if config.qk_norm else None,
+            key_norm=norm(config.head_dim) if config.qk_norm else None,
+        )
         self.o = linear(config.q_size, config.hidden_size, bias=config.o_bias)
         self.post_norm = norm(config.hidden_size)
         inner = config.intermediate_size
         self.gate_up = linear(config.hidden_size, inner, inner, bias=config.mlp_bias)
+        self.gate = GatedSiLU(dtype=dtype, device=device)
         self.down = linear(inner, config.hidden_size, bias=config.mlp_bias)
 
     @property
@@ -51,28 +56,28 @@ class DecoderLayer:
         places.update(self.down.targets(("mlp.down_proj",)))
         places["input_layernorm.weight"] = self.input_norm.weight
         places["post_attention_layernorm.weight"] = self.post_norm.weight
-        if self.q_norm is not None and self.k_norm is not None:
-            places["self_attn.q_norm.weight"] = self.q_norm.weight
-            places["self_attn.k_norm.weight"] = self.k_norm.weight
+        if self.heads.query_norm is not None and self.heads.key_norm is not None:
+            places["self_attn.q_norm.weight"] = self.heads.query_norm.weight
+            places["self_attn.k_norm.weight"] = self.heads.key_norm.weight
         return {f"model.layers.{self.index}.{name}": place for name, place in places.items()}
 
     def forward(
-        self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, plan: AttentionPlan
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, rotations: Rotations, plan: AttentionPlan
     ) -> torch.Tensor:
-        """One layer over the tokens of a step, [num_tokens, hidden_size]."""
-        hidden = hidden + self._attention(self.input_norm(hidden), cosine, sine, plan)
-        gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, dim=-1)
-        return hidden + self.down(F.silu(gate) * up)
+        """One layer over the tokens of a step.
 
-    def _attention(
-        self, hidden: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, plan: AttentionPlan
-    ) -> torch.Tensor:
-        heads = self.qkv(hidden).view(len(hidden), -1, self.head_dim)
-        query, key, value = torch.split(heads, self.head_counts, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
-        return self.o(plan.attend(self.index, query, key, value, self.window))
+        hidden: [num_tokens, hidden_size] the residual stream; ``delta``, what the layer before adds to it, and the
+        attention's result are added in place.
+
+        Returns:
+            What this layer's MLP adds to the residual stream.
+        """
+        attended = self._attend(self.input_norm.add_and_normalize(hidden, delta), rotations, plan)
+        return self.down(self.gate(self.gate_up(self.post_norm.add_and_normalize(hidden, attended))))
+
+    def _attend(self, normalized: torch.Tensor, rotations: Rotations, plan: AttentionPlan) -> torch.Tensor:
+        heads = self.qkv(normalized).view(len(normalized), -1, self.head_dim)
+        return self.o(plan.attend_heads(self.index, heads, self.heads, rotations, self.window))
 
 
 class Decoder:
@@ -98,7 +103,9 @@ class Decoder:
         ]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
         self.lm_head = LMHead(self.embedding, tied=config.tie_word_embeddings and not has_own_head)
-        self.rotary = RotaryEmbedding(config.rope, head_dim=config.head_dim, max_positions=max_positions, device=device)
+        self.rotary = RotaryEmbedding(
+            config.rope, head_dim=config.head_dim, max_positions=max_positions, dtype=dtype, device=device
+        )
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes, by its name there."""
@@ -118,11 +125,12 @@ class Decoder:
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """Run the layers: token ids and positions, each [num_tokens], to hidden states before the last norm."""
         hidden = self.embedding(input_ids)
-        cosine, sine = self.rotary.rotations(positions, self.dtype)
+        rotations = self.rotary.rotations(positions)
+        delta: torch.Tensor | None = None
         for layer in self.layers:
-            hidden = layer.forward(hidden, cosine, sine, plan)
-        return hidden
+            delta = layer.forward(hidden, delta, rotations, plan)
+        return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every token of the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
-        return self.lm_head(self.norm(hidden))
+        return self.lm_head(self.norm.add_and_normalize(hidden, None))

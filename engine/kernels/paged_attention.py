@@ -8,28 +8,13 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import carray, cfunc, njit, types
+from numba import carray, njit
 
-from engine.attention.machine_code import float_from_bits, narrow, pointer, prefetch, take_next, widen
+from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.machine_code import narrow, pointer, prefetch, take_next, widen
 
 TILE = 32
 """Positions that are scored before the running maximum is corrected: keys and values of a tile stay in L1."""
-
-FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
-"""Sums may be reordered, so that they run in vector registers; NaN and infinity keep their meaning."""
-
-
-def _can_cache():
-    """True where compiled code can be kept: beside this file or in the user's cache folder."""
-    try:
-        njit(cache=True)(_can_cache)
-    except RuntimeError:  # neither can be written; a start that compiles is slow, a start that fails is worse
-        return False
-    return True
-
-
-OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": _can_cache()}
-"""``numpy``: dividing by zero is a number here; an exception would leave the other rows of the batch uncomputed."""
 
 LINE_BYTES = 64
 
@@ -40,23 +25,6 @@ NUM_KV_HEADS, GROUP, HEAD_DIM = 8, 9, 10
 NUM_CACHE_ROWS, BLOCK_SIZE, BLOCK_ROWS = 11, 12, 13
 FIRST_ROW, WINDOW = 14, 15
 NUM_PARAMETERS = 16
-
-
-@njit(**OPTIONS, inline="always")
-def _exp(x):
-    """e to the x for x <= 0, to about one unit in the last place. Loops over it are vectorised, over libm's not."""
-    x = np.float32(-87.0) if x < np.float32(-87.0) else x
-    whole = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
-    rest = x - whole * np.float32(0.693145751953125)
-    rest = rest - whole * np.float32(1.428606765330187e-06)
-    result = np.float32(1.9875691500e-4)
-    result = result * rest + np.float32(1.3981999507e-3)
-    result = result * rest + np.float32(8.3334519073e-3)
-    result = result * rest + np.float32(4.1665795894e-2)
-    result = result * rest + np.float32(1.6666665459e-1)
-    result = result * rest + np.float32(5.0000001201e-1)
-    result = result * rest * rest + rest + np.float32(1.0)
-    return result * float_from_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
 
 
 @njit(**OPTIONS)
@@ -95,10 +63,10 @@ def _soften_tile(scores, count, maxima, totals, sums):
         highest = maxima[g]
         for t in range(count):
             highest = row[t] if row[t] > highest else highest
-        correction = _exp(maxima[g] - highest)
+        correction = exp(maxima[g] - highest)
         total = np.float32(0.0)
         for t in range(count):
-            weight = _exp(row[t] - highest)
+            weight = exp(row[t] - highest)
             row[t] = weight
             total += weight
         for t in range(count, TILE):
@@ -184,38 +152,16 @@ def _attend(p, query, rows, output):
         item = take_next(p[COUNTER])
 
 
-def _attend_float32(address):
-    p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
-    heads = (p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM])
-    query = carray(pointer(p[QUERY]), heads, dtype=np.float32)
-    output = carray(pointer(p[OUTPUT]), heads, dtype=np.float32)
-    _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=np.float32), output)
-
-
-def _attend_bfloat16(address):
-    p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
-    heads = (p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM])
-    query = carray(pointer(p[QUERY]), heads, dtype=np.uint16)
-    output = carray(pointer(p[OUTPUT]), heads, dtype=np.uint16)
-    _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=np.uint16), output)
-
-
-def _attend_float16(address):
-    p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
-    heads = (p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM])
-    query = carray(pointer(p[QUERY]), heads, dtype=np.int16)
-    output = carray(pointer(p[OUTPUT]), heads, dtype=np.int16)
-    _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=np.int16), output)
-
-
-_BY_DTYPE = {"float32": _attend_float32, "bfloat16": _attend_bfloat16, "float16": _attend_float16}
-
-
 @cache
 def compiled_attention(dtype: str) -> int:
-    """The address of ``void attend(int64 *parameters)`` for a storage type.
+    """The address of ``void attend(int64 *parameters)`` for a storage type."""
+    storage = STORAGE[dtype]
 
-    The first call on a machine compiles for seconds, later ones load what that left beside this file.
-    """
-    address: int = cfunc(types.void(types.voidptr), cache=OPTIONS["cache"])(_BY_DTYPE[dtype]).address
-    return address
+    def attend(address):
+        p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+        heads = (p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM])
+        query = carray(pointer(p[QUERY]), heads, dtype=storage)
+        output = carray(pointer(p[OUTPUT]), heads, dtype=storage)
+        _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=storage), output)
+
+    return compile_kernel(attend)

@@ -1,0 +1,58 @@
+"""Rotation of queries and keys and the write to the cache, as one compiled pass over a step's tokens."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from engine.kernels import rotary as kernel
+from engine.kernels.call import KernelCall
+from engine.layers.heads import HeadTransform
+from engine.layers.rotary import Rotations
+from engine.runner.kv_cache import KVCache
+
+
+class RotationPass:
+    """For one cache; one step at a time."""
+
+    def __init__(self, cache: KVCache) -> None:
+        layout = cache.layout
+        self._rows_per_layer = 2 * layout.block_size
+        self._epsilon = ctypes.c_float()
+        self._call = KernelCall(kernel.compiled_rotation(layout.dtype), kernel.NUM_PARAMETERS)
+        parameters = self._call.parameters
+        parameters[kernel.ROWS] = cache.blocks.data_ptr()
+        parameters[kernel.NUM_CACHE_ROWS] = len(cache.slot_rows()) * layout.num_kv_heads
+        parameters[kernel.VALUE_OFFSET] = layout.block_size
+        parameters[kernel.EPSILON] = ctypes.addressof(self._epsilon)
+        parameters[kernel.HEAD_DIM] = layout.head_dim
+
+    def run(
+        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, key_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Write keys and values to the cache and return the queries, [num_tokens, num_heads, head_dim].
+
+        heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; its keys are rotated in place.
+        key_rows: [num_tokens] where in the cache the keys of layer 0 go, in rows of all heads.
+        """
+        assert heads.is_contiguous()
+        query = heads.new_empty(len(heads), transform.num_heads, heads.shape[2])
+        parameters = self._call.parameters
+        parameters[kernel.HEADS], parameters[kernel.QUERY] = heads.data_ptr(), query.data_ptr()
+        parameters[kernel.POSITIONS] = rotations.positions.data_ptr()
+        parameters[kernel.TABLE], parameters[kernel.NUM_POSITIONS] = rotations.table.data_ptr(), len(rotations.table)
+        parameters[kernel.KEY_ROWS], parameters[kernel.FIRST_KEY] = key_rows.data_ptr(), layer * self._rows_per_layer
+        parameters[kernel.NUM_TOKENS] = len(heads)
+        parameters[kernel.NUM_HEADS], parameters[kernel.NUM_KV_HEADS] = transform.num_heads, transform.num_kv_heads
+        self._set_norms(transform)
+        self._call.run_over(heads.numel())
+        return query
+
+    def _set_norms(self, transform: HeadTransform) -> None:
+        parameters = self._call.parameters
+        query_norm, key_norm = transform.query_norm, transform.key_norm
+        parameters[kernel.QUERY_NORM] = 0 if query_norm is None else query_norm.weight.data_ptr()
+        parameters[kernel.KEY_NORM] = 0 if key_norm is None else key_norm.weight.data_ptr()
+        if query_norm is not None:
+            self._epsilon.value = query_norm.eps

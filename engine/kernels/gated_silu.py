@@ -1,0 +1,52 @@
+"""The gate of an MLP, silu(gate) * up, in one pass, compiled."""
+
+from functools import cache
+
+import numpy as np
+from numba import carray, njit
+
+from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.machine_code import narrow, pointer, take_next, widen
+
+PART = 1024
+"""Columns that one thread takes at a time."""
+
+# The fields of the parameter block, all int64.
+COUNTER, GATE_UP, OUTPUT = range(3)  # addresses
+NUM_ROWS, SIZE = 3, 4
+NUM_PARAMETERS = 5
+
+
+@njit(**OPTIONS)
+def _gate(gate, up, output):
+    for i in range(len(gate)):
+        g = widen(gate[i])
+        small = exp(-abs(g))  # never above one, whatever the sign of the gate
+        share = (np.float32(1.0) if g >= np.float32(0.0) else small) / (np.float32(1.0) + small)
+        output[i] = narrow(g * share * widen(up[i]), output[i])
+
+
+@njit(**OPTIONS)
+def _run(p, gate_up, output):
+    """Take parts of rows from the shared counter. gate_up: [num_rows, 2 * size]; output: [num_rows, size]."""
+    size = p[SIZE]
+    parts = (size + PART - 1) // PART
+    item = take_next(p[COUNTER])
+    while item < p[NUM_ROWS] * parts:
+        row, start = item // parts, item % parts * PART
+        end = min(start + PART, size)
+        _gate(gate_up[row, start:end], gate_up[row, size + start : size + end], output[row, start:end])
+        item = take_next(p[COUNTER])
+
+
+@cache
+def compiled_gate(dtype):
+    """The address of ``void gate(int64 *parameters)`` for tensors of a dtype."""
+    storage = STORAGE[dtype]
+
+    def gate(address):
+        p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+        gate_up = carray(pointer(p[GATE_UP]), (p[NUM_ROWS], 2 * p[SIZE]), dtype=storage)
+        _run(p, gate_up, carray(pointer(p[OUTPUT]), (p[NUM_ROWS], p[SIZE]), dtype=storage))
+
+    return compile_kernel(gate)

@@ -1,0 +1,59 @@
+"""The residual sum and its root-mean-square normalisation in one pass, compiled."""
+
+from functools import cache
+
+import numpy as np
+from numba import carray, njit
+
+from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel
+from engine.kernels.machine_code import narrow, pointer, take_next, widen
+
+# The fields of the parameter block, all int64.
+COUNTER, HIDDEN, DELTA, WEIGHT, OUTPUT, EPSILON = range(6)  # addresses; EPSILON of a float32, DELTA 0 for none
+NUM_ROWS, SIZE = 6, 7
+NUM_PARAMETERS = 8
+
+
+@njit(**OPTIONS)
+def _add(hidden, delta):
+    for i in range(len(hidden)):
+        hidden[i] = narrow(widen(hidden[i]) + widen(delta[i]), hidden[i])
+
+
+@njit(**OPTIONS)
+def _normalize(hidden, weight, output, epsilon):
+    total = np.float32(0.0)
+    for i in range(len(hidden)):
+        total += widen(hidden[i]) * widen(hidden[i])
+    scale = np.float32(1.0) / np.sqrt(total / np.float32(len(hidden)) + epsilon)
+    for i in range(len(hidden)):
+        output[i] = narrow(widen(hidden[i]) * scale * widen(weight[i]), output[i])
+
+
+@njit(**OPTIONS)
+def _run(p, hidden, delta, weight, output):
+    """Take rows from the shared counter until none is left. hidden, delta, output: [num_rows, size]."""
+    epsilon = carray(pointer(p[EPSILON]), (1,), dtype=np.float32)[0]
+    row = take_next(p[COUNTER])
+    while row < p[NUM_ROWS]:
+        if p[DELTA] != 0:
+            _add(hidden[row], delta[row])
+        _normalize(hidden[row], weight, output[row], epsilon)
+        row = take_next(p[COUNTER])
+
+
+@cache
+def compiled_norm(dtype):
+    """The address of ``void norm(int64 *parameters)`` for tensors of a dtype."""
+    storage = STORAGE[dtype]
+
+    def norm(address):
+        p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+        shape = (p[NUM_ROWS], p[SIZE])
+        hidden = carray(pointer(p[HIDDEN]), shape, dtype=storage)
+        delta = carray(pointer(p[DELTA]), shape, dtype=storage)
+        weight = carray(pointer(p[WEIGHT]), (p[SIZE],), dtype=storage)
+        output = carray(pointer(p[OUTPUT]), shape, dtype=storage)
+        _run(p, hidden, delta, weight, output)
+
+    return compile_kernel(norm)

@@ -1,0 +1,92 @@
+"""From the fused projection to what attention reads, in one pass, compiled: norms of heads, rotation, cache write."""
+
+from functools import cache
+
+import numpy as np
+from numba import carray, njit
+
+from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel
+from engine.kernels.machine_code import narrow, pointer, take_next, widen
+
+# The fields of the parameter block, all int64.
+COUNTER, HEADS, QUERY, POSITIONS, TABLE, KEY_ROWS, ROWS = range(7)  # addresses
+QUERY_NORM, KEY_NORM, EPSILON = 7, 8, 9  # addresses; the norms 0 for none
+NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 10, 11, 12, 13
+NUM_POSITIONS, NUM_CACHE_ROWS, FIRST_KEY, VALUE_OFFSET = 14, 15, 16, 17
+NUM_PARAMETERS = 18
+
+
+@njit(**OPTIONS)
+def _load(source, target):
+    for d in range(len(source)):
+        target[d] = widen(source[d])
+
+
+@njit(**OPTIONS)
+def _normalize(vector, weight, epsilon):
+    total = np.float32(0.0)
+    for d in range(len(vector)):
+        total += vector[d] * vector[d]
+    scale = np.float32(1.0) / np.sqrt(total / np.float32(len(vector)) + epsilon)
+    for d in range(len(vector)):
+        vector[d] = vector[d] * scale * widen(weight[d])
+
+
+@njit(**OPTIONS)
+def _rotate(vector, cosine, sine, target):
+    half = len(cosine)
+    for d in range(half):
+        first, second = vector[d], vector[half + d]
+        c, s = widen(cosine[d]), widen(sine[d])
+        target[d] = narrow(first * c - second * s, target[d])
+        target[half + d] = narrow(second * c + first * s, target[d])
+
+
+@njit(**OPTIONS)
+def _run(p, heads, query, table, rows, query_norm, key_norm):
+    """Take tokens from the shared counter until none is left.
+
+    heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its keys are rotated in place; query: [num_tokens,
+    num_heads, head_dim]; table: [num_positions, 2, head_dim / 2]; rows: the cache, [num_cache_rows, head_dim].
+    """
+    num_heads, num_kv_heads, head_dim = p[NUM_HEADS], p[NUM_KV_HEADS], p[HEAD_DIM]
+    positions = carray(pointer(p[POSITIONS]), (p[NUM_TOKENS],), dtype=np.int64)
+    key_rows = carray(pointer(p[KEY_ROWS]), (p[NUM_TOKENS],), dtype=np.int64)
+    epsilon = carray(pointer(p[EPSILON]), (1,), dtype=np.float32)[0]
+    vector = np.empty(head_dim, dtype=np.float32)
+    token = take_next(p[COUNTER])
+    while token < p[NUM_TOKENS]:
+        cosine, sine = table[positions[token], 0], table[positions[token], 1]
+        for head in range(num_heads + num_kv_heads):
+            is_query = head < num_heads
+            _load(heads[token, head], vector)
+            if is_query and p[QUERY_NORM] != 0:
+                _normalize(vector, query_norm, epsilon)
+            if not is_query and p[KEY_NORM] != 0:
+                _normalize(vector, key_norm, epsilon)
+            _rotate(vector, cosine, sine, query[token, head] if is_query else heads[token, head])
+        first_row = (key_rows[token] + p[FIRST_KEY]) * num_kv_heads
+        for head in range(num_kv_heads):
+            rows[first_row + head, :] = heads[token, num_heads + head]
+            rows[first_row + p[VALUE_OFFSET] * num_kv_heads + head, :] = heads[token, num_heads + num_kv_heads + head]
+        token = take_next(p[COUNTER])
+
+
+@cache
+def compiled_rotation(dtype):
+    """The address of ``void rotate(int64 *parameters)`` for tensors of a dtype."""
+    storage = STORAGE[dtype]
+
+    def rotate(address):
+        p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+        head_dim = p[HEAD_DIM]
+        num_rows = p[NUM_HEADS] + 2 * p[NUM_KV_HEADS]
+        heads = carray(pointer(p[HEADS]), (p[NUM_TOKENS], num_rows, head_dim), dtype=storage)
+        query = carray(pointer(p[QUERY]), (p[NUM_TOKENS], p[NUM_HEADS], head_dim), dtype=storage)
+        table = carray(pointer(p[TABLE]), (p[NUM_POSITIONS], 2, head_dim // 2), dtype=storage)
+        rows = carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], head_dim), dtype=storage)
+        query_norm = carray(pointer(p[QUERY_NORM]), (head_dim,), dtype=storage)
+        key_norm = carray(pointer(p[KEY_NORM]), (head_dim,), dtype=storage)
+        _run(p, heads, query, table, rows, query_norm, key_norm)
+
+    return compile_kernel(rotate)

@@ -1,0 +1,35 @@
+"""The gate between the two halves of an MLP.
+
+Source: Shazeer, GLU Variants Improve Transformer, 2020.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from engine.kernels import gated_silu as kernel
+from engine.kernels.call import KernelCall
+
+
+class GatedSiLU:
+    """silu(gate) * up."""
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._call: KernelCall | None = None
+        if device.type == "cpu":
+            self._call = KernelCall(kernel.compiled_gate(str(dtype).removeprefix("torch.")), kernel.NUM_PARAMETERS)
+
+    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, 2 * size], the gate first, to [num_tokens, size]."""
+        if self._call is None:
+            gate, up = gate_up.chunk(2, dim=-1)
+            return F.silu(gate) * up
+        assert gate_up.is_contiguous()
+        num_tokens, size = len(gate_up), gate_up.shape[1] // 2
+        output = gate_up.new_empty(num_tokens, size)
+        parameters = self._call.parameters
+        parameters[kernel.GATE_UP], parameters[kernel.OUTPUT] = gate_up.data_ptr(), output.data_ptr()
+        parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = num_tokens, size
+        self._call.run_over(output.numel())
+        return output

@@ -1,0 +1,27 @@
+"""What happens between the fused projection and attention: heads are told apart, normalised and rotated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import Rotations, rotate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTransform:
+    """One layer's heads; the norms are None in models without them."""
+
+    num_heads: int
+    num_kv_heads: int
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
+
+    def __call__(self, heads: torch.Tensor, rotations: Rotations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value of [num_tokens, num_heads + 2 * num_kv_heads, head_dim], as attention takes them."""
+        query, key, value = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return rotate(query, rotations), rotate(key, rotations), value

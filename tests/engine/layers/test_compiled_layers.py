@@ -1,0 +1,110 @@
+"""The compiled passes between the matrix products say what torch's operators say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from engine.attention.cpu import CPUAttention
+from engine.attention.reference import ReferenceAttention
+from engine.layers.gated_silu import GatedSiLU
+from engine.layers.heads import HeadTransform
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import RotaryEmbedding
+from engine.models.rope_config import RopeConfig
+from engine.runner.device import DTYPES
+from tests.support.attention_cases import AttentionCase, attention_cases, make_inputs
+
+CPU = torch.device("cpu")
+TOLERANCES = {"float32": 4e-6, "bfloat16": 3e-2, "float16": 4e-3}
+
+
+def _norm(size: int, dtype: torch.dtype, generator: torch.Generator) -> RMSNorm:
+    norm = RMSNorm(size, eps=1e-5, dtype=dtype, device=CPU)
+    norm.weight.copy_(torch.randn(size, generator=generator))
+    return norm
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@settings(max_examples=25, deadline=None)
+@given(num_tokens=st.integers(1, 70), size=st.integers(1, 900), has_delta=st.booleans(), seed=st.integers(0, 1 << 20))
+def test_the_sum_and_its_norm(dtype: str, num_tokens: int, size: int, has_delta: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(num_tokens, size, generator=generator).to(DTYPES[dtype])
+    delta = torch.randn(num_tokens, size, generator=generator).to(DTYPES[dtype]) if has_delta else None
+    norm = _norm(size, DTYPES[dtype], generator)
+    expected_sum = hidden if delta is None else hidden + delta
+    expected = F.rms_norm(expected_sum.double(), (size,), norm.weight.double(), norm.eps)
+    result = norm.add_and_normalize(hidden, delta)
+    assert torch.equal(hidden, expected_sum)
+    torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@settings(max_examples=25, deadline=None)
+@given(num_tokens=st.integers(1, 40), size=st.integers(1, 2500), scale=st.sampled_from((1.0, 30.0)))
+def test_the_gate(dtype: str, num_tokens: int, size: int, scale: float) -> None:
+    gate_up = (torch.randn(num_tokens, 2 * size) * scale).to(DTYPES[dtype])
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    result = GatedSiLU(dtype=DTYPES[dtype], device=CPU)(gate_up)
+    torch.testing.assert_close(result.double(), F.silu(gate) * up, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@settings(max_examples=25, deadline=None)
+@given(case=attention_cases(), has_norms=st.booleans())
+def test_heads_are_normalised_rotated_and_stored(dtype: str, case: AttentionCase, has_norms: bool) -> None:
+    inputs = make_inputs(case, dtype)
+    generator = torch.Generator().manual_seed(case.seed)
+    norms = [_norm(case.head_dim, DTYPES[dtype], generator) if has_norms else None for _ in range(2)]
+    transform = HeadTransform(
+        num_heads=inputs.query.shape[1], num_kv_heads=case.num_kv_heads, query_norm=norms[0], key_norm=norms[1]
+    )
+    rotary = RotaryEmbedding(
+        RopeConfig(theta=1e4),
+        head_dim=case.head_dim,
+        max_positions=case.max_num_tokens,
+        dtype=DTYPES[dtype],
+        device=CPU,
+    )
+    positions = np.concatenate([np.arange(history, history + new) for history, new in case.lengths])
+    rotations = rotary.rotations(torch.from_numpy(positions))
+    results, caches = [], [inputs.new_cache(), inputs.new_cache()]
+    for backend in (ReferenceAttention(caches[0]), CPUAttention(caches[1])):
+        heads = torch.cat((inputs.query, inputs.key, inputs.value), dim=1)
+        with torch.inference_mode():
+            plan = backend.plan(inputs.batch)
+            results.append(plan.attend_heads(case.layer, heads, transform, rotations, case.window).double())
+    tolerance = 4 * TOLERANCES[dtype]
+    torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(caches[1].blocks, caches[0].blocks, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_a_token_has_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads(num_threads: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    norm = _norm(512, torch.float32, generator)
+    gate = GatedSiLU(dtype=torch.float32, device=CPU)
+    hidden = torch.randn(300, 512, generator=generator)
+    alone = norm.add_and_normalize(hidden[7:8].clone(), None), gate(hidden[7:8])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        together = norm.add_and_normalize(hidden.clone(), None), gate(hidden)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone[0][0], together[0][7])
+    assert torch.equal(alone[1][0], together[1][7])
+
+
+def test_a_number_that_is_none_stays_in_its_row() -> None:
+    generator = torch.Generator().manual_seed(3)
+    norm, gate = _norm(64, torch.float32, generator), GatedSiLU(dtype=torch.float32, device=CPU)
+    hidden = torch.randn(3, 64, generator=generator)
+    hidden[1, 5] = torch.nan
+    assert norm.add_and_normalize(hidden, None).isnan().any(dim=1).tolist() == [False, True, False]
+    assert gate(hidden).isnan().any(dim=1).tolist() == [False, True, False]
