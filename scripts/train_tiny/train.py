@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from .batches import Batch, ChatEncoder, training_batch
-from .model import ModelConfig, TinyLlama
+from .model import ModelConfig, TinyLlama, training_dtype
 from .probes import Probe, probes
 from .schedule import Schedule
 from .validation import accuracies
@@ -55,7 +55,7 @@ class Trainer:
         torch.set_num_threads(config.num_threads)
         torch.manual_seed(config.seed)
         self.config = config
-        self.model = TinyLlama(model_config)
+        self.model = TinyLlama(model_config, training_dtype())
         self.state = RunState()
         self._tokenizer = tokenizer
         self._encoder = ChatEncoder(tokenizer)
