@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -40,12 +41,22 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> BatonConfig:
         ConfigFileError: The file is missing or no YAML mapping, a key is unknown, or a value cannot be.
     """
     values = read_mapping(path) if path is not None else {}
-    given = {key: value for key, value in flags.items() if value is not None}
+    where = str(path) if path is not None else "the command line"
+    return config_of(values, where=where, flags={key: value for key, value in flags.items() if value is not None})
+
+
+def config_of(
+    values: Mapping[str, Any], *, where: str, flags: Mapping[str, Any] = MappingProxyType({})
+) -> BatonConfig:
+    """The configuration with these keys, over which flags win; ``where`` is where they were written.
+
+    Raises:
+        ConfigFileError: A key is unknown, or a value cannot be.
+    """
     try:
-        return BatonConfig.model_validate({**values, **given})
+        return BatonConfig.model_validate({**values, **flags})
     except ValidationError as error:
-        where = str(path) if path is not None else "the command line"
-        raise ConfigFileError("; ".join(describe_problems(error, where=where, flags=given))) from error
+        raise ConfigFileError("; ".join(describe_problems(error, where=where, flags=flags))) from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -5,28 +5,92 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from ray import serve
 
 from cluster.app import build_graph
 from cluster.config import BatonConfig
+from cluster.config_file import ConfigFileError, config_of
 from cluster.inventory import nodes_of_ray
+from cluster.placement import Placement
 from cluster.plan import make_plan
+from cluster.preflight import preflight
 from cluster.ray_home import list_nodes
-from cluster.served_model import served_model
+from cluster.served_model import ServedModel
 from engine.errors import ConfigError
 
+POLL_PERIOD_S = 1.0
+SERVE_HAS = ("host", "port")
+ANY_HOST = "0.0.0.0"
 
-def build(args: BatonConfig) -> serve.Application:
+ListNodes = Callable[[], Sequence[Mapping[str, Any]]]
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+# A plain mapping: Serve would not know the class behind an annotation, which is text in this module.
+def build(args: dict[str, Any]) -> serve.Application:
     """The application of a configuration; ``args`` are the keys of a baton.yaml.
 
-    ``host`` and ``port`` are Serve's there: ``http_options`` of the same file.
+    Raises:
+        ConfigFileError, ConfigError, CheckpointError, PreflightError: It cannot be; Serve shows the message.
+    """
+    return application(args, list_nodes)
+
+
+def application(
+    args: Mapping[str, Any],
+    nodes: ListNodes,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> serve.Application:
+    """The application on the machines that ``nodes`` lists, once they are there: Serve is told what to run as soon as
+    the head is, on Kubernetes before any other pod has joined it.
+    """
+    config = _config_of(args)
+    model = preflight(config)
+    deadline_s = clock() + config.startup_timeout_s
+    last_lack = ""
+    while True:
+        placement, lack = _place(config, model, nodes())
+        if placement is not None:
+            return build_graph(config, model, placement)
+        if clock() > deadline_s:
+            raise ConfigError(f"{lack} (after {config.startup_timeout_s:g} s)")
+        if lack != last_lack:
+            logger.info("waiting for machines: %s", lack)
+            last_lack = lack
+        pause(POLL_PERIOD_S)
+
+
+def _config_of(args: Mapping[str, Any]) -> BatonConfig:
+    """The configuration; open to the network as far as we know: what listens there is Serve's, and not ours to see."""
+    for key in SERVE_HAS:
+        if key in args:
+            raise ConfigFileError(f"args: {key} is {args[key]!r}, but Serve listens: set it in the file's http_options")
+    return config_of({**args, "address": "auto", "host": ANY_HOST}, where="args")
+
+
+def _place(
+    config: BatonConfig, model: ServedModel, records: Sequence[Mapping[str, Any]]
+) -> tuple[Placement | None, str]:
+    """Where everything goes; or None, and what is lacking that another machine may bring.
 
     Raises:
-        ConfigError, CheckpointError: It does not fit the machines that Ray has now; Serve shows the message.
+        ConfigError: No machine would help.
     """
-    config = args.model_copy(update={"address": "auto"})
-    model = served_model(config)
-    plan = make_plan(config, model, nodes_of_ray(list_nodes()))
-    if plan.problems:
-        raise ConfigError("; ".join(plan.problems))
-    return build_graph(config, model, plan.placement)
+    try:
+        plan = make_plan(config, model, nodes_of_ray(records))
+    except ConfigError as error:  # no GPU is there yet
+        return None, str(error)
+    problems = "; ".join(plan.problems)
+    if plan.placement.homeless():
+        return None, problems
+    if problems:
+        raise ConfigError(problems)
+    return plan.placement, ""
