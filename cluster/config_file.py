@@ -45,9 +45,7 @@ def load_config(path: Path | None, flags: Mapping[str, Any]) -> BatonConfig:
     return config_of(values, where=where, flags={key: value for key, value in flags.items() if value is not None})
 
 
-def config_of(
-    values: Mapping[str, Any], *, where: str, flags: Mapping[str, Any] = MappingProxyType({})
-) -> BatonConfig:
+def config_of(values: Mapping[str, Any], *, where: str, flags: Mapping[str, Any] = MappingProxyType({})) -> BatonConfig:
     """The configuration with these keys, over which flags win; ``where`` is where they were written.
 
     Raises:

@@ -51,6 +51,69 @@ def test_every_worker_machine_of_a_cloud_may_run_at_once() -> None:
         assert content["max_workers"] == sum(kind["max_workers"] for kind in content["available_node_types"].values())
 
 
+CLOUD_LIBRARIES = {"aws": "boto3", "gcp": "google-api-python-client"}
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_machines_of_a_cloud_run_no_setup_command_of_ray_s_own(name: str) -> None:
+    """Ray's defaults install into the system's Python, which a fresh Ubuntu cannot, and where the head's Ray is not."""
+    prepared = prepare_config(read(f"{name}.yaml"))
+
+    ours = ("sh ~/baton/deploy/", "make -C ~/baton ", "~/baton-venv/bin/python -m pip ")
+    for command in (*prepared["head_setup_commands"], *prepared["worker_setup_commands"]):
+        assert command.startswith(ours), command
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_head_in_a_cloud_can_ask_it_for_machines(name: str) -> None:
+    (command,) = read(f"{name}.yaml")["head_setup_commands"]
+
+    assert command.startswith("~/baton-venv/bin/python -m pip install")
+    assert CLOUD_LIBRARIES[name] in command
+
+
+@pytest.mark.parametrize("name", CLOUDS)
+def test_machines_of_a_cloud_have_a_python_that_is_new_enough(name: str) -> None:
+    text = (DEPLOY / f"{name}.yaml").read_text()
+
+    assert "2404" in text.replace(".", "")
+    assert "ubuntu-2204" not in text
+    assert "Ubuntu 22.04" not in text
+
+
+def test_ray_makes_no_security_group_whose_port_22_is_open_to_the_world() -> None:
+    """The one that it makes has a rule for 0.0.0.0/0, whatever other rules are asked for."""
+    content = read("aws.yaml")
+
+    assert "security_group" not in content["provider"]
+    for kind in content["available_node_types"].values():
+        assert kind["node_config"]["SecurityGroupIds"]
+
+
+@pytest.mark.parametrize(("num_failures", "calls"), [(0, 2), (3, 5)])
+def test_packages_are_installed_without_a_question_once_the_machine_s_own_updates_are_done(
+    num_failures: int, calls: int, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    programs = {
+        "cloud-init": "exit 2",  # what it returns when some of its modules failed
+        "sudo": 'exec "$@"',
+        "sleep": "exit 0",
+        "apt-get": f'echo "$DEBIAN_FRONTEND $NEEDRESTART_MODE $*" >> {log}; [ $(wc -l < {log}) -gt {num_failures} ]',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    subprocess.run(["sh", DEPLOY / "packages.sh"], env=environment, check=True)
+
+    said = log.read_text().splitlines()
+    assert len(said) == calls
+    assert all(line.startswith("noninteractive a ") for line in said)
+    assert [line.split()[-1] for line in said] == ["update"] * (calls - 1) + ["python3-venv"]
+
+
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_ray_starts_with_our_environment_and_keeps_its_dashboard_to_itself(name: str) -> None:
     content = read(f"{name}.yaml")
