@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,18 @@ def test_image_has_what_serve_needs() -> None:
         assert f"{name}={value}" in text
 
 
+def test_image_has_every_package_and_a_user_that_kubernetes_knows_not_to_be_root() -> None:
+    instructions = [line.split() for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line]
+    pyproject = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    packages = {name for name in pyproject["tool"]["setuptools"]["packages"]["find"]["include"] if "." not in name}
+    sent = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+
+    assert packages <= {words[1] for words in instructions if words[0] == "COPY"}
+    assert packages <= {line.removeprefix("!") for line in sent if line.startswith("!")}
+    (user,) = (words[1] for words in instructions if words[0] == "USER")
+    assert int(user) > 0
+
+
 @pytest.mark.parametrize(
     ("address", "offered"),
     [
@@ -224,6 +237,8 @@ def test_kubernetes_takes_every_pod_and_serve_the_configuration_within() -> None
     for group in groups:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
         kubernetes_validate.validate(pod, "1.34", strict=True)
+        for container in group["template"]["spec"]["containers"]:
+            assert container["securityContext"] == {"runAsNonRoot": True, "allowPrivilegeEscalation": False}
     assert cluster["authOptions"] == {"mode": "token"}
     offered = [group["rayStartParams"].get("resources", "") for group in groups[1:]]
     assert [name for name in POOL_RESOURCES if any(name in text for text in offered)] == list(POOL_RESOURCES)
