@@ -6,6 +6,12 @@ from kv_transfer.errors import HandshakeRefusedError
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.params import PROTOCOL_VERSION, Hello, PeerIdentity
 
+_ADDRESS_END = 1 << 64
+_MAX_NUM_BLOCKS = (1 << 31) - 1
+"""Transports name blocks by 32-bit numbers."""
+
+_MAX_DEVICE_INDEX = (1 << 31) - 1
+
 
 def describe_layout(layout: KVLayout) -> str:
     """One line that tells two layouts apart for a person."""
@@ -49,5 +55,14 @@ def check_hello(*, ours: Hello, theirs: Hello) -> None:
         raise HandshakeRefusedError(what="bytes of a block", ours=ours.block_bytes, theirs=theirs.block_bytes)
     if theirs.memory not in tuple(MemoryKind):
         raise HandshakeRefusedError(what="kind of memory", ours=ours.memory, theirs=theirs.memory)
-    if theirs.num_blocks < 1:
+    _check_region(ours=ours, theirs=theirs)
+
+
+def _check_region(*, ours: Hello, theirs: Hello) -> None:
+    """Refuse memory that cannot be: what is read later is named by number, and transports compute with these."""
+    if not 0 < theirs.num_blocks <= _MAX_NUM_BLOCKS:
         raise HandshakeRefusedError(what="number of blocks", ours=ours.num_blocks, theirs=theirs.num_blocks)
+    if not 0 <= theirs.base_address <= _ADDRESS_END - theirs.num_blocks * theirs.block_bytes:
+        raise HandshakeRefusedError(what="base address", ours=ours.base_address, theirs=theirs.base_address)
+    if not 0 <= theirs.device_index <= _MAX_DEVICE_INDEX:
+        raise HandshakeRefusedError(what="device index", ours=ours.device_index, theirs=theirs.device_index)

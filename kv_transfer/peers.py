@@ -13,7 +13,7 @@ from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, PeerUnreachableError
 from kv_transfer.handshake import check_hello
 from kv_transfer.params import Hello, PeerIdentity
-from kv_transfer.transport import Transport
+from kv_transfer.transport import Transport, TransportError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -190,7 +190,7 @@ class PeerTable:
             known = None
         if any(peer.identity == hello.identity for peer in self._leaving):
             raise PeerUnreachableError(engine_id=engine_id, reason="reads over its last connection have not ended yet")
-        name = self._transport.add_peer(hello)
+        name = self._add(hello)
         if known is not None:
             logger.info("peer restarted: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
             self.drop(known)
@@ -200,6 +200,16 @@ class PeerTable:
         self._make_room(besides=peer)
         self._counters.num_handshakes += 1
         logger.info("peer met: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
+
+    def _add(self, hello: Hello) -> str:
+        engine_id = hello.identity.engine_id
+        try:
+            return self._transport.add_peer(hello)
+        except KVTransferError:
+            raise
+        except Exception as error:  # whatever a peer says must not end the thread that serves all others
+            logger.warning("peer not usable: engine_id=%s", engine_id, exc_info=True)
+            raise TransportError(peer=engine_id, reason=f"its introduction cannot be used: {error!r}") from error
 
     def drop(self, peer: Peer) -> None:
         """Forget a peer; its connection goes when its last read has ended, since removing it stops no read."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.counters import TransferCounters
-from kv_transfer.errors import KVTransferError, PeerUnreachableError
+from kv_transfer.errors import HandshakeRefusedError, KVTransferError, PeerUnreachableError
 from kv_transfer.handshake import build_hello
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.params import Hello, PeerIdentity
@@ -33,9 +33,12 @@ class PickyTransport(ScriptedTransport):
     def __init__(self) -> None:
         super().__init__()
         self.is_picky = False
+        self.choke: Exception | None = None
 
     def add_peer(self, hello: Hello) -> str:
         """Take a peer, or not."""
+        if self.choke is not None:
+            raise self.choke
         if self.is_picky:
             raise TransportError(peer=hello.identity.engine_id, reason="metadata of another version")
         return super().add_peer(hello)
@@ -206,6 +209,44 @@ def test_hello_with_other_block_bytes_is_refused() -> None:
     bench.answer = replace(_hello(FIRST), block_bytes=1)
 
     assert "bytes of a block" in str(bench.meet_and_wait(FIRST).error)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base_address": -1},
+        {"base_address": 1 << 64},
+        {"base_address": (1 << 64) - LAYOUT.block_bytes},
+        {"num_blocks": 0},
+        {"num_blocks": 1 << 31},
+        {"device_index": -1},
+        {"device_index": 1 << 32},
+    ],
+)
+def test_hello_of_memory_that_cannot_be_is_refused_before_a_transport_sees_it(changes: dict[str, int]) -> None:
+    bench = Bench()
+    bench.answer = replace(_hello(FIRST), **changes)  # type: ignore[arg-type]
+
+    error = bench.meet_and_wait(FIRST).error
+
+    assert isinstance(error, HandshakeRefusedError)
+    assert str(*changes.values()) in str(error)
+    assert bench.transport.peers == []
+
+
+def test_transport_that_chokes_on_a_peer_fails_that_handshake_and_no_more() -> None:
+    """Whatever a peer says must not end the thread that serves all others."""
+    bench = Bench()
+    bench.transport.choke = OverflowError("Python integer out of bounds for uint64")
+
+    assert "out of bounds" in str(bench.meet_and_wait(FIRST).error)
+    with pytest.raises(TransportError, match="out of bounds"):
+        bench.table.admit(_hello(FIRST), is_introduction=True)
+    bench.transport.choke = None
+    assert bench.meet_and_wait(SECOND).error is not None
+    bench.answer = _hello(SECOND)
+    bench.now_s += 1.0
+    assert bench.meet_and_wait(SECOND).error is None
 
 
 def test_peers_that_are_not_heard_of_again_are_forgotten() -> None:
