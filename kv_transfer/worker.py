@@ -337,23 +337,37 @@ class TransferWorker:
         return self._period_s
 
     def _shut_down(self) -> None:
-        """Runs in the thread, as its last act. What was posted until now is still answered."""
+        """Runs in the thread, as its last act. What was posted until now is still answered.
+
+        A step that fails, as the thread may have died of what it meets again here, does not keep the others from
+        being taken: whoever waits for the end of a load or of a lease hears of it.
+        """
         self._leases.on_change = None
         self._announcements.on_change = None
-        self._reader.give_up()
-        self._drain()
-        self._transport.close()
-        self._reader.end_all()
-        self._reader.close()
-        self._leases.abort_all()
-        self._peers.close()
+        for step in (
+            self._reader.give_up,
+            self._drain,
+            self._transport.close,
+            self._reader.end_all,
+            self._reader.close,
+            self._leases.abort_all,
+            self._peers.close,
+        ):
+            self._take_step(step)
         with self._condition:
             self._is_stopped = True
             commands = tuple(self._inbox)
             self._inbox.clear()
         for command in commands:
-            command()
+            self._take_step(command)
         self._wake()
+
+    def _take_step(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:
+            self._has_failed = True
+            logger.exception("the connector did not end cleanly")
 
     def _drain(self) -> None:
         """Let reads in flight end: closing the transport under them can crash the peers that serve them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -18,10 +19,11 @@ from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.lease import LeaseTable
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+from kv_transfer.transport import ReadState
 from kv_transfer.worker import TransferWorker
 from tests.support.kv_child import NobodyToMeet
 from tests.support.kv_engine import KVEngineSpec, wait_until
-from tests.support.scripted_transport import ScriptedTransport
+from tests.support.scripted_transport import ScriptedRead, ScriptedTransport
 
 LAYOUT = KVEngineSpec(engine_id="any").layout
 IDENTITY = PeerIdentity(engine_id="ours", incarnation="1")
@@ -47,6 +49,23 @@ class DyingTransport(ScriptedTransport):
     def receive(self) -> Sequence[tuple[str, bytes]]:
         """Fail in a way that nobody foresaw."""
         raise ZeroDivisionError
+
+
+class StuckRead(ScriptedRead):
+    """A read that nobody can ask for its end."""
+
+    def poll(self) -> ReadState:
+        """Fail in a way that nobody foresaw, again and again."""
+        raise ZeroDivisionError
+
+
+class LastingBugTransport(ScriptedTransport):
+    """A transport whose bug is met again by whoever tidies up."""
+
+    def start_read(self, peer: str, source_block_ids: Sequence[int], block_ids: Sequence[int]) -> ScriptedRead:
+        """Begin what cannot be looked at."""
+        self.reads.append(StuckRead(source_block_ids, block_ids))
+        return self.reads[-1]
 
 
 def _make_worker(transport: ScriptedTransport, wake: threading.Event) -> TransferWorker:
@@ -94,6 +113,25 @@ def test_death_of_the_thread_fails_loads_instead_of_hanging_them(caplog: pytest.
     assert not worker.is_alive
     assert [ended.failed_block_ids for ended in worker.collect().loads] == [(2,)]
     assert "the connector's thread died" in caplog.text
+    worker.close()
+
+
+def test_thread_that_dies_of_what_it_meets_again_while_tidying_up_still_ends_everything() -> None:
+    wake, transport = threading.Event(), LastingBugTransport()
+    worker = _make_worker(transport, wake)
+    worker.accept(replace(worker.hello, identity=ORDER.params.source))
+    wake.clear()
+
+    worker.execute(ConnectorOrders(loads=(ORDER,)))
+    wait_until(lambda: not worker._thread.is_alive())
+    worker.execute(ConnectorOrders(loads=(replace(ORDER, request_id="later"),)))
+
+    assert wake.is_set()
+    assert transport.is_closed
+    assert [(ended.request_id, ended.failed_block_ids) for ended in worker.collect().loads] == [
+        ("r", (2,)),
+        ("later", (2,)),
+    ]
     worker.close()
 
 
