@@ -150,9 +150,13 @@ class ConnectorBooks:
 
     def release(self, params: KVTransferParams) -> None:
         """Let the peer's lease end; a lease whose load began, or that was released before, ends without this."""
-        if params.lease_id not in self._spent:
-            self._spend(params.lease_id)
+        if params.lease_id in self._spent:
+            return
+        self._spend(params.lease_id)
+        if params.source.engine_id != self._identity.engine_id:
             self._releases.append(params)
+        elif params.source == self._identity:
+            self._leases.abort(params.lease_id)
 
     def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:  # noqa: ARG002
         """Nothing is kept: all of it is lost."""

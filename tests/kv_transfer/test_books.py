@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.books import ConnectorBooks
-from kv_transfer.connector import NO_ORDERS, LoadOrder, RemoteMatch
+from kv_transfer.connector import NO_ORDERS, LeaseEnd, LoadOrder, RemoteMatch
 from kv_transfer.lease import LeaseTable
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from tests.support.kv_engine import KVEngineSpec
@@ -80,6 +80,19 @@ def test_release_is_ordered_once() -> None:
     books.release(PARAMS)
 
     assert books.take_orders().releases == (PARAMS,)
+    assert books.take_orders() is NO_ORDERS
+
+
+def test_own_hand_over_that_comes_back_ends_its_lease_here() -> None:
+    """An engine does not meet itself: nobody would carry the message."""
+    leases = LeaseTable(ttl_s=1.0, clock=lambda: 0.0)
+    books = ConnectorBooks(identity=OURS, layout=LAYOUT, leases=leases)
+    params = books.grant_lease(request_id="r", block_ids=(1, 2), num_tokens=8)
+
+    books.release(params)
+    books.release(replace(params, source=replace(OURS, incarnation="0"), lease_id="of an earlier life"))
+
+    assert [ended.reason for ended in leases.take_ended()] == [LeaseEnd.ABORTED]
     assert books.take_orders() is NO_ORDERS
 
 
