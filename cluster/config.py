@@ -101,7 +101,6 @@ TransferSection = section_of(
         "lies in host memory, where it costs less than 2 % of the time to first token (benchmarks/kv_transfer.py).",
         "faults": "Faults to suffer on purpose, for tests.",
         "allow_faults": "Confirms that `faults` are meant.",
-        "extra": "Options of the chosen connector.",
     },
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -75,8 +76,8 @@ class FaultOptions:
         for fault in Fault:
             if not 0.0 <= self.probability(fault) <= 1.0:
                 raise InvalidOptionError(f"faults.{fault}: a probability lies in 0 to 1, got {self.probability(fault)}")
-        if self.late_s < 0.0:
-            raise InvalidOptionError(f"faults.late_s: a delay is not negative, got {self.late_s}")
+        if not 0.0 <= self.late_s < math.inf:
+            raise InvalidOptionError(f"faults.late_s: a delay is a number of seconds from 0 on, got {self.late_s}")
 
     def probability(self, fault: Fault) -> float:
         """How likely an occasion for ``fault`` is taken."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 from kv_transfer.errors import InvalidOptionError, UnknownConnectorError
@@ -24,7 +25,7 @@ class ConnectorOptions:
 
     Raises:
         UnknownConnectorError: ``connector`` is not one of them.
-        InvalidOptionError: Options contradict each other, or ``faults`` are configured and not allowed.
+        InvalidOptionError: Options contradict each other, a time is none, or ``faults`` are configured and not allowed.
     """
 
     connector: str = "nixl"
@@ -37,12 +38,12 @@ class ConnectorOptions:
     checksums: bool | None = None
     faults: FaultOptions | None = None
     allow_faults: bool = False
-    extra: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, and faults that nobody allowed."""
         if self.connector not in KNOWN_CONNECTORS:
             raise UnknownConnectorError(name=self.connector, known=KNOWN_CONNECTORS)
+        self._check_times()
         if self.connector == "chain":
             self._check_chain()
         elif self.chain:
@@ -72,6 +73,12 @@ class ConnectorOptions:
     def lender(self) -> str:
         """The source that moves blocks between engines."""
         return next((source for source in self.sources if source in LENDERS), LENDERS[0])
+
+    def _check_times(self) -> None:
+        for name in ("lease_ttl_s", "handshake_timeout_s", "load_timeout_s"):
+            seconds: float = getattr(self, name)
+            if not 0.0 < seconds < math.inf:
+                raise InvalidOptionError(f"{name} must be a number of seconds above 0, got {seconds:g}")
 
     def _check_chain(self) -> None:
         sources = list(self.chain)

@@ -69,7 +69,9 @@ def test_scheduled_occasion_is_taken_once_and_counted() -> None:
     assert counters.num_injected_faults == 1
 
 
-@pytest.mark.parametrize("options", [{"read_fails": 1.5}, {"bit_flips": -0.1}, {"late_s": -1.0}])
+@pytest.mark.parametrize(
+    "options", [{"read_fails": 1.5}, {"bit_flips": -0.1}, {"late_s": -1.0}, {"late_s": float("nan")}]
+)
 def test_impossible_values_are_refused_by_name(options: dict[str, float]) -> None:
     with pytest.raises(InvalidOptionError, match=rf"faults\.{next(iter(options))}"):
         FaultOptions(**options)  # type: ignore[arg-type]  # every option here is a number

@@ -26,6 +26,11 @@ TIER = {"connector": "chain", "chain": ("host", "nixl"), "host_bytes": 1024}
         ({**TIER, "host_bytes": -1}, ("host_bytes", "-1")),
         ({"host_bytes": 1024}, ("1024", "chain: [host, nixl]")),
         ({**TIER, "chain": ("nixl",)}, ("1024", "no host tier")),
+        ({"lease_ttl_s": 0.0}, ("lease_ttl_s", "0", "seconds")),
+        ({"lease_ttl_s": float("nan")}, ("lease_ttl_s", "nan")),
+        ({"lease_ttl_s": float("inf")}, ("lease_ttl_s", "inf")),
+        ({"handshake_timeout_s": -1.0}, ("handshake_timeout_s", "-1")),
+        ({"load_timeout_s": 0.0}, ("load_timeout_s", "0")),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:
