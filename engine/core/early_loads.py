@@ -61,6 +61,11 @@ class EarlyLoads:
         return sum(len(early.block_ids) for early in self._early.values())
 
     @property
+    def has_ending(self) -> bool:
+        """True while a read may still write the blocks of a dropped one; they come back when it ended."""
+        return bool(self._ending)
+
+    @property
     def next_deadline_s(self) -> float | None:
         """When the first of them is due; None when there are none."""
         return min((early.deadline_s for early in self._early.values()), default=None)

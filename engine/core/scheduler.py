@@ -219,13 +219,14 @@ class Scheduler:
         return due is not None and self._clock() >= due
 
     def is_stuck(self) -> bool:
-        """True when requests wait and nothing is under way that could let them start: no step, load, lease or time.
+        """True when requests wait and nothing is under way that could let them start: no step, read, lease or time.
 
         It never should be (known-failures 7); whoever watches the engine must not take it for one at rest.
         """
         if len(self._table) or not self._book.live or self.has_work():
             return False
-        is_under_way = bool(self._in_flight) or self._remote.has_loads or len(self._leases) > 0
+        has_reads = self._remote.has_loads or self._early.has_ending
+        is_under_way = bool(self._in_flight) or has_reads or len(self._leases) > 0
         return not is_under_way and self._next_due_s() is None
 
     def idle_timeout_s(self) -> float | None:

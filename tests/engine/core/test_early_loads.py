@@ -130,6 +130,22 @@ def test_blocks_under_an_early_read_come_back_when_it_ended() -> None:
     assert world.scheduler.stats().num_held_blocks == 0
 
 
+def test_request_that_waits_for_blocks_under_an_early_read_is_not_stuck() -> None:
+    """Whoever watches the engine must not replace it: the read will end."""
+    world = decode_world(num_blocks=8)
+    stream_id = announce(world, "a", fresh_prompt(24))
+    world.begin_early_read(stream_id)
+    world.add(make_request("here", 20, max_tokens=4))
+    world.run()
+    assert world.scheduler.stats().num_waiting == 1
+
+    assert not world.scheduler.is_stuck()
+
+    world.end_early_read(stream_id)
+    world.run()
+    world.check_output("here")
+
+
 @pytest.mark.known_failure(7)
 def test_early_load_gives_way_to_a_request_that_lacks_its_blocks() -> None:
     """Its prefill may itself wait for blocks that are leased to that very request."""
