@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kv_transfer.counters import TransferCounters
 from kv_transfer.peers import Peer, PeerTable
-from kv_transfer.transport import Read, ReadState, Transport
+from kv_transfer.transport import Read, ReadState, Transport, TransportError
 from kv_transfer.verifier import Verifier
 
 
@@ -105,18 +105,28 @@ class PartReads:
         return self._num_reads > 0
 
     def may_post(self, peer: Peer, part: Part) -> bool:
-        """True when the bounds on bytes in flight allow one more read."""
+        """True when the bounds on bytes in flight allow one more read.
+
+        Of a peer of which nothing is on its way one part always may be: it waits neither because that part is larger
+        than a bound, nor for reads from others, which may hang. So in all there is a part of each further peer at most
+        beyond the bound.
+        """
+        if not peer.bytes_in_flight:
+            return True
         limits, num_bytes = self._limits, part.num_bytes
-        if peer.bytes_in_flight and peer.bytes_in_flight + num_bytes > limits.max_bytes_in_flight_per_peer:
-            return False
-        return not self._bytes_in_flight or self._bytes_in_flight + num_bytes <= limits.max_bytes_in_flight
+        return (
+            peer.bytes_in_flight + num_bytes <= limits.max_bytes_in_flight_per_peer
+            and self._bytes_in_flight + num_bytes <= limits.max_bytes_in_flight
+        )
 
     def post(self, peer: Peer, part: Part) -> PartRead:
         """Begin to read a part.
 
         Raises:
-            TransportError: The connection is broken; nothing was started.
+            TransportError: The connection is broken, or was made anew; nothing was started.
         """
+        if self._peers.find(peer.identity) is not peer:
+            raise TransportError(peer=peer.name, reason="it was met anew, or forgotten, meanwhile")
         read = self._transport.start_read(peer.name, part.source_block_ids, part.block_ids)
         peer.num_reads += 1
         peer.bytes_in_flight += part.num_bytes

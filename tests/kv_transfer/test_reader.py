@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.notifications import Ack, Release, Renew
+from kv_transfer.params import PeerIdentity
 from kv_transfer.part_reads import ReaderLimits
 from kv_transfer.transport import ReadState
-from tests.support.reader_bench import BLOCK_BYTES, ReaderBench
+from tests.support.reader_bench import BLOCK_BYTES, SOURCE, ReaderBench
 
 
 def test_load_is_not_good_before_the_source_confirmed_it() -> None:
@@ -61,6 +62,50 @@ def test_bytes_in_flight_are_bounded() -> None:
 
     assert len(bench.transport.reads) == 8
     assert {done.lease_id for done in bench.dones()} == {"lease of a", "lease of b"}
+
+
+def test_reads_that_hang_keep_no_other_peer_waiting() -> None:
+    """What hangs may do so for minutes, and more than one peer may."""
+    bench = ReaderBench(
+        limits=ReaderLimits(
+            load_timeout_s=30.0, renewal_period_s=10.0, part_bytes=BLOCK_BYTES, max_bytes_in_flight=2 * BLOCK_BYTES
+        )
+    )
+    bench.begin("hangs", num_blocks=4)
+    bench.advance()
+    assert len(bench.transport.reads) == 2
+
+    bench.begin("other", num_blocks=2, source=PeerIdentity(engine_id="other", incarnation="1"))
+    bench.advance()
+    assert [read.block_ids for read in bench.transport.reads[2:]] == [(0,)], "a part at a time of each further peer"
+    for _ in range(2):
+        bench.transport.reads[-1].state = ReadState.DONE
+        bench.advance()
+
+    assert [done.lease_id for done in bench.dones()] == ["lease of other"]
+
+
+@pytest.mark.known_failure(4)
+def test_reads_are_counted_on_the_connection_that_they_go_over() -> None:
+    """A connection that was made anew just before a read is not made anew again under that read."""
+    bench = ReaderBench()
+    bench.introduce(SOURCE)
+    bench.begin()
+    bench.introduce(SOURCE)
+    for _ in range(3):
+        bench.advance()
+        bench.finish_handshakes()
+    peer = bench.peers.find(SOURCE)
+    assert peer is not None
+    assert peer.bytes_in_flight == 4 * BLOCK_BYTES
+
+    bench.introduce(SOURCE)
+
+    assert bench.peers.find(SOURCE) is peer
+    bench.end_reads()
+    bench.advance()
+    assert bench.acknowledge()
+    assert [ended.error for ended in bench.ended] == [None]
 
 
 @pytest.mark.known_failure(6)

@@ -80,17 +80,20 @@ class ReaderBench:
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
         if self.is_source_gone:
             raise PeerUnreachableError(engine_id=engine_id, reason="it is gone")
-        return _hello(SOURCE)
+        return _hello(replace(SOURCE, engine_id=engine_id))
 
     def _post(self, command: object) -> bool:
         self._posted.append(command)
         return True
 
-    def begin(self, request_id: str = "request", num_blocks: int = 4) -> None:
+    def introduce(self, identity: PeerIdentity) -> None:
+        self.peers.admit(_hello(identity), is_introduction=True)
+
+    def begin(self, request_id: str = "request", num_blocks: int = 4, source: PeerIdentity = SOURCE) -> None:
         block_ids = tuple(range(num_blocks))
         order = LoadOrder(
             request_id=request_id,
-            params=replace(PARAMS, lease_id=f"lease of {request_id}"),
+            params=replace(PARAMS, source=source, lease_id=f"lease of {request_id}"),
             source_block_ids=block_ids,
             block_ids=block_ids,
         )
