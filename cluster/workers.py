@@ -170,7 +170,7 @@ class Worker:
     async def handshake(self, hello: Hello) -> Hello | HandshakeRefusal:
         """Meet another worker."""
         try:
-            return self._server.handshake(hello)
+            return await self._server.handshake(hello)
         except HandshakeRefusedError as error:
             return HandshakeRefusal.of(error)
 

@@ -106,10 +106,10 @@ class EngineServer:
         """End requests in any state, the leases of finished ones included; unknown ids are ignored."""
         await self._engine.abort(request_ids)
 
-    def handshake(self, hello: Hello) -> Hello:
-        """Meet another worker.
+    async def handshake(self, hello: Hello) -> Hello:
+        """Meet another worker. The connector gets to it between its reads; nothing else waits for that here.
 
         Raises:
             HandshakeRefusedError: Its protocol version or layout differs from ours.
         """
-        return self._connector.accept(hello)
+        return await asyncio.to_thread(self._connector.accept, hello)
