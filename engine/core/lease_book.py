@@ -25,7 +25,7 @@ class LeaseBook:
     def __init__(self, connector: SchedulerConnector | None) -> None:
         self._connector = connector
         self._leases: dict[str, LeasedBlocks] = {}
-        self._lease_of: dict[str, str] = {}
+        self._num_of_request: Counter[str] = Counter()
         self._num_leases_of: Counter[int] = Counter()
 
     def __len__(self) -> int:
@@ -52,13 +52,13 @@ class LeaseBook:
         self._leases[params.lease_id] = LeasedBlocks(
             request_id=request.request_id, lease_id=params.lease_id, block_ids=block_ids
         )
-        self._lease_of[request.request_id] = params.lease_id
+        self._num_of_request[request.request_id] += 1
         self._num_leases_of.update(block_ids)
         return params
 
     def abort(self, request_id: str) -> bool:
-        """Ask for the end of a finished request's lease; False when it has none. The blocks stay until it ended."""
-        if request_id not in self._lease_of or self._connector is None:
+        """Ask for the end of a finished request's leases; False when it has none. The blocks stay until they ended."""
+        if not self._num_of_request[request_id] or self._connector is None:
             return False
         self._connector.abort_lease(request_id)
         return True
@@ -68,8 +68,9 @@ class LeaseBook:
         lease = self._leases.pop(event.lease_id, None)
         if lease is None:
             return None
-        if self._lease_of.get(lease.request_id) == lease.lease_id:
-            del self._lease_of[lease.request_id]
+        self._num_of_request[lease.request_id] -= 1
+        if not self._num_of_request[lease.request_id]:
+            del self._num_of_request[lease.request_id]
         for block_id in lease.block_ids:
             self._num_leases_of[block_id] -= 1
             if not self._num_leases_of[block_id]:

@@ -95,17 +95,34 @@ def test_k7_a_hand_over_of_a_preempted_prefill_covers_the_prompt() -> None:
     assert world.scheduler.stats().num_free_blocks == 16
 
 
+def prefilled_again(world: SchedulerWorld, name: str) -> str:
+    """Hand the same request over once more; returns the new lease's id."""
+    world.scheduler.add_request(make_request(name, world.requests[name].prompt_token_ids, hand_over=True))
+    output = world.scheduler.schedule()
+    result = world.scheduler.update(output, world.runner.execute(output))
+    params = result.deltas_by_client()[""][0].kv_transfer
+    assert params is not None
+    return params.lease_id
+
+
 def test_k7_the_same_id_may_come_again_while_its_old_lease_lasts() -> None:
     world = decode_world()
     old = prefilled(world)
-    world.scheduler.add_request(make_request("a", world.requests["a"].prompt_token_ids, hand_over=True))
-    output = world.scheduler.schedule()
-    result = world.scheduler.update(output, world.runner.execute(output))
-    new = result.deltas_by_client()[""][0].kv_transfer
-    assert new is not None
-    assert new.lease_id != old
+    new = prefilled_again(world, "a")
+    assert new != old
 
     world.end_lease(old)
-    world.end_lease(new.lease_id)
+    world.end_lease(new)
 
     assert world.scheduler.stats().num_free_blocks == 32
+
+
+def test_k7_the_older_of_two_leases_can_be_aborted_when_the_newer_one_ended() -> None:
+    """The answer to the first prefill was lost, and a decode worker read what the second one made."""
+    world = decode_world()
+    prefilled(world)
+    world.end_lease(prefilled_again(world, "a"))
+
+    assert world.scheduler.abort("a")
+
+    assert world.connector.aborted_leases == ["a"]
