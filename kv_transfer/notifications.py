@@ -14,6 +14,8 @@ from kv_transfer.errors import KVTransferError
 
 NOTIFICATION_VERSION = 2
 _MAX_BYTES = 1 << 20
+_MAX_ID_CHARS = 1024
+"""Ids are remembered, of many leases and prompts: they must be short."""
 
 
 class MalformedNotificationError(KVTransferError):
@@ -108,7 +110,7 @@ def decode_notification(message: bytes) -> Notification:
     """Read the wire form.
 
     Raises:
-        MalformedNotificationError: Not JSON, another version, an unknown kind, or wrong fields.
+        MalformedNotificationError: Not JSON, another version, an unknown kind, wrong fields, or too long.
     """
     if len(message) > _MAX_BYTES:
         raise MalformedNotificationError(f"{len(message)} bytes, at most {_MAX_BYTES} are accepted")
@@ -120,15 +122,15 @@ def decode_notification(message: bytes) -> Notification:
         case [version, *_] if type(version) is not int or version != NOTIFICATION_VERSION:
             raise MalformedNotificationError(f"version {version!r}, expected {NOTIFICATION_VERSION}")
         case [_, "done", str(lease_id), str(reader)]:
-            return Done(lease_id=lease_id, reader=reader)
+            return Done(lease_id=_id(lease_id), reader=_id(reader))
         case [_, "ack", str(lease_id), str(reader), bool(is_alive)]:
-            return Ack(lease_id=lease_id, reader=reader, is_alive=is_alive)
+            return Ack(lease_id=_id(lease_id), reader=_id(reader), is_alive=is_alive)
         case [_, "release", str(lease_id)]:
-            return Release(lease_id=lease_id)
+            return Release(lease_id=_id(lease_id))
         case [_, "renew", *lease_ids] if all(isinstance(lease_id, str) for lease_id in lease_ids):
-            return Renew(lease_ids=tuple(lease_ids))
+            return Renew(lease_ids=tuple(map(_id, lease_ids)))
         case [_, "subscribe", str(request_id)]:
-            return Subscribe(request_id=request_id)
+            return Subscribe(request_id=_id(request_id))
         case [_, "announce", str(request_id), int(epoch), int(first_block), list(block_ids), checksums]:
             return _announce(request_id, epoch, first_block, block_ids, checksums)
     raise MalformedNotificationError("unknown kind or wrong fields")
@@ -138,12 +140,18 @@ def _announce(request_id: str, epoch: int, first_block: int, block_ids: list[obj
     if checksums is not None and not (isinstance(checksums, list) and len(checksums) == len(block_ids)):
         raise MalformedNotificationError("checksums do not belong to the blocks")
     return Announce(
-        request_id=request_id,
+        request_id=_id(request_id),
         epoch=_natural(epoch),
         first_block=_natural(first_block),
         block_ids=tuple(_natural(block_id) for block_id in block_ids),
         checksums=None if checksums is None else tuple(_natural(checksum) for checksum in checksums),
     )
+
+
+def _id(value: str) -> str:
+    if len(value) > _MAX_ID_CHARS:
+        raise MalformedNotificationError(f"an id of {len(value)} characters, at most {_MAX_ID_CHARS} are accepted")
+    return value
 
 
 def _natural(value: object) -> int:
