@@ -99,6 +99,7 @@ class PeerTable:
         self._leaving: list[Peer] = []
         self._handshakes: dict[str, tuple[Handshake, threading.Thread]] = {}
         self._backoffs: dict[str, _Backoff] = {}
+        self._is_closing = False
 
     @property
     def ids(self) -> frozenset[str]:
@@ -118,7 +119,7 @@ class PeerTable:
         backoff = self._backoffs.get(engine_id)
         if backoff is not None and self._clock() < backoff.until_s:
             return
-        if engine_id not in self._peers and engine_id not in self._handshakes:
+        if engine_id not in self._peers and engine_id not in self._handshakes and not self._is_closing:
             self._begin(engine_id, None)
 
     def _forget(self, engine_id: str) -> None:
@@ -157,6 +158,9 @@ class PeerTable:
         engine_id = identity.engine_id
         if engine_id in self._handshakes:
             return self._handshakes[engine_id][0]
+        if self._is_closing:
+            error = PeerUnreachableError(engine_id=engine_id, reason="this connector is closed")
+            return Handshake(is_finished=True, error=error)
         backoff = self._backoffs.get(engine_id)
         if backoff is not None and backoff.identity == identity and self._clock() < backoff.until_s:
             return Handshake(is_finished=True, error=backoff.error)
@@ -197,6 +201,7 @@ class PeerTable:
         peer = Peer(hello=hello, name=name, is_reader=is_introduction, used_s=self._clock())
         self._peers[engine_id] = self._names[name] = peer
         self._ids = frozenset(self._peers)
+        self._backoffs.pop(engine_id, None)
         self._make_room(besides=peer)
         self._counters.num_handshakes += 1
         logger.info("peer met: engine_id=%s incarnation=%s", engine_id, hello.identity.incarnation)
@@ -232,6 +237,10 @@ class PeerTable:
         for peer in [peer for peer in self._leaving if peer.num_reads == 0]:
             self._leaving.remove(peer)
             self._transport.remove_peer(peer.name)
+
+    def stop_meeting(self) -> None:
+        """Begin no handshake from now on: whoever closes would have to wait for its end."""
+        self._is_closing = True
 
     def close(self) -> None:
         """Join the handshakes under way; each ends within its timeout."""

@@ -345,6 +345,7 @@ class TransferWorker:
         self._leases.on_change = None
         self._announcements.on_change = None
         for step in (
+            self._peers.stop_meeting,
             self._reader.give_up,
             self._drain,
             self._transport.close,

@@ -143,6 +143,20 @@ def test_failing_peer_is_asked_after_growing_delays() -> None:
     assert asked_at == [0, 1, 3, 7, 15, 31, 63, 123, 183]
 
 
+def test_peer_that_came_to_us_is_asked_at_once_when_its_connection_broke() -> None:
+    """It is there: what failed before says nothing any more."""
+    bench = Bench()
+    bench.answer = PeerUnreachableError(engine_id="source", reason="it is starting")
+    bench.meet_and_wait(FIRST)
+    bench.table.admit(_hello(FIRST), is_introduction=True)
+    peer = bench.table.find(FIRST)
+    assert peer is not None
+    bench.table.drop(peer)
+    bench.answer = _hello(FIRST)
+
+    assert bench.meet_and_wait(FIRST).error is None
+
+
 def test_another_life_is_asked_at_once_after_a_failure() -> None:
     bench = Bench()
     bench.answer = PeerUnreachableError(engine_id="source", reason="it is down")

@@ -18,7 +18,7 @@ from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.lease import LeaseTable
 from kv_transfer.options import ConnectorOptions
-from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
+from kv_transfer.params import PROTOCOL_VERSION, Hello, KVTransferParams, PeerIdentity
 from kv_transfer.transport import ReadState
 from kv_transfer.worker import TransferWorker
 from tests.support.kv_child import NobodyToMeet
@@ -68,14 +68,28 @@ class LastingBugTransport(ScriptedTransport):
         return self.reads[-1]
 
 
-def _make_worker(transport: ScriptedTransport, wake: threading.Event) -> TransferWorker:
+class CountingRendezvous(NobodyToMeet):
+    """Counts who is asked for."""
+
+    def __init__(self) -> None:
+        self.asked_for: list[str] = []
+
+    def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:
+        """Nobody is there."""
+        self.asked_for.append(engine_id)
+        return super().meet(engine_id, hello, timeout_s=timeout_s)
+
+
+def _make_worker(
+    transport: ScriptedTransport, wake: threading.Event, rendezvous: Rendezvous | None = None
+) -> TransferWorker:
     return TransferWorker(
         options=ConnectorOptions(),
         identity=IDENTITY,
         layout=LAYOUT,
         region=REGION,
         transport=transport,
-        rendezvous=NobodyToMeet(),
+        rendezvous=rendezvous or NobodyToMeet(),
         leases=LeaseTable(ttl_s=30.0, clock=time.monotonic),
         announcements=Announcements(ttl_s=30.0, clock=time.monotonic),
         wake=wake.set,
@@ -133,6 +147,20 @@ def test_thread_that_dies_of_what_it_meets_again_while_tidying_up_still_ends_eve
         ("later", (2,)),
     ]
     worker.close()
+
+
+def test_closed_connector_meets_nobody() -> None:
+    """Each handshake would be a thread that nobody joins, and before the end one that ``close`` waits for."""
+    rendezvous = CountingRendezvous()
+    worker = _make_worker(ScriptedTransport(), threading.Event(), rendezvous)
+    worker.close()
+
+    worker.peers.greet("anybody")
+    worker.execute(ConnectorOrders(expected=(ORDER.params,), releases=(ORDER.params,), loads=(ORDER,)))
+
+    worker.peers.close()
+    assert rendezvous.asked_for == []
+    assert [ended.failed_block_ids for ended in worker.collect().loads] == [(2,)]
 
 
 def _build(connector: str, region: KVRegion = REGION, fabric: InProcessFabric | None = None) -> None:
