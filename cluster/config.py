@@ -58,6 +58,7 @@ SchedulerSection = section_of(
         "enable_priority_preemption": "Let waiting requests take the place of running ones of lower priority.",
         "artificial_preemption_probability": "Preempt without need, for tests.",
         "max_num_artificial_preemptions": "How often at most.",
+        "async_scheduling": "Schedule and launch a step before the result of the one before is there; `auto`: on GPUs.",
         "enable_cache_events": "Record what the prefix cache stores and removes.",
         "cache_event_capacity": "Records kept at most.",
     },

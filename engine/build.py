@@ -51,7 +51,11 @@ def build_engine(
         connector=connector.scheduler if connector is not None else None,
     )
     core = EngineCore(
-        scheduler=scheduler, runner=runner, connector=connector.worker if connector is not None else None, wake=wake
+        scheduler=scheduler,
+        runner=runner,
+        connector=connector.worker if connector is not None else None,
+        wake=wake,
+        runs_ahead=config.scheduler.runs_ahead(runner.device.type),
     )
     return BuiltEngine(core=core, runner=runner, connector=connector)
 

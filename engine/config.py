@@ -11,6 +11,7 @@ from engine.errors import ConfigError
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
+AsyncScheduling = bool | Literal["auto"]
 LoadFailurePolicy = Literal["recompute", "fail"]
 
 
@@ -58,6 +59,7 @@ class SchedulerConfig:
     scheduler_delay_factor: hold new prompts back for so many times the last prompt's latency; 0 is off (O4).
     enable_priority_preemption: a waiting request may take the place of running ones of lower priority (O2).
     artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times (O6).
+    async_scheduling: schedule and launch a step before the one before returned; ``auto`` does so on GPUs (F5).
     enable_cache_events: record what the prefix cache stores and removes, the last cache_event_capacity of them (B4).
     """
 
@@ -78,8 +80,16 @@ class SchedulerConfig:
     enable_priority_preemption: bool = False
     artificial_preemption_probability: float = 0.0
     max_num_artificial_preemptions: int = 0
+    async_scheduling: AsyncScheduling = "auto"
     enable_cache_events: bool = False
     cache_event_capacity: int = 65_536
+
+    def runs_ahead(self, device_type: str) -> bool:
+        """True when an engine on such a device schedules a step while another one runs.
+
+        A CPU has nothing to overlap with: the device that computes is the one that schedules.
+        """
+        return device_type != "cpu" if self.async_scheduling == "auto" else self.async_scheduling
 
     @property
     def prefill_chunk_tokens(self) -> int:

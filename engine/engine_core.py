@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from engine.core.scheduler import Scheduler
+from engine.core.step_result import StepResult
 from engine.messages import CacheNews, GenerateRequest, LoadReport, TokenDelta
 from engine.stats import EngineStats, SchedulerStats
-from engine.step import NOTHING_SAMPLED, ModelRunnerOutput, SchedulerOutput
+from engine.step import PendingStep, SchedulerOutput
 from kv_transfer.connector import TransferStats, WorkerConnector
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -22,12 +24,19 @@ DeltasByClient = Mapping[str, Sequence[TokenDelta]]
 class StepRunner(Protocol):
     """Whatever computes a step: the model runner, or a double without a model."""
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Apply the step's changes of rows, run the model if any row computes, sample."""
+    def launch(self, output: SchedulerOutput) -> PendingStep:
+        """Apply the step's changes of rows, and begin to compute and sample if any row computes.
+
+        On a GPU it returns while the device computes; at most one step before it may be unfinished then, and results
+        are asked for in the order of the launches.
+        """
 
 
 class EngineCore:
     """The scheduler, the runner and the connector's worker half, joined.
+
+    With ``runs_ahead`` a step is scheduled and launched before the result of the one before is taken (F5), so that
+    the device computes while this thread schedules: one step stays in flight between the calls of ``step``.
 
     ``wake`` is set by the connector's threads whenever there is something to collect, and by whoever adds work from
     another thread; the owner of the loop waits on it when there is nothing to do.
@@ -40,12 +49,17 @@ class EngineCore:
         runner: StepRunner,
         connector: WorkerConnector | None = None,
         wake: threading.Event | None = None,
+        runs_ahead: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.connector = connector
         self.wake = wake or threading.Event()
+        self._num_ahead = 1 if runs_ahead else 0
+        self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
+        self._is_landing = False
         self._num_steps = 0
+        self._num_waited_steps = 0
         self._step_s = 0.0
         self._num_integrity_failures = 0
         self._next_cache_event = 0
@@ -64,7 +78,11 @@ class EngineCore:
             self.scheduler.abort(request_id)
 
     def move_out(self) -> int:
-        """End the requests that can go on elsewhere, their KV under leases; returns how many. Between steps only."""
+        """End the requests that can go on elsewhere, their KV under leases; returns how many.
+
+        With a step in flight nobody leaves, and the next ``step`` only takes its result: call it again after that.
+        """
+        self._is_landing = bool(self._in_flight)
         return self.scheduler.move_out()
 
     def forget_client(self, client_id: str) -> None:
@@ -81,36 +99,59 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True when a step would do something now."""
-        return self.scheduler.has_work()
+        return bool(self._in_flight) or self.scheduler.has_work()
 
     def is_stuck(self) -> bool:
         """True when requests wait and nothing is under way that could let them start."""
         return self.scheduler.is_stuck()
 
     def has_unfinished(self) -> bool:
-        """True while any request has not ended."""
-        return self.scheduler.has_unfinished()
+        """True while any request has not ended, or a step has not, though nobody may wait for its tokens any more."""
+        return bool(self._in_flight) or self.scheduler.has_unfinished()
 
     def step(self) -> DeltasByClient:
-        """Run one step.
+        """Run one step; running ahead, the result is that of the step before.
 
         Returns:
             The new tokens and ends of requests, by the client that asked for them.
         """
         started = time.perf_counter()
         self.collect()
-        output = self.scheduler.schedule()
-        if self.connector is not None and not output.connector_orders.is_empty:
-            self.connector.execute(output.connector_orders)
-        result = self.runner.execute(output) if self._concerns_runner(output) else NOTHING_SAMPLED
-        deltas = self.scheduler.update(output, result).deltas_by_client()
-        self._num_steps += 1
+        has_launched = self._launch() if not self._in_flight or self._may_launch() else False
+        is_ahead = has_launched and len(self._in_flight) <= self._num_ahead
+        result = self._land() if self._in_flight and not is_ahead else self.scheduler.take_news()
+        deltas = result.deltas_by_client()
         self._step_s += time.perf_counter() - started
         return deltas
 
-    @staticmethod
-    def _concerns_runner(output: SchedulerOutput) -> bool:
-        return output.has_work or output.released_rows.size > 0
+    def _may_launch(self) -> bool:
+        return not self._is_landing and self.scheduler.has_work()
+
+    def _launch(self) -> bool:
+        """Schedule a step and begin it; False when there is nothing to compute."""
+        output = self.scheduler.schedule()
+        self._num_steps += 1
+        if self.connector is not None and not output.connector_orders.is_empty:
+            self.connector.execute(output.connector_orders)
+        if output.has_work:
+            self._in_flight.append((output, self.runner.launch(output)))
+        elif output.released_rows.size:
+            self.runner.launch(output)
+        return output.has_work
+
+    def _land(self) -> StepResult:
+        """Take the result of the oldest step in flight."""
+        output, pending = self._in_flight.popleft()
+        result = pending.result()
+        self._num_waited_steps += result.has_waited
+        self._is_landing = self._is_landing and bool(self._in_flight)
+        step_result = self.scheduler.update(output, result)
+        if self._num_ahead and self.connector is not None:
+            # What this step completed is there now: peers need not wait until the step after the next is scheduled.
+            orders = self.scheduler.take_orders()
+            if not orders.is_empty:
+                self.connector.execute(orders)
+        return step_result
 
     def rest(self) -> None:
         """Called when there is nothing to do: check that the books balance, and count it if they do not (I2)."""
@@ -127,6 +168,7 @@ class EngineCore:
             scheduler=self.scheduler.stats(),
             transfer=transfer,
             num_steps=self._num_steps,
+            num_waited_steps=self._num_waited_steps,
             step_s=self._step_s,
             num_integrity_failures=self._num_integrity_failures,
         )
@@ -171,6 +213,7 @@ def load_report(stats: EngineStats) -> LoadReport:
     """Turn statistics into the message that routers get: gauges as fields, everything else as counters."""
     counters: dict[str, float] = {
         "num_steps": stats.num_steps,
+        "num_waited_steps": stats.num_waited_steps,
         "step_s": stats.step_s,
         "num_integrity_failures": stats.num_integrity_failures,
     }

@@ -53,10 +53,14 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The scheduler's and the connector's numbers together."""
+    """The scheduler's and the connector's numbers together.
+
+    Of ``num_steps`` the sampling of ``num_waited_steps`` had to wait for the tokens of the step before.
+    """
 
     scheduler: SchedulerStats = field(default_factory=SchedulerStats)
     transfer: TransferStats = field(default_factory=TransferStats)
     num_steps: int = 0
+    num_waited_steps: int = 0
     step_s: float = 0.0
     num_integrity_failures: int = 0

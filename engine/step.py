@@ -8,7 +8,7 @@ nothing changed is three arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -54,9 +54,9 @@ class SchedulerOutput:
     first_positions: [num_reqs] the position of the first token that each computes; KV of all positions before it is
         in the cache. (While damaged blocks are recomputed, valid KV may lie after the computed range as well.)
     num_scheduled_tokens: [num_reqs] how many positions each computes, at least 1.
-    settles: the KV of this step is to be in the cache when the runner returns: a peer may read it at once.
     is_sampling: [num_reqs] True where the computed range ends at the last known token: sample its successor. The
-        runner appends the sampled token to its own copy of the row.
+        runner appends the sampled token to its own copy of the row. The last token that a row computes may be one that
+        the step before samples, and has not told yet.
     append_rows, append_columns, append_block_ids: [num_appended] block_table[row, column] = block_id.
     """
 
@@ -72,7 +72,6 @@ class SchedulerOutput:
     append_block_ids: IntArray = field(default_factory=_no_ints)
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
-    settles: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -106,13 +105,36 @@ class ModelRunnerOutput:
 
     sampled_token_ids: [num_reqs] aligned with ``SchedulerOutput.rows``; meaningless where ``is_sampling`` is False.
     has_nan: [num_reqs] True where the logits of a sampling row held a NaN (F7).
+    has_waited: sampling had to wait for the tokens of the step before.
     """
 
     sampled_token_ids: IntArray
     has_nan: BoolArray | None = None
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobsChunk, ...] = ()
+    has_waited: bool = False
     connector_events: ConnectorEvents = NO_EVENTS
 
 
 NOTHING_SAMPLED = ModelRunnerOutput(sampled_token_ids=EMPTY_INTS)
+
+
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait until the step is done: then its KV is in the cache, where a peer may read it. To be called once."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that was done when it was launched. Implements ``PendingStep``."""
+
+    output: ModelRunnerOutput
+
+    def result(self) -> ModelRunnerOutput:
+        """What it produced."""
+        return self.output
+
+
+NOTHING_PENDING = FinishedStep(NOTHING_SAMPLED)

@@ -35,6 +35,11 @@ _NAMES: dict[str, _Named] = {
     "failed_blocks": ("failed_blocks", "KV blocks that were wanted and not fetched.", ()),
     "num_evicted_blocks": ("evicted_blocks", "Cached KV blocks that made room for others.", ()),
     "num_steps": ("engine_steps", "Steps of the engine.", ()),
+    "num_waited_steps": (
+        "engine_waited_steps",
+        "Steps whose sampling waited for the tokens of the step before.",
+        (),
+    ),
     "step_s": ("engine_step_seconds", "Time in steps of the engine.", ()),
     "num_integrity_failures": ("integrity_failures", "Times that the books of blocks did not balance.", ()),
     "num_transfers": ("kv_transfers", "Loads of KV that ended, well or not.", ()),

@@ -21,7 +21,7 @@ class Announcer:
 
     @property
     def is_active(self) -> bool:
-        """True while a prompt is followed: what a step computed must be in the cache when the step returns."""
+        """True while a prompt is followed."""
         return bool(self._num_announced)
 
     def started(self, request: Request, *, is_complete: bool) -> None:

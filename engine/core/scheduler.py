@@ -19,7 +19,7 @@ from engine.core.step_result import StepResult
 from engine.messages import CacheNews, FinishReason, GenerateRequest
 from engine.stats import SchedulerStats
 from engine.step import ModelRunnerOutput, SchedulerOutput
-from kv_transfer.connector import NO_ORDERS, ConnectorEvents, SchedulerConnector
+from kv_transfer.connector import NO_ORDERS, ConnectorEvents, ConnectorOrders, SchedulerConnector
 
 
 class Scheduler:
@@ -150,6 +150,10 @@ class Scheduler:
             self.handle_connector_events(result.connector_events)
         return step_result
 
+    def take_orders(self) -> ConnectorOrders:
+        """What the connector's worker half is to do, so far; otherwise the next step brings it."""
+        return self._connector.take_orders() if self._connector is not None else NO_ORDERS
+
     def take_news(self) -> StepResult:
         """What ended between steps and was not reported yet; an idle engine passes it on."""
         return StepResult(news=self._book.take_news())
@@ -162,8 +166,7 @@ class Scheduler:
             step_id=self._next_step_id,
             released_rows=self._book.take_released_rows(),
             finished_request_ids=self._book.take_finished_ids(),
-            connector_orders=self._connector.take_orders() if self._connector is not None else NO_ORDERS,
-            settles=self._announcer.is_active,
+            connector_orders=self.take_orders(),
         )
         self._next_step_id += 1
         if batch.rows.size:

@@ -104,7 +104,6 @@ class StepDraft:
         released_rows: list[int],
         finished_request_ids: tuple[str, ...],
         connector_orders: ConnectorOrders = NO_ORDERS,
-        settles: bool = False,
     ) -> SchedulerOutput:
         """The message to the runner."""
         append_rows, append_columns, append_block_ids = self.appended or (EMPTY_INTS, EMPTY_INTS, EMPTY_INTS)
@@ -121,7 +120,6 @@ class StepDraft:
             append_block_ids=append_block_ids,
             finished_request_ids=finished_request_ids,
             connector_orders=connector_orders,
-            settles=settles,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ from engine.step import IntArray, SchedulerOutput
 
 LongArray = npt.NDArray[np.int64]
 
+UNKNOWN: Final = -1
+"""Stands for a token that was sampled and is not known here yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
@@ -21,6 +25,7 @@ class StepInputs:
 
     input_ids, positions: [num_tokens]. last_tokens: [num_sampling] indices into the tokens whose successors are
     sampled; sampled_rows, sampled_positions: [num_sampling] the rows they belong to and where the new tokens go.
+    unknown: the tokens among ``input_ids`` that the step before samples and has not told yet; None: all are known.
     """
 
     input_ids: LongArray
@@ -29,12 +34,24 @@ class StepInputs:
     last_tokens: LongArray
     sampled_rows: IntArray
     sampled_positions: IntArray
+    unknown: UnknownTokens | None = None
+
+
+class UnknownTokens(NamedTuple):
+    """rows: whose last token is not known; tokens: where it stands in the step; sources: which one of those that the
+    step before samples it is. All [num_unknown].
+    """
+
+    rows: IntArray
+    tokens: LongArray
+    sources: LongArray
 
 
 class InputBatch:
     """Tokens, block table and sampling parameters of every row; only the scheduler's news and samples change it.
 
-    ``num_prompt_logprobs`` is -1 for rows whose prompt nobody asks about.
+    ``num_prompt_logprobs`` is -1 for rows whose prompt nobody asks about. While a step is prepared before the tokens of
+    the step before are known (``expect``), each of these has a placeholder, until ``learn`` brings it.
     """
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -46,6 +63,8 @@ class InputBatch:
         num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.sampling = SamplingRows(max_num_seqs)
         self.num_prompt_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
+        self._places: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self._has_unknown = False
         self.history = TokenHistory(token_ids=self._token_ids, num_prompt_tokens=num_prompt_tokens)
 
     def apply(self, output: SchedulerOutput) -> None:
@@ -70,8 +89,9 @@ class InputBatch:
         blocks, offsets = np.divmod(positions, self._block_size)
         num_columns = -(-int(ends.max()) // self._block_size)
         sampling = np.flatnonzero(output.is_sampling)
+        input_ids = self._token_ids[token_rows, positions].astype(np.int64)
         return StepInputs(
-            input_ids=self._token_ids[token_rows, positions].astype(np.int64),
+            input_ids=input_ids,
             positions=positions,
             attention=AttentionBatch(
                 query_starts=query_starts,
@@ -82,8 +102,28 @@ class InputBatch:
             last_tokens=query_starts[1:][sampling].astype(np.int64) - 1,
             sampled_rows=rows[sampling],
             sampled_positions=ends[sampling],
+            unknown=self._find_unknown(rows, input_ids, query_starts) if self._has_unknown else None,
         )
 
-    def append(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
-        """Add sampled tokens to their rows."""
+    def expect(self, rows: IntArray, positions: IntArray) -> None:
+        """Put placeholders where the step in flight samples tokens, in this order. To be called before ``apply``."""
+        assert not self._has_unknown, "only one step may be in flight when the next one is launched"
+        self._token_ids[rows, positions] = UNKNOWN
+        self._places[rows] = np.arange(rows.size)
+        self._has_unknown = True
+
+    def learn(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
+        """Add sampled tokens to their rows, except where another request has taken the row since ``expect``."""
+        if self._has_unknown:
+            self._has_unknown = False
+            is_waited_for = self._token_ids[rows, positions] == UNKNOWN
+            rows, positions, token_ids = rows[is_waited_for], positions[is_waited_for], token_ids[is_waited_for]
         self._token_ids[rows, positions] = token_ids
+
+    def _find_unknown(self, rows: IntArray, input_ids: LongArray, query_starts: IntArray) -> UnknownTokens | None:
+        """Only the last token that a row computes can be one that was just sampled."""
+        last = query_starts[1:].astype(np.int64) - 1
+        index = np.flatnonzero(input_ids[last] == UNKNOWN)
+        if index.size == 0:
+            return None
+        return UnknownTokens(rows=rows[index], tokens=last[index], sources=self._places[rows[index]])

@@ -19,10 +19,11 @@ from engine.runner.device import choose_device, choose_dtype
 from engine.runner.input_batch import InputBatch, LongArray, StepInputs
 from engine.runner.kv_cache import KVCache
 from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
+from engine.runner.model_step import ModelStep
 from engine.runner.prompt_logprobs import prompt_logprobs
 from engine.runner.upload import upload
 from engine.sample.sampler import Sampler
-from engine.step import NOTHING_SAMPLED, ModelRunnerOutput, SchedulerOutput
+from engine.step import NOTHING_PENDING, ModelRunnerOutput, PendingStep, SchedulerOutput
 from kv_transfer.layout import KVLayout, KVRegion
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -63,7 +64,8 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             block_size=config.cache.block_size,
         )
-        self._sampler = Sampler(self._batch.sampling, self._batch.history)
+        self._sampler = Sampler(self._batch.sampling, self._batch.history, may_wait=self.device.type == "cpu")
+        self._last_step: ModelStep | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -148,36 +150,57 @@ class ModelRunner:
         hidden = self._model.forward(zeros, zeros, plan)
         self._model.logits(hidden[:num_logits]).float()
 
-    @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Apply the changes of rows, run the model if any row computes, sample."""
-        self._batch.apply(output)
+        """Compute a step and wait for its result."""
+        return self.launch(output).result()
+
+    @torch.inference_mode()
+    def launch(self, output: SchedulerOutput) -> PendingStep:
+        """Apply the changes of rows, and let the device compute and sample; see ``StepRunner``.
+
+        Tokens that the step before has not told yet are taken from where it left them. Only sampling that depends on
+        them, by penalties or phrases that must not occur, waits for that step, while the device computes this one.
+        """
         if not output.has_work:
-            return NOTHING_SAMPLED
+            self._batch.apply(output)
+            return NOTHING_PENDING
+        before = self._last_step
+        if before is not None and not before.is_settled:
+            self._batch.expect(before.rows, before.positions)
+        self._batch.apply(output)
         inputs = self._batch.prepare(output)
         hidden = self._forward(inputs)
-        token_ids = np.zeros(len(output.rows), dtype=np.int32)
-        has_nan = np.zeros(len(output.rows), dtype=np.bool_)
-        logprobs = None
+        sampled, has_waited = None, False
         if inputs.last_tokens.size:
             logits = self._model.logits(hidden.index_select(0, self._upload(inputs.last_tokens)))
+            if inputs.unknown is not None and self._sampler.reads_history(inputs.unknown.rows):
+                assert before is not None
+                before.settle()
+                has_waited = True
             sampled = self._sampler.sample(logits, inputs.sampled_rows, inputs.sampled_positions)
-            self._batch.append(inputs.sampled_rows, inputs.sampled_positions, sampled.token_ids)
-            token_ids[output.is_sampling] = sampled.token_ids
-            has_nan[output.is_sampling] = sampled.has_nan
-            logprobs = sampled.logprobs
-        elif output.settles and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # sampling waits for the device; nothing else did
-        return ModelRunnerOutput(
-            sampled_token_ids=token_ids,
-            has_nan=has_nan,
-            logprobs=logprobs,
+        self._last_step = ModelStep(
+            output,
+            inputs,
+            self._batch,
+            device=self.device,
+            sampled=sampled,
             prompt_logprobs=prompt_logprobs(hidden, inputs, output, self._batch, self._model.logits),
+            has_waited=has_waited,
         )
+        return self._last_step
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         plan = self._attention.plan(inputs.attention)
-        return self._model.forward(self._upload(inputs.input_ids), self._upload(inputs.positions), plan)
+        return self._model.forward(self._input_ids(inputs), self._upload(inputs.positions), plan)
+
+    def _input_ids(self, inputs: StepInputs) -> torch.Tensor:
+        """A step's tokens where the model computes, those too that only the device knows yet."""
+        input_ids = self._upload(inputs.input_ids)
+        if inputs.unknown is not None:
+            assert self._last_step is not None
+            sampled = self._last_step.token_ids.index_select(0, self._upload(inputs.unknown.sources))
+            input_ids.index_copy_(0, self._upload(inputs.unknown.tokens), sampled.to(torch.int64))
+        return input_ids
 
     def _upload(self, array: LongArray) -> torch.Tensor:
         return upload(array, self.device)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 
-from engine.messages import LogprobTable
 from engine.runner.input_batch import InputBatch, StepInputs
-from engine.sample.logprobs import compute_logprobs
-from engine.step import PromptLogprobsChunk, SchedulerOutput
+from engine.runner.upload import upload
+from engine.sample.logprobs import LogprobTensors, compute_logprobs
+from engine.step import SchedulerOutput
 
 MAX_LOGITS: Final = 8 * 1024 * 1024
 """Logits that exist at the same time for this, however long a chunk is: 32 MiB in float32."""
@@ -19,33 +19,41 @@ MAX_LOGITS: Final = 8 * 1024 * 1024
 Logits = Callable[[torch.Tensor], torch.Tensor]
 
 
+class PromptLogprobsOnDevice(NamedTuple):
+    """A ``PromptLogprobsChunk`` where the model computes."""
+
+    row: int
+    start: int
+    table: LogprobTensors
+
+
 def prompt_logprobs(
     hidden: torch.Tensor, inputs: StepInputs, output: SchedulerOutput, batch: InputBatch, logits: Logits
-) -> tuple[PromptLogprobsChunk, ...]:
+) -> tuple[PromptLogprobsOnDevice, ...]:
     """What a step's positions say of the prompt tokens that follow them, for the rows that ask.
 
     hidden: [num_tokens, hidden_size] of the whole step; ``logits`` makes [num_tokens, vocab_size] of some of it.
     """
     asking = np.flatnonzero(batch.num_prompt_logprobs[output.rows] >= 0)
-    chunks: list[PromptLogprobsChunk] = []
+    chunks: list[PromptLogprobsOnDevice] = []
     for index in asking.tolist():
         row, first = int(output.rows[index]), int(output.first_positions[index])
         end = min(first + int(output.num_scheduled_tokens[index]), int(batch.history.num_prompt_tokens[row]) - 1)
         if end <= first:
             continue
         begin = int(inputs.attention.query_starts[index])
-        following = torch.from_numpy(batch.history.token_ids[row, first + 1 : end + 1])
+        following = upload(batch.history.token_ids[row, first + 1 : end + 1], hidden.device)
         part = hidden[begin : begin + end - first]
         table = _in_slices(part, following, int(batch.num_prompt_logprobs[row]), logits)
-        chunks.append(PromptLogprobsChunk(row=row, start=first + 1, table=table))
+        chunks.append(PromptLogprobsOnDevice(row=row, start=first + 1, table=table))
     return tuple(chunks)
 
 
-def _in_slices(hidden: torch.Tensor, token_ids: torch.Tensor, num_top: int, logits: Logits) -> LogprobTable:
+def _in_slices(hidden: torch.Tensor, token_ids: torch.Tensor, num_top: int, logits: Logits) -> LogprobTensors:
     vocab_size = logits(hidden[:1]).shape[1]
     size = max(MAX_LOGITS // vocab_size, 1)
     tables = [
         compute_logprobs(logits(hidden[start : start + size]), token_ids[start : start + size], num_top)
         for start in range(0, len(token_ids), size)
     ]
-    return LogprobTable(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+    return LogprobTensors(*(torch.cat(columns) for columns in zip(*tables, strict=True)))

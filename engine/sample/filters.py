@@ -6,6 +6,8 @@ that tie with the last one kept are kept.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 NUM_CANDIDATES = 1024
@@ -18,15 +20,20 @@ def thresholds(
     min_p: torch.Tensor,
     *,
     num_candidates: int = NUM_CANDIDATES,
+    sorting: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The lowest logit that may be drawn, [num_rows], as a value of ``scaled``.
 
     scaled: [num_rows, vocab_size] logits over temperature, shifted so that each row's maximum is 0, float32.
     top_k (0: all), top_p (1: all), min_p (0: all): [num_rows].
     num_candidates: how many of the most likely tokens are put in order first.
+    sorting: the rows that have a top_k or a top_p, whose thresholds the candidates are known to decide
+        (``num_deciding_candidates``). Without it both are found by looking, which waits for the device.
     """
     lowest = torch.log(min_p)
-    sorting = torch.nonzero((top_k > 0) | (top_p < 1.0)).flatten()
+    is_decided = sorting is not None
+    if sorting is None:
+        sorting = torch.nonzero((top_k > 0) | (top_p < 1.0)).flatten()
     if sorting.numel() == 0:
         return lowest
     vocab_size = scaled.shape[1]
@@ -34,12 +41,22 @@ def thresholds(
     part_top_k = torch.where(part_top_k > 0, part_top_k, vocab_size).clamp(max=vocab_size)
     width = min(num_candidates, vocab_size)
     kept, is_certain = _sorted_threshold(part, part_top_k, part_top_p, width)
-    # Nearly all rows are decided by their most likely tokens; a flat distribution needs the whole order.
-    unsure = torch.nonzero(~is_certain).flatten()
-    if unsure.numel():
-        kept[unsure], _ = _sorted_threshold(part[unsure], part_top_k[unsure], part_top_p[unsure], vocab_size)
+    if not is_decided:
+        # Nearly all rows are decided by their most likely tokens; a flat distribution needs the whole order.
+        unsure = torch.nonzero(~is_certain).flatten()
+        if unsure.numel():
+            kept[unsure], _ = _sorted_threshold(part[unsure], part_top_k[unsure], part_top_p[unsure], vocab_size)
     lowest[sorting] = torch.maximum(lowest[sorting], kept)
     return lowest
+
+
+def num_deciding_candidates(top_k: npt.NDArray[np.int32], vocab_size: int) -> int:
+    """How many of the most likely tokens decide the thresholds of all these rows, whatever their logits are.
+
+    Without a top-k nobody knows how flat a distribution is, and a top-p may keep any number of tokens.
+    """
+    is_limited = (top_k > 0) & (top_k <= NUM_CANDIDATES)
+    return min(NUM_CANDIDATES, vocab_size) if is_limited.all() else vocab_size
 
 
 def _sorted_threshold(

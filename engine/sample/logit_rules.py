@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from engine.messages import LogitRules
+from engine.runner.upload import upload
 from engine.sample.token_history import TokenHistory
 from engine.step import BoolArray, IntArray
 
@@ -80,7 +81,7 @@ class LogitRuleRows:
         if not self.has_rules[rows].any():
             return
         index, columns = _banned(self._plan(logits, rows).words, rows, positions, history)
-        logits[torch.from_numpy(index).to(logits.device), torch.from_numpy(columns).to(logits.device)] = BAD_WORD
+        logits[upload(index, logits.device), upload(columns, logits.device)] = BAD_WORD
 
     def limit(self, logits: torch.Tensor, rows: IntArray) -> None:
         """Make impossible, in place, every token that a row does not allow."""
@@ -105,13 +106,13 @@ class LogitRuleRows:
         allowed = [(index, token) for index, tokens in limited for token in tokens if token < vocab_size]
 
         def at(pairs: list[tuple[int, int]]) -> Index:
-            table = torch.tensor(pairs, dtype=torch.int64, device=device).reshape(-1, 2)
-            return table[:, 0].contiguous(), table[:, 1].contiguous()
+            table = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+            return upload(table[0].copy(), device), upload(table[1].copy(), device)
 
         return _Plan(
             bias_at=at([(index, token) for index, token, _ in bias]),
-            bias=torch.tensor([value for _, _, value in bias], dtype=torch.float32, device=device),
-            limited=torch.tensor([index for index, _ in limited], dtype=torch.int64, device=device),
+            bias=upload(np.array([value for _, _, value in bias], dtype=np.float32), device),
+            limited=upload(np.array([index for index, _ in limited], dtype=np.int64), device),
             allowed_at=at(allowed),
             words=_join_words(ruled, vocab_size),
         )

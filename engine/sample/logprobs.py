@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from engine.messages import LogprobTable
+
+class LogprobTensors(NamedTuple):
+    """The columns of a ``LogprobTable`` where the model computes."""
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    ranks: torch.Tensor
 
 
-def compute_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTable:
-    """What the model says of one token a row, and of the ``num_top`` most likely ones.
+def compute_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
+    """What the model says of one token a row, and of the ``num_top`` most likely ones. Waits for no device.
 
-    logits: [num_rows, vocab_size], any float dtype, left as they are; token_ids: [num_rows].
+    logits: [num_rows, vocab_size], any float dtype, left as they are; token_ids: [num_rows], where
+    the logits are.
     """
     limits = torch.finfo(torch.float32)
     values = logits.to(torch.float32, copy=True).nan_to_num_(limits.min, limits.max, limits.min)
-    columns = token_ids.to(device=values.device, dtype=torch.int64)[:, None]
+    columns = token_ids.to(torch.int64)[:, None]
     chosen = values.gather(1, columns)
     ranks = (values > chosen).sum(dim=1) + 1
     top = values.topk(min(num_top, values.shape[1]), dim=1)
     normalizer = values.logsumexp(dim=1, keepdim=True)
     found = torch.cat((chosen, top.values), dim=1) - normalizer
-    return LogprobTable(
-        token_ids=torch.cat((columns, top.indices), dim=1).to(torch.int32).cpu().numpy(),
-        logprobs=found.cpu().numpy(),
-        ranks=ranks.to(torch.int32).cpu().numpy(),
+    return LogprobTensors(
+        token_ids=torch.cat((columns, top.indices), dim=1).to(torch.int32),
+        logprobs=found,
+        ranks=ranks.to(torch.int32),
     )

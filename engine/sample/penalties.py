@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from engine.runner.upload import upload
 from engine.sample.logit_rules import LOWEST, TOO_EARLY
 from engine.sample.sampling_rows import SamplingRows
 from engine.sample.token_history import TokenHistory
 from engine.step import IntArray
+
+FloatArray = npt.NDArray[np.float32]
 
 
 def apply_penalties(
@@ -28,31 +32,31 @@ def apply_penalties(
     lengths = positions[penalised]
     prompt_lengths = history.num_prompt_tokens[chosen]
     vocab_size = logits.shape[1]
-    seen = _counts(history, chosen, np.zeros_like(lengths), lengths, vocab_size)
-    used = _counts(history, chosen, prompt_lengths, lengths, vocab_size).to(logits.device)
+    seen = upload(_counts(history, chosen, np.zeros_like(lengths), lengths, vocab_size), logits.device)
+    used = upload(_counts(history, chosen, prompt_lengths, lengths, vocab_size), logits.device)
 
-    def column(values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> torch.Tensor:
-        return torch.from_numpy(values[chosen]).to(logits.device)[:, None]
+    def column(values: FloatArray) -> torch.Tensor:
+        return upload(values[chosen], logits.device)[:, None]
 
-    index = torch.from_numpy(penalised).to(logits.device)
+    index = upload(penalised, logits.device)
     part = logits.index_select(0, index)
     repetition = column(sampling.repetition_penalty)
     repeated = torch.where(part > 0, part / repetition, part * repetition)
-    part = torch.where((seen > 0).to(logits.device), repeated, part)
+    part = torch.where(seen > 0, repeated, part)
     part -= column(sampling.frequency_penalty) * used
     part -= column(sampling.presence_penalty) * (used > 0)
     # a penalty next to 0 takes a logit beyond what float32 holds, and 0 makes a masked one no number
     logits.index_copy_(0, index, part.nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST))
 
 
-def _counts(history: TokenHistory, rows: IntArray, starts: IntArray, ends: IntArray, vocab_size: int) -> torch.Tensor:
+def _counts(history: TokenHistory, rows: IntArray, starts: IntArray, ends: IntArray, vocab_size: int) -> FloatArray:
     """How often each token occurs in positions ``starts`` to ``ends`` of each row, [num_rows, vocab_size] float32."""
     lengths = np.maximum(ends - starts, 0).astype(np.int64)
     index = np.repeat(np.arange(len(rows)), lengths)
     columns = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(starts, lengths)
     flat = index * vocab_size + history.token_ids[rows[index], columns]
     counts = np.bincount(flat, minlength=len(rows) * vocab_size).astype(np.float32)
-    return torch.from_numpy(counts.reshape(len(rows), vocab_size))
+    return counts.reshape(len(rows), vocab_size)
 
 
 def mask_ending_tokens(logits: torch.Tensor, rows: IntArray, positions: IntArray, sampling: SamplingRows) -> None:
@@ -64,4 +68,4 @@ def mask_ending_tokens(logits: torch.Tensor, rows: IntArray, positions: IntArray
     index = np.repeat(short, [len(ids) for ids in endings])
     columns = np.fromiter((token for ids in endings for token in ids), dtype=np.int64, count=len(index))
     inside = columns < logits.shape[1]
-    logits[torch.from_numpy(index[inside]), torch.from_numpy(columns[inside])] = TOO_EARLY
+    logits[upload(index[inside], logits.device), upload(columns[inside], logits.device)] = TOO_EARLY

@@ -18,7 +18,8 @@ class SamplingRows:
     """One entry a row; the meaning of each array is that of the field of ``SamplingParams``.
 
     ``is_plain`` rows take the most likely token of the untouched logits: nothing else of them is looked at, except
-    while a plain row has fewer than ``min_tokens`` output tokens. ``num_logprobs`` is -1 where none are wanted.
+    while a plain row has fewer than ``min_tokens`` output tokens. ``num_logprobs`` is -1 where none are wanted. What is
+    drawn for ``reads_history`` rows depends on the tokens that they hold.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -34,6 +35,7 @@ class SamplingRows:
         self.num_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
         self.rules = LogitRuleRows(max_num_seqs)
         self.has_penalties: BoolArray = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.reads_history: BoolArray = np.zeros(max_num_seqs, dtype=np.bool_)
         self.is_plain: BoolArray = np.ones(max_num_seqs, dtype=np.bool_)
         self.ending_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
 
@@ -51,6 +53,8 @@ class SamplingRows:
         self.has_penalties[row] = sampling.has_penalties
         self.num_logprobs[row] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
         self.rules.set(row, sampling.rules)
+        has_phrases = sampling.rules is not None and any(len(word) > 1 for word in sampling.rules.bad_words)
+        self.reads_history[row] = sampling.has_penalties or has_phrases
         self.is_plain[row] = sampling.is_greedy and not sampling.has_penalties and sampling.rules is None
         eos_token_ids = () if sampling.ignore_eos else sampling.eos_token_ids
         self.ending_token_ids[row] = tuple({*eos_token_ids, *sampling.stop_token_ids})

@@ -19,7 +19,7 @@ from engine.engine_core import EngineCore
 from engine.errors import EngineDeadError, EngineStalledError, PromptTooLongError
 from engine.messages import CacheNews, FinishReason, StepMessage
 from engine.progress import Progress
-from engine.step import ModelRunnerOutput, SchedulerOutput
+from engine.step import PendingStep, SchedulerOutput
 from router.attentive_clock import AttentiveClock
 from tests.support.chain_engine import chain_engine
 from tests.support.chain_runner import expected_tokens
@@ -189,7 +189,7 @@ async def test_an_idle_engine_reports_its_load_every_period(engine: AsyncEngine)
 
 async def test_a_failing_step_ends_every_request_with_an_error(core: EngineCore, engine: AsyncEngine) -> None:
     class BrokenRunner:
-        def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        def launch(self, output: SchedulerOutput) -> PendingStep:
             raise RuntimeError("the device fell off")
 
     core.runner = BrokenRunner()

@@ -138,8 +138,8 @@ class HandOver:
         return dataclasses.replace(request, hand_over=params is None, kv_transfer=params)
 
 
-@pytest.fixture
-def hand_over() -> Iterator[HandOver]:
+@pytest.fixture(params=[False, True], ids=["in step", "running ahead"])
+def hand_over(request: pytest.FixtureRequest) -> Iterator[HandOver]:
     fabric = InProcessFabric()
 
     def side(engine_id: str) -> Side:
@@ -157,7 +157,7 @@ def hand_over() -> Iterator[HandOver]:
                 fabric=fabric,
             )
 
-        scheduler = SchedulerConfig(max_num_batched_tokens=20, max_num_seqs=4)
+        scheduler = SchedulerConfig(max_num_batched_tokens=20, max_num_seqs=4, async_scheduling=request.param)
         return Side(chain_engine(num_blocks=NUM_BLOCKS, scheduler=scheduler, build_connector=connect), clock)
 
     pair = HandOver(side("prefill"), side("decode"))

@@ -12,7 +12,7 @@ from engine.config import SchedulerConfig
 from engine.engine_core import EngineCore
 from engine.messages import FinishReason, GenerateRequest, TokenDelta
 from kv_transfer.connector import ConnectorBuilder
-from tests.support.chain_engine import chain_engine
+from tests.support.chain_engine import DEFAULT_SCHEDULER, chain_engine
 from tests.support.chain_runner import expected_tokens
 from tests.support.disaggregated import inproc_pair, joined_cores
 from tests.support.engine_config import small_engine_config
@@ -23,10 +23,12 @@ MAX_STEPS = 2000
 Ends = dict[str, TokenDelta]
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[EngineCore, EngineCore]]:
-    def build(build_connector: object) -> EngineCore:
-        return chain_engine(build_connector=build_connector)  # type: ignore[arg-type]
+@pytest.fixture(params=[False, True], ids=["in step", "running ahead"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[EngineCore, EngineCore]]:
+    scheduler = replace(DEFAULT_SCHEDULER, async_scheduling=request.param)
+
+    def build(build_connector: ConnectorBuilder) -> EngineCore:
+        return chain_engine(scheduler=scheduler, build_connector=build_connector)
 
     with joined_cores(build, build) as cores:
         yield cores
@@ -155,7 +157,9 @@ def test_prompt_whose_logprobs_are_wanted_is_computed_by_one_engine_alone(
     ends: Ends = {}
     turn(source, {"a": []}, ends)
     source.move_out()
-    turn(source, {"a": []}, ends)
+    while source.has_work():
+        turn(source, {"a": []}, ends)
+        source.move_out()
 
     assert ends["a"].finish_reason is FinishReason.HANDED_OVER
     assert ends["a"].kv_transfer is None

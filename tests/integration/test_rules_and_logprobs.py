@@ -59,8 +59,15 @@ class World:
     references: dict[str, Reference]
     undisturbed: dict[str, CollectedOutput]
 
-    def engine(self, *, num_blocks: int | None = None, max_num_batched_tokens: int = 128) -> EngineCore:
-        config = small_engine_config(self.path, num_blocks=num_blocks, max_num_batched_tokens=max_num_batched_tokens)
+    def engine(
+        self, *, num_blocks: int | None = None, max_num_batched_tokens: int = 128, async_scheduling: bool = False
+    ) -> EngineCore:
+        config = small_engine_config(
+            self.path,
+            num_blocks=num_blocks,
+            max_num_batched_tokens=max_num_batched_tokens,
+            async_scheduling=async_scheduling,
+        )
         scheduler = dataclasses.replace(config.scheduler, max_model_len=160)
         return build_engine(dataclasses.replace(config, scheduler=scheduler)).core
 
@@ -139,14 +146,18 @@ def test_prompt_logprobs_are_the_log_softmax_of_transformers(world: World) -> No
         np.testing.assert_array_equal(table.token_ids[:, 1:], reference.prompt_logprobs.topk(2, dim=1).indices)
 
 
-def test_prefill_and_decode_say_the_same(world: World) -> None:
-    with inproc_pair(small_engine_config(world.path)) as (prefill, decode):
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_prefill_and_decode_say_the_same(world: World, async_scheduling: bool) -> None:
+    config = small_engine_config(world.path, async_scheduling=async_scheduling)
+    with inproc_pair(config) as (prefill, decode):
         assert_all_same(collect(run_disaggregated(prefill, decode, world.requests)), world)
+        assert (decode.stats().num_waited_steps > 0) == async_scheduling
         assert decode.stats().scheduler.remote_hit_tokens > 0
 
 
-def test_small_chunks_and_preemptions_change_nothing(world: World) -> None:
-    engine = world.engine(num_blocks=26, max_num_batched_tokens=48)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_small_chunks_and_preemptions_change_nothing(world: World, async_scheduling: bool) -> None:
+    engine = world.engine(num_blocks=26, max_num_batched_tokens=48, async_scheduling=async_scheduling)
 
     assert_all_same(collect(run_requests(engine, world.requests)), world)
     assert engine.stats().scheduler.num_preemptions > 0

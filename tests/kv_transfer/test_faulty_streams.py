@@ -48,9 +48,10 @@ def _assert_nothing_is_held(pair: FaultyPair[EngineCore]) -> None:
         assert load.num_free_blocks == load.num_blocks
 
 
-def test_undisturbed_most_blocks_are_read_early_and_none_twice() -> None:
+@pytest.mark.parametrize("async_scheduling", (False, True))
+def test_undisturbed_most_blocks_are_read_early_and_none_twice(async_scheduling: bool) -> None:
     requests = _requests()
-    with faulty_pair(NO_FAULTS, chunk_tokens=CHUNK_TOKENS, is_fast=False) as pair:
+    with faulty_pair(NO_FAULTS, chunk_tokens=CHUNK_TOKENS, is_fast=False, async_scheduling=async_scheduling) as pair:
         answers, aborted = run_streamed(pair, requests, may_prefill=until_read_early(pair))
         pair.wait_for_rest()
 

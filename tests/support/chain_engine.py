@@ -24,9 +24,16 @@ def chain_engine(
     build_connector: ConnectorBuilder | None = None,
     gates: Sequence[AdmissionGate] = (),
 ) -> EngineCore:
-    """A small engine whose tokens are ``expected_tokens`` as long as its cache holds what it should."""
+    """A small engine whose tokens are ``expected_tokens`` as long as its cache holds what it should.
+
+    With ``async_scheduling`` its runner is late: see ``ChainRunner``.
+    """
     runner = ChainRunner(
-        num_blocks=num_blocks, block_size=block_size, max_num_seqs=scheduler.max_num_seqs, max_model_len=max_model_len
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+        is_late=scheduler.runs_ahead("cpu"),
     )
     wake = threading.Event()
     connector = build_connector(runner.layout, runner.region, wake.set) if build_connector is not None else None
@@ -39,5 +46,9 @@ def chain_engine(
         gates=gates,
     )
     return EngineCore(
-        scheduler=policy, runner=runner, connector=connector.worker if connector is not None else None, wake=wake
+        scheduler=policy,
+        runner=runner,
+        connector=connector.worker if connector is not None else None,
+        wake=wake,
+        runs_ahead=scheduler.runs_ahead("cpu"),
     )

@@ -7,10 +7,12 @@ context therefore changes the output, and the cache is real memory that connecto
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 
-from engine.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from engine.step import FinishedStep, ModelRunnerOutput, NewRow, PendingStep, SchedulerOutput
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 
 VOCAB_SIZE = 1000
@@ -45,13 +47,37 @@ def expected_kv(tokens: list[int] | tuple[int, ...]) -> npt.NDArray[np.uint64]:
     return np.array(values, dtype=np.uint64)
 
 
-class ChainRunner:
-    """Implements the engine's ``StepRunner`` over ``num_blocks`` blocks of real memory."""
+class LateStep:
+    """Implements ``PendingStep`` for a step that has not begun."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, runner: ChainRunner, output: SchedulerOutput) -> None:
+        self.output = output
+        self.computed: ModelRunnerOutput | None = None
+        self._runner = runner
+
+    def result(self) -> ModelRunnerOutput:
+        """Run it now, and the steps before it."""
+        self._runner.run_until(self)
+        assert self.computed is not None
+        return self.computed
+
+
+class ChainRunner:
+    """Implements the engine's ``StepRunner`` over ``num_blocks`` blocks of real memory.
+
+    With ``is_late`` it is a device that runs as late as it may: a step reads its tokens and touches the cache when its
+    result is asked for, and not before. Whoever uses what a step in flight computes, or gives away what it still
+    writes, then gets wrong tokens.
+    """
+
+    def __init__(
+        self, *, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int, is_late: bool = False
+    ) -> None:
         self.kv = np.zeros((num_blocks, block_size), dtype=np.uint64)
         self.num_computed_positions = 0
         self.num_steps = 0
+        self._is_late = is_late
+        self._launched: deque[LateStep] = deque()
         self._block_size = block_size
         self._tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int64)
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int64)
@@ -80,8 +106,22 @@ class ChainRunner:
             device_index=0,
         )
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, output: SchedulerOutput) -> PendingStep:
         """Compute one step as a model would: write KV, then read all of the context."""
+        if not self._is_late:
+            return FinishedStep(self._run(output))
+        step = LateStep(self, output)
+        self._launched.append(step)
+        assert sum(step.output.has_work for step in self._launched) <= 2, "only one step may be unfinished at a launch"
+        return step
+
+    def run_until(self, last: LateStep) -> None:
+        """Run what was launched, up to and with a step."""
+        while last.computed is None:
+            step = self._launched.popleft()
+            step.computed = self._run(step.output)
+
+    def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.num_steps += 1
         for new_row in output.new_rows:
             self._start(new_row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.config import AsyncScheduling, CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from tests.support.oracle_cases import BLOCK_SIZE
 
 
@@ -14,10 +14,13 @@ def small_engine_config(
     block_size: int = BLOCK_SIZE,
     num_blocks: int | None = None,
     max_num_batched_tokens: int = 128,
+    async_scheduling: AsyncScheduling = "auto",
 ) -> EngineConfig:
     """An engine in float32 whose cache holds about 6,000 tokens unless said otherwise."""
     return EngineConfig(
         model=ModelConfigSource(path=path, device="cpu", dtype="float32"),
         cache=CacheConfig(block_size=block_size, num_blocks=num_blocks or 6144 // block_size),
-        scheduler=SchedulerConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=16),
+        scheduler=SchedulerConfig(
+            max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=16, async_scheduling=async_scheduling
+        ),
     )

@@ -151,6 +151,7 @@ def faulty_pair(
     chunk_tokens: int = 256,
     num_blocks: int = 512,
     preemption_probability: float = 0.0,
+    async_scheduling: bool = False,
     is_fast: bool = True,
 ) -> Iterator[FaultyPair[EngineCore]]:
     """Both engines suffer ``faults``; their connectors are closed at the end.
@@ -161,7 +162,10 @@ def faulty_pair(
     fabric = InProcessFabric()
     options = ConnectorOptions(connector="inproc", streamed=True, checksums=checksums, faults=faults, allow_faults=True)
     scheduler = SchedulerConfig(
-        max_num_batched_tokens=256, max_num_seqs=MAX_NUM_SEQS, load_failure_policy=load_failure_policy
+        max_num_batched_tokens=256,
+        max_num_seqs=MAX_NUM_SEQS,
+        load_failure_policy=load_failure_policy,
+        async_scheduling=async_scheduling,
     )
 
     prefill_scheduler = dataclasses.replace(

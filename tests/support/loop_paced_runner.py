@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from engine.engine_core import StepRunner
-from engine.step import ModelRunnerOutput, SchedulerOutput
+from engine.step import PendingStep, SchedulerOutput
 
 TIMEOUT_S = 60.0
 
@@ -22,11 +22,11 @@ class LoopPacedRunner:
         self._num_turns = num_turns
         self._loop = asyncio.get_running_loop()
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, output: SchedulerOutput) -> PendingStep:
         """Let the loop turn, then run."""
         if output.has_work:
             asyncio.run_coroutine_threadsafe(self._turn(), self._loop).result(TIMEOUT_S)
-        return self._inner.execute(output)
+        return self._inner.launch(output)
 
     async def _turn(self) -> None:
         for _ in range(self._num_turns):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from engine.engine_core import StepRunner
-from engine.step import ModelRunnerOutput, SchedulerOutput
+from engine.step import PendingStep, SchedulerOutput
 
 TIMEOUT_S = 30.0
 
@@ -32,8 +32,8 @@ class PausableRunner:
         """Let steps run."""
         self._may_run.set()
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, output: SchedulerOutput) -> PendingStep:
         """Wait if held, then run."""
         self._entered.set()
         assert self._may_run.wait(TIMEOUT_S), "nobody let the step go"
-        return self._inner.execute(output)
+        return self._inner.launch(output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from engine.engine_core import StepRunner
-from engine.step import ModelRunnerOutput, SchedulerOutput
+from engine.step import PendingStep, SchedulerOutput
 
 TIMEOUT_S = 30.0
 
@@ -27,8 +27,8 @@ class StepwiseRunner:
         self._is_open = True
         self._steps.release()
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, output: SchedulerOutput) -> PendingStep:
         """Wait for permission, then run."""
         if output.has_work and not self._is_open:
             assert self._steps.acquire(timeout=TIMEOUT_S), "nobody let the step go"
-        return self._inner.execute(output)
+        return self._inner.launch(output)

@@ -287,23 +287,6 @@ def test_blocks_of_a_prompt_are_announced_chunk_by_chunk() -> None:
     world.end_lease(lease_id)
 
 
-def test_prompt_of_one_chunk_is_not_announced_and_asks_nothing_of_the_runner() -> None:
-    world = SchedulerWorld(make_config(budget=32), num_blocks=16)
-    world.add(make_request("a", 22, max_tokens=9, hand_over=True))
-
-    assert not world.schedule().settles
-    world.complete_step()
-
-    assert world.connector.announced == {}
-
-
-def test_step_that_computes_part_of_an_announced_prompt_must_settle() -> None:
-    world = SchedulerWorld(make_config(budget=8), num_blocks=16)
-    world.add(make_request("a", 22, max_tokens=9, hand_over=True))
-
-    assert [world.step().settles for _ in range(2)] == [True, True]
-
-
 def test_preempted_prefill_withdraws_what_it_announced() -> None:
     world = SchedulerWorld(make_config(budget=8), num_blocks=16, enable_prefix_caching=False)
     world.add(make_request("a", 22, max_tokens=9, hand_over=True))

@@ -10,7 +10,7 @@ import torch
 
 from engine.messages import LogitRules, SamplingParams
 from engine.sample.logprobs import compute_logprobs
-from tests.support.sampler_rig import SamplerRig
+from tests.support.sampler_rig import SamplerRig, on_host
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -19,7 +19,7 @@ def test_table_is_the_log_softmax(dtype: torch.dtype, num_top: int) -> None:
     logits = (torch.randn(4, 50, generator=torch.Generator().manual_seed(1)) * 5).to(dtype)
     chosen = torch.tensor([0, 7, 49, 7])
 
-    table = compute_logprobs(logits, chosen, num_top)
+    table = on_host(compute_logprobs(logits, chosen, num_top))
 
     expected = torch.log_softmax(logits.double(), dim=1)
     best = expected.sort(dim=1, descending=True, stable=True).values
@@ -73,7 +73,7 @@ def test_only_rows_that_ask_get_any() -> None:
 def test_nan_and_infinite_logits_give_finite_or_minus_infinite_values() -> None:
     logits = torch.tensor([[0.0, math.nan, -math.inf, 1.0]])
 
-    table = compute_logprobs(logits, torch.tensor([3]), 4)
+    table = on_host(compute_logprobs(logits, torch.tensor([3]), 4))
 
     assert not np.isnan(table.logprobs).any()
     assert table.logprobs[0, 0] == pytest.approx(math.log(math.e / (1 + math.e)), abs=1e-5)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.messages import SamplingParams
 from engine.sample import filters
@@ -151,8 +153,8 @@ MIXED = (
 )
 
 
-def _mixed_rig() -> SamplerRig:
-    rig = SamplerRig()
+def _mixed_rig(*, may_wait: bool = True) -> SamplerRig:
+    rig = SamplerRig(may_wait=may_wait)
     for row, params in enumerate(MIXED):
         rig.set(row, params, prompt=(1, 2, 3, row), output=(5, 5, 6))
     return rig
@@ -167,6 +169,34 @@ def test_a_row_gets_the_same_token_alone_in_a_batch_and_in_another_order() -> No
     shuffled = rig.sample(logits[order], order).token_ids.tolist()
     assert together == alone
     assert [together[row] for row in order] == shuffled
+
+
+class _NoLooks(TorchDispatchMode):
+    """Fails where the host looks at what the device computes, and would have to wait for it."""
+
+    LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        assert func.overloadpacket.__name__ not in self.LOOKS, func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("spread", [3.0, 0.001])
+@pytest.mark.parametrize("rows", [(0, 1, 2, 3, 4, 5), (1, 1), (3,)])
+def test_where_nobody_may_wait_for_the_device_the_tokens_are_the_same(spread: float, rows: tuple[int, ...]) -> None:
+    """A flat distribution (``spread``) needs more than the most likely tokens, of which only the logits tell."""
+    waiting, ahead = _mixed_rig(), _mixed_rig(may_wait=False)
+    logits = torch.randn(len(rows), 3000, generator=torch.Generator().manual_seed(2)) * spread
+    logits[-1, 7] = math.nan
+    expected = waiting.sample(logits, list(rows))
+
+    with _NoLooks():
+        actual = ahead.sample(logits, list(rows))
+
+    assert actual.token_ids.tolist() == expected.token_ids.tolist()
+    assert actual.has_nan.tolist() == [False] * (len(rows) - 1) + [True]
 
 
 def test_draws_change_with_the_seed_and_with_the_position() -> None:

@@ -1,0 +1,92 @@
+"""A step that the model was told to compute, until its result is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.messages import LogprobTable
+from engine.runner.download import Download
+from engine.runner.input_batch import InputBatch, StepInputs
+from engine.runner.prompt_logprobs import PromptLogprobsOnDevice
+from engine.sample.sampler import SampledTokens
+from engine.step import EMPTY_INTS, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs, SchedulerOutput
+
+
+class ModelStep:
+    """Implements ``PendingStep``. Its tokens are where the model computes at once, and in the batch once it settled."""
+
+    def __init__(
+        self,
+        output: SchedulerOutput,
+        inputs: StepInputs,
+        batch: InputBatch,
+        *,
+        device: torch.device,
+        sampled: SampledTokens | None,
+        prompt_logprobs: Sequence[PromptLogprobsOnDevice],
+        has_waited: bool,
+    ) -> None:
+        self.rows = inputs.sampled_rows
+        self.positions = inputs.sampled_positions
+        self.is_settled = False
+        self._is_sampling = output.is_sampling
+        self._batch = batch
+        self._sampled = sampled
+        self._prompt_logprobs = prompt_logprobs
+        self._has_waited = has_waited
+        tensors: list[torch.Tensor] = []
+        if sampled is not None:
+            tensors += (sampled.token_ids, sampled.has_nan, *(sampled.logprobs or ()))
+        for chunk in prompt_logprobs:
+            tensors += chunk.table
+        self._download = Download(tensors, device)
+        self._arrays: list[npt.NDArray[np.generic[Any]]] = []
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[num_sampling] what it samples for ``rows``, where the model computes."""
+        assert self._sampled is not None
+        return self._sampled.token_ids
+
+    def settle(self) -> None:
+        """Wait until the step is done, and add its tokens to the batch. Idempotent."""
+        if self.is_settled:
+            return
+        self._arrays = self._download.wait()
+        self.is_settled = True
+        token_ids = self._arrays[0].view(np.int32) if self._sampled is not None else EMPTY_INTS
+        self._batch.learn(self.rows, self.positions, token_ids)
+
+    def result(self) -> ModelRunnerOutput:
+        """See ``PendingStep``."""
+        self.settle()
+        arrays = iter(self._arrays)
+        token_ids = np.zeros(self._is_sampling.size, dtype=np.int32)
+        has_nan = np.zeros(self._is_sampling.size, dtype=np.bool_)
+        logprobs = None
+        if self._sampled is not None:
+            token_ids[self._is_sampling] = next(arrays)
+            has_nan[self._is_sampling] = next(arrays)
+            if self._sampled.logprobs is not None:
+                logprobs = SampledLogprobs(rows=self._sampled.logprob_rows, table=_table(arrays))
+        return ModelRunnerOutput(
+            sampled_token_ids=token_ids,
+            has_nan=has_nan,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(
+                PromptLogprobsChunk(row=chunk.row, start=chunk.start, table=_table(arrays))
+                for chunk in self._prompt_logprobs
+            ),
+            has_waited=self._has_waited,
+        )
+
+
+def _table(arrays: Iterator[npt.NDArray[np.generic[Any]]]) -> LogprobTable:
+    return LogprobTable(
+        token_ids=next(arrays).view(np.int32), logprobs=next(arrays).view(np.float32), ranks=next(arrays).view(np.int32)
+    )
