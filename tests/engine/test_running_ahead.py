@@ -46,14 +46,14 @@ def undisturbed(request: GenerateRequest) -> list[int]:
     return tokens[: stops[0] + 1] if stops else tokens
 
 
-def test_who_runs_ahead() -> None:
+def test_f5_who_runs_ahead() -> None:
     assert [SchedulerConfig().runs_ahead(device) for device in ("cpu", "cuda")] == [False, True]
     for is_on in (False, True):
         config = SchedulerConfig(async_scheduling=is_on)
         assert [config.runs_ahead(device) for device in ("cpu", "cuda")] == [is_on, is_on]
 
 
-def test_result_of_a_step_comes_after_the_launch_of_the_next() -> None:
+def test_f5_result_of_a_step_comes_after_the_launch_of_the_next() -> None:
     core = chain_engine(scheduler=AHEAD)
     core.add_request(greedy_request("a", [1, 2, 3], max_tokens=2))
 
@@ -66,7 +66,7 @@ def test_result_of_a_step_comes_after_the_launch_of_the_next() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5])
-def test_nothing_is_computed_past_max_tokens(max_tokens: int) -> None:
+def test_f5_nothing_is_computed_past_max_tokens(max_tokens: int) -> None:
     core = chain_engine(scheduler=AHEAD)
 
     generate(core, [greedy_request("a", [1, 2, 3], max_tokens=max_tokens)])
@@ -74,7 +74,7 @@ def test_nothing_is_computed_past_max_tokens(max_tokens: int) -> None:
     assert num_computed(core) == 3 + max_tokens - 1
 
 
-def test_what_was_computed_past_a_stop_is_dropped_and_its_blocks_come_back() -> None:
+def test_f5_what_was_computed_past_a_stop_is_dropped_and_its_blocks_come_back() -> None:
     core = chain_engine(scheduler=AHEAD)
     request = stopping_request("a", [1, 2, 3], max_tokens=40, stop_at=6)
 
@@ -86,7 +86,7 @@ def test_what_was_computed_past_a_stop_is_dropped_and_its_blocks_come_back() -> 
     assert load.num_free_blocks == load.num_blocks
 
 
-def test_abort_with_a_step_in_flight_ends_at_once_and_frees_when_the_step_returned() -> None:
+def test_f5_abort_with_a_step_in_flight_ends_at_once_and_frees_when_the_step_returned() -> None:
     core = chain_engine(scheduler=AHEAD)
     core.add_request(greedy_request("a", [1] * 9, max_tokens=40))
     core.step()
@@ -100,7 +100,7 @@ def test_abort_with_a_step_in_flight_ends_at_once_and_frees_when_the_step_return
     assert core.load_report().num_free_blocks == core.load_report().num_blocks
 
 
-def test_a_pool_too_small_for_all_preempts_and_gives_the_same_tokens() -> None:
+def test_f5_a_pool_too_small_for_all_preempts_and_gives_the_same_tokens() -> None:
     scheduler = replace(AHEAD, max_num_seqs=4)
     core = chain_engine(num_blocks=12, scheduler=scheduler)
     requests = [greedy_request(str(n), [n] * 10, max_tokens=20) for n in range(4)]
@@ -185,7 +185,7 @@ def live(core: EngineCore, arrivals: Sequence[Arrival], requests: Sequence[Gener
     max_num_batched_tokens=st.sampled_from([8, 16, 64]),
     max_num_seqs=st.sampled_from([1, 3, 8]),
 )
-def test_nobody_can_tell_who_runs_ahead(
+def test_f5_nobody_can_tell_who_runs_ahead(
     arrivals: list[Arrival], num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int
 ) -> None:
     requests = [
@@ -219,7 +219,7 @@ def test_nobody_can_tell_who_runs_ahead(
 # ---- drain
 
 
-async def test_drain_with_a_step_in_flight_moves_requests_that_lose_nothing() -> None:
+async def test_f5_drain_with_a_step_in_flight_moves_requests_that_lose_nothing() -> None:
     def build(build_connector: ConnectorBuilder) -> EngineCore:
         return chain_engine(scheduler=AHEAD, build_connector=build_connector)
 

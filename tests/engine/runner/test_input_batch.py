@@ -47,7 +47,7 @@ def batch() -> InputBatch:
     return batch
 
 
-def test_an_unknown_token_is_taken_from_where_its_step_left_it(batch: InputBatch) -> None:
+def test_f5_an_unknown_token_is_taken_from_where_its_step_left_it(batch: InputBatch) -> None:
     output = step(ints(1, 2, 3), ints(3, 0, 3), ints(1, 2, 1), new_row(2, 20, 21))
     batch.apply(output)
 
@@ -60,7 +60,7 @@ def test_an_unknown_token_is_taken_from_where_its_step_left_it(batch: InputBatch
     assert inputs.unknown.sources.tolist() == [1, 0]
 
 
-def test_once_learned_it_is_known(batch: InputBatch) -> None:
+def test_f5_once_learned_it_is_known(batch: InputBatch) -> None:
     batch.learn(ints(3, 1), ints(3, 3), ints(33, 13))
 
     inputs = batch.prepare(step(ints(1, 3), ints(3, 3), ints(1, 1)))
@@ -69,7 +69,7 @@ def test_once_learned_it_is_known(batch: InputBatch) -> None:
     assert inputs.unknown is None
 
 
-def test_what_comes_late_does_not_touch_a_row_that_another_request_has_taken(batch: InputBatch) -> None:
+def test_f5_what_comes_late_does_not_touch_a_row_that_another_request_has_taken(batch: InputBatch) -> None:
     output = step(ints(3, 1), ints(0, 3), ints(5, 1), new_row(3, 50, 51, 52, 53, 54))
     batch.apply(output)
 
@@ -81,6 +81,6 @@ def test_what_comes_late_does_not_touch_a_row_that_another_request_has_taken(bat
     assert batch.prepare(output).input_ids.tolist() == [50, 51, 52, 53, 54, 13]
 
 
-def test_a_third_step_cannot_be_prepared_before_the_first_is_known(batch: InputBatch) -> None:
+def test_f5_a_third_step_cannot_be_prepared_before_the_first_is_known(batch: InputBatch) -> None:
     with pytest.raises(AssertionError, match="only one step"):
         batch.expect(ints(3, 1), ints(4, 4))
