@@ -33,10 +33,17 @@ $(STAMP): pyproject.toml
 serve: $(STAMP)
 	@exec $(BIN)/baton serve $(ARGS)
 
-# make test TESTS=tests/router: only some of them.
-TESTS ?= tests
+# Clusters have the machine to themselves; all other tests run in two processes, file by file.
+# make test TESTS=tests/router: only some of them, one after another.
+ALONE := tests/e2e tests/faults
+TESTS ?=
 test: $(STAMP)
+ifeq ($(TESTS),)
+	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(ALONE:%=--ignore=%); others=$$?; \
+		$(TEST_ENV) $(BIN)/python -m pytest $(ALONE) && exit $$others
+else
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
+endif
 
 # Hosts out of network namespaces, the real `ray up`, and faults: minutes. Fails, with the reason, where they cannot be made.
 # make test-cluster ARGS="--figures-json benchmarks/results/hosts.json": keep the figures seen.

@@ -92,9 +92,11 @@ async def test_metrics_can_be_opened(model_dir: Path) -> None:
         assert [await status_of(rig, "/metrics", None), await status_of(rig, "/status", None)] == [200, 401]
 
 
-@pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", f"Basic {USER}", USER, f"Bearer {USER} more"])
+@pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic {key}", "{key}", "Bearer {key} more"])
 async def test_other_authorization_is_refused(rig: RouterRig, value: str) -> None:
-    assert (await rig.client.get("/v1/models", headers={"Authorization": value})).status_code == 401
+    headers = {"Authorization": value.format(key=USER)}
+
+    assert (await rig.client.get("/v1/models", headers=headers)).status_code == 401
 
 
 async def test_two_keys_in_one_request_are_refused(rig: RouterRig) -> None:
