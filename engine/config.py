@@ -13,6 +13,8 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
 AsyncScheduling = bool | Literal["auto"]
 LoadFailurePolicy = Literal["recompute", "fail"]
+Switch = bool | Literal["auto"]
+"""``auto``: where it helps and works here; true: refuse to start where it does not work; false: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,11 @@ class CacheConfig:
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None
     enable_prefix_caching: bool = True
+
+    @property
+    def has_size(self) -> bool:
+        """True when the size is given, and not to be found by measuring."""
+        return self.kv_cache_bytes is not None or self.num_blocks is not None
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -162,12 +169,33 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GPUConfig:
+    """What only a GPU does.
+
+    cuda_graphs: replay decode steps as graphs, for batches of up to max_graph_batch_size; None is all there can be.
+    compile_elementwise: fuse what lies between matrix products and attention into generated kernels.
+    """
+
+    cuda_graphs: Switch = "auto"
+    max_graph_batch_size: int | None = None
+    compile_elementwise: Switch = "auto"
+
+    def __post_init__(self) -> None:
+        if self.max_graph_batch_size is not None and self.max_graph_batch_size < 1:
+            raise ConfigError(
+                f"max_graph_batch_size must be at least 1, got {self.max_graph_batch_size}; leave it out for no bound, "
+                "or set cuda_graphs to false"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All settings of one engine."""
 
     model: ModelConfigSource
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    gpu: GPUConfig = field(default_factory=GPUConfig)
 
     def __post_init__(self) -> None:
         if self.cache.num_blocks is not None and self.scheduler.max_model_len is not None:

@@ -11,6 +11,10 @@ class ConfigError(EngineError):
     """Settings that contradict each other or the machine."""
 
 
+class CaptureRefusedError(EngineError):
+    """Decode steps cannot be captured as graphs here."""
+
+
 class CheckpointError(EngineError):
     """A directory that cannot be loaded as a model."""
 

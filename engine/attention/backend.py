@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from engine.attention.batch import AttentionBatch
+from engine.attention.decode_tables import DecodeTables
 from engine.layers.heads import HeadTransform
 from engine.layers.rotary import Rotations
 
@@ -39,3 +40,16 @@ class AttentionBackend(Protocol):
 
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
         """Prepare a step: everything that does not depend on the layer is done here, once."""
+
+
+@runtime_checkable
+class DecodeGraphAttention(AttentionBackend, Protocol):
+    """A backend whose decode steps can be captured as a graph."""
+
+    def plan_decode(self, tables: DecodeTables) -> AttentionPlan:
+        """A plan for any step of one token a row: all it does reads the tables as they are when the device gets
+        there, whatever they held when the plan was made.
+
+        Raises:
+            CaptureRefusedError: Not on this device.
+        """

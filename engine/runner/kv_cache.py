@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
@@ -15,16 +17,33 @@ class KVCache:
 
     blocks: [num_blocks, num_layers, 2 (key, value), block_size, num_kv_heads, head_dim], contiguous: a block is one
         region over all layers. On the CPU the memory is page-aligned, zeroed, and committed as it is touched.
+    num_scratch_blocks: more blocks behind those, for rows that stand for no request. No scheduler and no peer knows
+        of them: ``num_blocks`` and ``region`` leave them out.
     """
 
-    def __init__(self, layout: KVLayout, *, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_scratch_blocks: int = 0,
+    ) -> None:
+        num_all = num_blocks + num_scratch_blocks
+        shape = (num_all, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
         if device.type == "cpu":
-            self.blocks = torch.frombuffer(_allocate(num_blocks * layout.block_bytes), dtype=dtype).view(shape)
+            self.blocks = torch.frombuffer(_allocate(num_all * layout.block_bytes), dtype=dtype).view(shape)
         else:
             self.blocks = torch.zeros(shape, dtype=dtype, device=device)
         self.layout = layout
         self.num_blocks = num_blocks
+
+    @property
+    def scratch_block(self) -> int:
+        """A block that no request can have."""
+        assert len(self.blocks) > self.num_blocks, "the cache has no scratch block"
+        return self.num_blocks
 
     @property
     def region(self) -> KVRegion:
@@ -39,8 +58,14 @@ class KVCache:
         )
 
     def slot_rows(self) -> torch.Tensor:
-        """The cache as rows, [num_blocks * num_layers * 2 * block_size, num_kv_heads, head_dim]: the same memory."""
+        """All blocks as rows, [num_blocks * num_layers * 2 * block_size, num_kv_heads, head_dim]: the same memory."""
         return self.blocks.view(-1, self.layout.num_kv_heads, self.layout.head_dim)
+
+    def key_rows(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where the keys of layer 0 of some slots (block id * block_size + offset) stand in ``slot_rows``."""
+        block_size = self.layout.block_size
+        blocks, offsets = np.divmod(slots, block_size)
+        return blocks * (self.layout.num_layers * 2 * block_size) + offsets
 
     def read_block(self, block_id: int) -> bytes:
         """A copy of a block's bytes."""

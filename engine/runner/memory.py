@@ -63,16 +63,21 @@ def cpu_budget(cache: CacheConfig, demand: CacheDemand, *, available_bytes: int 
     )
 
 
-def gpu_budget(cache: CacheConfig, *, total_bytes: int, used_bytes: int, peak_step_bytes: int) -> MemoryBudget:
-    """What the cache may take on a GPU: its share of the device, less what is in use and what a step adds to that."""
+def gpu_budget(
+    cache: CacheConfig, *, total_bytes: int, used_bytes: int, peak_step_bytes: int, graph_bytes: int = 0
+) -> MemoryBudget:
+    """What the cache may take on a GPU: its share of the device, less what is in use, and what a step and the decode
+    graphs add to that.
+    """
     if cache.kv_cache_bytes is not None:
         return MemoryBudget(num_bytes=cache.kv_cache_bytes, reason=f"kv_cache_bytes = {cache.kv_cache_bytes}")
     share = int(total_bytes * cache.gpu_memory_utilization)
     return MemoryBudget(
-        num_bytes=max(share - used_bytes - peak_step_bytes, 0),
+        num_bytes=max(share - used_bytes - peak_step_bytes - graph_bytes, 0),
         reason=(
             f"gpu_memory_utilization {cache.gpu_memory_utilization} of {_mib(total_bytes)} = {_mib(share)}, less "
             f"{_mib(used_bytes)} in use and {_mib(peak_step_bytes)} for a step"
+            + (f" and {_mib(graph_bytes)} for decode graphs" if graph_bytes else "")
         ),
     )
 

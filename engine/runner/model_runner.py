@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from engine.attention.batch import AttentionBatch
-from engine.attention.factory import build_attention
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
@@ -16,6 +15,7 @@ from engine.models.decoder import Decoder
 from engine.models.generation import load_generation_defaults
 from engine.models.model_config import ModelConfig, load_model_config
 from engine.runner.device import choose_device, choose_dtype
+from engine.runner.device_parts import DeviceParts, plan_decode_graphs
 from engine.runner.input_batch import InputBatch, LongArray, StepInputs
 from engine.runner.kv_cache import KVCache
 from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
@@ -32,14 +32,19 @@ logger = logging.getLogger(f"baton.{__name__}")
 class ModelRunner:
     """The weights, the KV cache and the rows of one engine. Used from one thread.
 
+    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there.
+
     Raises:
         CheckpointError: The directory cannot be loaded.
         ConfigError: The settings contradict the model or the machine.
     """
 
-    def __init__(self, config: EngineConfig, *, progress: ProgressCallback | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, *, progress: ProgressCallback | None = None, parts: DeviceParts | None = None
+    ) -> None:
         source = config.model
         self._config = config
+        self._parts = parts or DeviceParts()
         self.model_config: ModelConfig = load_model_config(source.path)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
@@ -57,8 +62,13 @@ class ModelRunner:
         )
         load_weights(source.path, self._model.targets(), progress=progress)
         self._model.finish_loading()
+        self._graphs = plan_decode_graphs(
+            config, self._parts, self._model.forward, device=self.device, max_model_len=self.max_model_len
+        )
         self.kv_cache = self._allocate_cache()
-        self._attention = build_attention(self.kv_cache)
+        self._attention = self._parts.build_attention(self.kv_cache)
+        if self._graphs is not None:
+            self._graphs.capture(self.kv_cache, self._attention)
         self._batch = InputBatch(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
@@ -94,18 +104,31 @@ class ModelRunner:
         demand = CacheDemand(layout=self.layout, max_model_len=self.max_model_len, max_num_seqs=scheduler.max_num_seqs)
         num_blocks = choose_num_blocks(cache, demand, self._budget(demand))
         logger.info("KV cache: num_blocks=%d block_bytes=%d", num_blocks, self.layout.block_bytes)
-        return KVCache(self.layout, num_blocks=num_blocks, dtype=self.dtype, device=self.device)
+        return self._new_cache(num_blocks)
+
+    def _new_cache(self, num_blocks: int) -> KVCache:
+        """With a scratch block where decode graphs need one."""
+        num_scratch_blocks = 0 if self._graphs is None else 1
+        return KVCache(
+            self.layout,
+            num_blocks=num_blocks,
+            dtype=self.dtype,
+            device=self.device,
+            num_scratch_blocks=num_scratch_blocks,
+        )
 
     def _budget(self, demand: CacheDemand) -> MemoryBudget:
         if self.device.type == "cpu":
             return cpu_budget(self._config.cache, demand)
         peak_step_bytes = self._measure_peak_step()
+        graph_bytes = self._measure_graphs()
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
         return gpu_budget(
             self._config.cache,
             total_bytes=total_bytes,
             used_bytes=total_bytes - free_bytes,
             peak_step_bytes=peak_step_bytes,
+            graph_bytes=graph_bytes,
         )
 
     @torch.inference_mode()
@@ -123,6 +146,13 @@ class ModelRunner:
         torch.cuda.empty_cache()
         return peak
 
+    def _measure_graphs(self) -> int:
+        """Bytes that decode graphs will take, found by capturing two; not asked where the cache's size is given."""
+        if self._graphs is None or self._config.cache.has_size:
+            return 0
+        scratch = self._new_cache(1)
+        return self._graphs.measure(scratch, self._parts.build_attention(scratch))
+
     def warm_up(self) -> None:
         """Run a prefill chunk and a decode row once, so that the first request does not pay for compilation.
 
@@ -138,7 +168,7 @@ class ModelRunner:
         lengths = _split(num_tokens, self.max_model_len)
         query_starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         num_columns = -(-max(lengths) // self.layout.block_size)
-        plan = build_attention(scratch).plan(
+        plan = self._parts.build_attention(scratch).plan(
             AttentionBatch(
                 query_starts=query_starts,
                 first_positions=np.zeros(len(lengths), dtype=np.int32),
@@ -190,6 +220,8 @@ class ModelRunner:
         return self._last_step
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        if self._graphs is not None and (hidden := self._graphs.run(inputs)) is not None:
+            return hidden
         plan = self._attention.plan(inputs.attention)
         return self._model.forward(self._input_ids(inputs), self._upload(inputs.positions), plan)
 

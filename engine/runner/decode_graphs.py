@@ -1,0 +1,189 @@
+"""Decode steps as captured graphs: one launch where eager execution takes a dozen for each layer."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engine.attention.backend import AttentionBackend, AttentionPlan, DecodeGraphAttention
+from engine.errors import CaptureRefusedError, ConfigError
+from engine.runner.decode_buffers import DecodeBuffers
+from engine.runner.graph_device import Graph, GraphDevice
+from engine.runner.input_batch import StepInputs
+from engine.runner.kv_cache import KVCache
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+MAX_CAPTURE_S = 60.0
+"""After so long no more sizes are captured; batches of the others run without a graph."""
+
+PROGRESS_PERIOD_S = 5.0
+
+CAPTURE_FAILURES = (CaptureRefusedError, RuntimeError, ValueError)
+"""What backends, torch and CUDA raise for work that cannot be captured, an exhausted memory among it."""
+
+Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
+"""Token ids, positions and a plan to hidden states: ``Decoder.forward``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSettings:
+    """sizes: batch sizes to capture, growing. is_required: refuse to start rather than go on without graphs."""
+
+    sizes: tuple[int, ...]
+    max_model_len: int
+    is_required: bool = False
+
+
+class DecodeGraphs:
+    """The graphs of one model over one cache. Used from one thread.
+
+    A step in which every row computes exactly one token is padded to the next captured batch size; ``DecodeBuffers``
+    says what the padding does. All other steps, and those of more rows than the largest size, are not for graphs.
+    A graph holds addresses and numbers of the host as they were at its capture: so it reads its input from buffers
+    that stay, and the one number that depends on lengths is that of the longest sequence (``plan_decode``).
+    """
+
+    def __init__(
+        self,
+        device: GraphDevice,
+        forward: Forward,
+        settings: GraphSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._device = device
+        self._forward = forward
+        self._settings = settings
+        self._clock = clock
+        self._buffers: DecodeBuffers | None = None
+        self._graphs: dict[int, Graph] = {}
+        self._has_failed = False
+
+    @property
+    def captured_sizes(self) -> tuple[int, ...]:
+        """Batch sizes that have a graph, growing."""
+        return tuple(sorted(self._graphs))
+
+    @torch.inference_mode()
+    def measure(self, cache: KVCache, attention: AttentionBackend) -> int:
+        """Bytes that ``capture`` will take of the device, scratch block included: 0 when it will not work.
+
+        Found by capturing the two largest sizes over a cache of the same shape: the largest brings the memory that all
+        share, and each other size adds at most what the second adds. What this captures is dropped again.
+        """
+        largest_first = self._settings.sizes[::-1]
+        try:
+            buffers = self._new_buffers(cache)
+            self._device.warm_up(self._work(buffers, attention, largest_first[0]))
+            free = [self._device.free_bytes()]
+            for size in largest_first[:2]:
+                self._graphs[size] = self._capture_one(buffers, attention, size)
+                free.append(self._device.free_bytes())
+        except CAPTURE_FAILURES as error:
+            self._fail(error)
+            return 0
+        self._drop()
+        num_bytes = cache.layout.block_bytes + buffers.num_bytes + max(free[0] - free[1], 0)
+        if len(free) > 2:
+            num_bytes += max(free[1] - free[2], 0) * (len(largest_first) - 1)
+        return num_bytes
+
+    @torch.inference_mode()
+    def capture(self, cache: KVCache, attention: AttentionBackend) -> None:
+        """Capture all sizes, the largest first: the memory that it takes serves the others as well.
+
+        Where that fails, steps run without graphs, and one warning says why.
+
+        Raises:
+            ConfigError: It fails, and graphs are required.
+        """
+        if self._has_failed:
+            return
+        started = self._clock()
+        logger.info("capturing decode graphs: batch_sizes=%s", list(self._settings.sizes))
+        try:
+            self._buffers = self._new_buffers(cache)
+            self._capture_all(self._buffers, attention, started)
+        except CAPTURE_FAILURES as error:
+            self._fail(error)
+            return
+        logger.info("captured decode graphs: num_graphs=%d in %.1f s", len(self._graphs), self._clock() - started)
+
+    def run(self, inputs: StepInputs) -> torch.Tensor | None:
+        """Compute a step: [num_tokens, hidden_size], as ``forward`` returns them; None when it is not for graphs.
+
+        The result is the graph's own memory: it holds until the next step is queued, in the device's order.
+        """
+        num_rows = inputs.attention.num_reqs
+        if self._buffers is None or len(inputs.input_ids) != num_rows:
+            return None
+        size = self._size_for(num_rows)
+        if size is None:
+            return None
+        self._buffers.fill(inputs, batch_size=size)
+        graph = self._graphs[size]
+        graph.replay()
+        return graph.output[:num_rows]
+
+    def _size_for(self, num_rows: int) -> int | None:
+        """The next size of the ladder, if it was captured: padding further would cost more than it saves."""
+        sizes = self._settings.sizes
+        index = bisect.bisect_left(sizes, num_rows)
+        return sizes[index] if index < len(sizes) and sizes[index] in self._graphs else None
+
+    def _new_buffers(self, cache: KVCache) -> DecodeBuffers:
+        return DecodeBuffers(
+            self._device,
+            cache,
+            max_batch_size=self._settings.sizes[-1],
+            max_model_len=self._settings.max_model_len,
+        )
+
+    def _capture_all(self, buffers: DecodeBuffers, attention: AttentionBackend, started: float) -> None:
+        said = started
+        largest_first: Sequence[int] = self._settings.sizes[::-1]
+        for index, size in enumerate(largest_first):
+            now = self._clock()
+            if now - started > MAX_CAPTURE_S:
+                logger.warning(
+                    "capturing decode graphs takes longer than %.0f s: batches of up to %d rows run without",
+                    MAX_CAPTURE_S,
+                    size,
+                )
+                return
+            if now - said >= PROGRESS_PERIOD_S:
+                said = now
+                logger.info("capturing decode graphs: %d of %d", index, len(largest_first))
+            self._graphs[size] = self._capture_one(buffers, attention, size)
+
+    def _capture_one(self, buffers: DecodeBuffers, attention: AttentionBackend, size: int) -> Graph:
+        work = self._work(buffers, attention, size)
+        self._device.warm_up(work)  # another size may take other kernels, which must not be loaded in a capture
+        return self._device.capture(work)
+
+    def _work(self, buffers: DecodeBuffers, attention: AttentionBackend, size: int) -> Callable[[], torch.Tensor]:
+        if not isinstance(attention, DecodeGraphAttention):
+            raise CaptureRefusedError(f"{type(attention).__name__} has no plan that can be captured")
+        view = buffers.view(size)
+        return partial(self._forward, view.input_ids, view.positions, attention.plan_decode(view.tables))
+
+    def _fail(self, error: Exception) -> None:
+        self._has_failed = True
+        self._buffers = None
+        self._drop()
+        if self._settings.is_required:
+            raise ConfigError(
+                f"gpu.cuda_graphs is true, but decode steps cannot be captured: {error}; auto goes on without graphs"
+            ) from error
+        logger.warning("decode steps run without CUDA graphs, which are slower: %s", error)
+
+    def _drop(self) -> None:
+        self._graphs.clear()
+        self._device.release()

@@ -1,0 +1,47 @@
+"""What a runner takes from its kind of device beside torch's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.backend import AttentionBackend
+from engine.attention.factory import build_attention
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.runner.decode_graphs import DecodeGraphs, Forward, GraphSettings
+from engine.runner.graph_device import GraphDevice, graph_device_of
+from engine.runner.graph_ladder import ladder_sizes
+from engine.runner.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceParts:
+    """Makers of the attention over a cache, and of what captures graphs, None where nothing does."""
+
+    build_attention: Callable[[KVCache], AttentionBackend] = build_attention
+    graph_device: Callable[[torch.device], GraphDevice | None] = graph_device_of
+
+
+def plan_decode_graphs(
+    config: EngineConfig, parts: DeviceParts, forward: Forward, *, device: torch.device, max_model_len: int
+) -> DecodeGraphs | None:
+    """The decode graphs that an engine is to have, none of them captured yet; None: it is to have none.
+
+    Raises:
+        ConfigError: They are required, and the device captures nothing.
+    """
+    asked = config.gpu.cuda_graphs
+    if asked is False:
+        return None
+    graph_device = parts.graph_device(device)
+    if graph_device is None:
+        if asked is True:
+            raise ConfigError(f"gpu.cuda_graphs is true, but the device is {device}; set it to auto or false")
+        return None
+    max_num_seqs = config.scheduler.max_num_seqs
+    largest = min(config.gpu.max_graph_batch_size or max_num_seqs, max_num_seqs)
+    settings = GraphSettings(sizes=ladder_sizes(largest), max_model_len=max_model_len, is_required=asked is True)
+    return DecodeGraphs(graph_device, forward, settings)
