@@ -11,7 +11,15 @@ from pydantic import Field, field_validator, model_validator
 from cluster.config_section import Section, section_of, settings_from
 from cluster.health import HealthSection
 from cluster.scaling import ScalingSection
-from engine.config import CacheConfig, DeviceName, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.config import (
+    CacheConfig,
+    DeviceName,
+    DTypeName,
+    EngineConfig,
+    GPUConfig,
+    ModelConfigSource,
+    SchedulerConfig,
+)
 from engine.errors import ConfigError
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
@@ -61,6 +69,17 @@ SchedulerSection = section_of(
         "async_scheduling": "Schedule and launch a step before the result of the one before is there; `auto`: on GPUs.",
         "enable_cache_events": "Record what the prefix cache stores and removes.",
         "cache_event_capacity": "Records kept at most.",
+    },
+)
+
+GPUSection = section_of(
+    "GPUSection",
+    GPUConfig,
+    descriptions={
+        "cuda_graphs": "Replay decode steps as CUDA graphs: `auto` on decode workers whose GPU can, `true` or fail to "
+        "start, `false` never. See docs/gpu.md.",
+        "max_graph_batch_size": "Requests of the largest step that is a graph; null takes `max_num_seqs`.",
+        "compile_elementwise": "Generate kernels for what lies between matrix products and attention, likewise.",
     },
 )
 
@@ -203,6 +222,7 @@ class PoolSection(Section):
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
         default_factory=SchedulerSection, description="Overrides `scheduler` for this pool."
     )
+    gpu: GPUSection = Field(default_factory=GPUSection, description="Overrides `gpu` for this pool.")  # type: ignore[valid-type]
     scaling: ScalingSection | None = Field(
         default=None, description="Let the pool follow its load; null keeps its number of workers."
     )
@@ -248,6 +268,7 @@ class BatonConfig(Section):
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
         default_factory=SchedulerSection, description="The scheduler of every worker."
     )
+    gpu: GPUSection = Field(default_factory=GPUSection, description="What only workers on GPUs do.")  # type: ignore[valid-type]
     kv_transfer: TransferSection = Field(default_factory=TransferSection, description="The hand-over of KV.")  # type: ignore[valid-type]
     router: RouterSection = Field(default_factory=RouterSection, description="Bounds and waits of the router.")  # type: ignore[valid-type]
     security: SecuritySection = Field(  # type: ignore[valid-type]
@@ -308,7 +329,14 @@ class BatonConfig(Section):
                 max_model_len=self.max_model_len,
                 **({"enable_cache_events": True} if self._is_mirrored(pool) else {}),
             ),
+            gpu=self._gpu_config(pool, section),
         )
+
+    def _gpu_config(self, pool: PoolName, section: PoolSection) -> GPUConfig:
+        gpu = settings_from(GPUConfig, self.gpu, section.gpu)
+        if pool == "prefill" and gpu.cuda_graphs == "auto":  # its requests end before their first decode step
+            return dataclasses.replace(gpu, cuda_graphs=False)
+        return gpu
 
     def transfer_options(self) -> ConnectorOptions:
         """The settings of every worker's connector."""

@@ -6,16 +6,17 @@ Source: Shazeer, GLU Variants Improve Transformer, 2020.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from engine.kernels import gated_silu as kernel
 from engine.kernels.call import KernelCall
+from engine.layers.chains import Chains, gate_halves
 
 
 class GatedSiLU:
     """silu(gate) * up."""
 
-    def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, *, dtype: torch.dtype, device: torch.device, chains: Chains | None = None) -> None:
+        self._gate = gate_halves if chains is None else chains.gate
         self._call: KernelCall | None = None
         if device.type == "cpu":
             self._call = KernelCall(kernel.compiled_gate(str(dtype).removeprefix("torch.")), kernel.NUM_PARAMETERS)
@@ -23,8 +24,7 @@ class GatedSiLU:
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[num_tokens, 2 * size], the gate first, to [num_tokens, size]."""
         if self._call is None:
-            gate, up = gate_up.chunk(2, dim=-1)
-            return F.silu(gate) * up
+            return self._gate(gate_up)
         assert gate_up.is_contiguous()
         num_tokens, size = len(gate_up), gate_up.shape[1] // 2
         output = gate_up.new_empty(num_tokens, size)

@@ -12,14 +12,18 @@ from torch.nn import functional as F
 
 from engine.kernels import rms_norm as kernel
 from engine.kernels.call import KernelCall
+from engine.layers.chains import Chains
 
 
 class RMSNorm:
     """Scales vectors to unit root mean square, then by a learnt weight; computed in float32 at least."""
 
-    def __init__(self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device, chains: Chains | None = None
+    ) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self.eps = eps
+        self._chains = chains
         self._compiled = _CompiledNorm(self.weight, eps) if device.type == "cpu" else None
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -31,6 +35,8 @@ class RMSNorm:
         if self._compiled is not None:
             return self._compiled(hidden, delta)
         if delta is not None:
+            if self._chains is not None:
+                return self._chains.add_norm(hidden, delta, self.weight)
             hidden.add_(delta)
         return self(hidden)
 

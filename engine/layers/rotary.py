@@ -46,8 +46,12 @@ class RotaryEmbedding:
 
 def rotate(heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
     """Rotate [num_tokens, num_heads, head_dim]; the first and the second half of a head are the two coordinates."""
+    return rotate_halves(heads, rotations.cosine, rotations.sine)
+
+
+def rotate_halves(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """The same, by cosine and sine of [num_tokens, 1, head_dim / 2]."""
     first, second = heads.chunk(2, dim=-1)
-    cosine, sine = rotations.cosine, rotations.sine
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 

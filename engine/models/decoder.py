@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention.backend import AttentionPlan
+from engine.layers.chains import Chains
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.gated_silu import GatedSiLU
 from engine.layers.heads import HeadTransform
@@ -17,12 +18,14 @@ from engine.models.model_config import ModelConfig
 class DecoderLayer:
     """Attention and a gated MLP, each on the normalised residual stream."""
 
-    def __init__(self, config: ModelConfig, *, index: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, *, index: int, dtype: torch.dtype, device: torch.device, chains: Chains | None
+    ) -> None:
         def linear(in_size: int, *out_sizes: int, bias: bool) -> Linear:
             return Linear(in_size, out_sizes, bias=bias, dtype=dtype, device=device)
 
         def norm(size: int) -> RMSNorm:
-            return RMSNorm(size, eps=config.rms_norm_eps, dtype=dtype, device=device)
+            return RMSNorm(size, eps=config.rms_norm_eps, dtype=dtype, device=device, chains=chains)
 
         self.index = index
         self.window = config.windows[index]
@@ -34,12 +37,13 @@ class DecoderLayer:
             num_kv_heads=config.num_kv_heads,
             query_norm=norm(config.head_dim) if config.qk_norm else None,
             key_norm=norm(config.head_dim) if config.qk_norm else None,
+            chains=chains,
         )
         self.o = linear(config.q_size, config.hidden_size, bias=config.o_bias)
         self.post_norm = norm(config.hidden_size)
         inner = config.intermediate_size
         self.gate_up = linear(config.hidden_size, inner, inner, bias=config.mlp_bias)
-        self.gate = GatedSiLU(dtype=dtype, device=device)
+        self.gate = GatedSiLU(dtype=dtype, device=device, chains=chains)
         self.down = linear(inner, config.hidden_size, bias=config.mlp_bias)
 
     @property
@@ -84,6 +88,7 @@ class Decoder:
     """Token ids and a paged cache in, hidden states and logits out.
 
     ``has_own_head``: the checkpoint stores a head although config.json calls it tied; what is stored counts.
+    ``chains``: generated kernels to use between the matrix products, if there are any.
     """
 
     def __init__(
@@ -94,12 +99,14 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         has_own_head: bool = False,
+        chains: Chains | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [
-            DecoderLayer(config, index=index, dtype=dtype, device=device) for index in range(config.num_layers)
+            DecoderLayer(config, index=index, dtype=dtype, device=device, chains=chains)
+            for index in range(config.num_layers)
         ]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
         self.lm_head = LMHead(self.embedding, tied=config.tie_word_embeddings and not has_own_head)

@@ -10,6 +10,7 @@ import torch
 from engine.attention.batch import AttentionBatch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.layers.chains import choose_chains
 from engine.models.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
 from engine.models.decoder import Decoder
 from engine.models.generation import load_generation_defaults
@@ -59,6 +60,9 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
             has_own_head=has_tensor(source.path, "lm_head.weight"),
+            chains=choose_chains(
+                config.gpu.compile_elementwise, self.device, self.dtype, eps=self.model_config.rms_norm_eps
+            ),
         )
         load_weights(source.path, self._model.targets(), progress=progress)
         self._model.finish_loading()
@@ -86,6 +90,11 @@ class ModelRunner:
     def region(self) -> KVRegion:
         """Where the KV cache lies."""
         return self.kv_cache.region
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Batch sizes whose decode steps are replayed as graphs."""
+        return self._graphs.captured_sizes if self._graphs is not None else ()
 
     def _describe_layout(self) -> KVLayout:
         shape = self.model_config

@@ -13,12 +13,13 @@ from cluster import cli
 from cluster.config import (
     BatonConfig,
     CacheSection,
+    GPUSection,
     PoolName,
     RouterSection,
     SchedulerSection,
     TransferSection,
 )
-from engine.config import CacheConfig, SchedulerConfig
+from engine.config import CacheConfig, GPUConfig, SchedulerConfig
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
 from router.settings import RouterSettings
@@ -58,6 +59,20 @@ def test_pool_overrides_only_what_it_names() -> None:
     assert (prefill.model.num_threads, decode.model.num_threads) == (1, 5)
 
 
+def test_prefill_workers_capture_no_decode_steps_unless_told_to() -> None:
+    def captures(gpu: dict[str, object], pool: PoolName) -> object:
+        config = BatonConfig.model_validate({"gpu": gpu})
+        return config.engine_config(pool, model=MODEL, num_threads=1).gpu.cuda_graphs
+
+    assert (captures({}, "prefill"), captures({}, "decode")) == (False, "auto")
+    assert (captures({"cuda_graphs": True}, "prefill"), captures({"cuda_graphs": True}, "decode")) == (True, True)
+
+
+def test_largest_graph_of_no_rows_is_refused() -> None:
+    with pytest.raises(ValidationError, match="max_graph_batch_size must be at least 1, got 0"):
+        BatonConfig.model_validate({"decode": {"gpu": {"max_graph_batch_size": 0}}})
+
+
 def test_override_equal_to_the_default_still_overrides() -> None:
     config = BatonConfig.model_validate(
         {"cache": {"num_blocks": 10}, "prefill": {"cache": {"num_blocks": None}}},
@@ -72,6 +87,7 @@ def test_override_equal_to_the_default_still_overrides() -> None:
     [
         (CacheSection, CacheConfig, set()),
         (SchedulerSection, SchedulerConfig, {"max_model_len"}),
+        (GPUSection, GPUConfig, set()),
         (TransferSection, ConnectorOptions, set()),
         (RouterSection, RouterSettings, {"metrics_compat"}),
     ],

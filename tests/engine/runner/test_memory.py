@@ -93,6 +93,18 @@ def test_gpu_share_less_what_is_in_use_and_what_a_step_takes() -> None:
     )
 
 
+def test_decode_graphs_are_paid_for_before_the_cache() -> None:
+    budget = gpu_budget(
+        CacheConfig(gpu_memory_utilization=0.5),
+        total_bytes=1000 * MIB,
+        used_bytes=100 * MIB,
+        peak_step_bytes=50 * MIB,
+        graph_bytes=30 * MIB,
+    )
+    assert budget.num_bytes == 320 * MIB
+    assert budget.reason.endswith("100.0 MiB in use and 50.0 MiB for a step and 30.0 MiB for decode graphs")
+
+
 def test_gpu_that_is_full_gives_nothing() -> None:
     budget = gpu_budget(CacheConfig(), total_bytes=1000, used_bytes=950, peak_step_bytes=0)
     assert budget.num_bytes == 0

@@ -1,0 +1,92 @@
+"""A runner with decode graphs samples the tokens of one without, whatever runs together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
+from engine.errors import ConfigError
+from engine.messages import SamplingParams
+from engine.runner.model_runner import ModelRunner
+from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE
+from tests.support.fake_graph_device import FakeGraphDevice
+from tests.support.step_driver import GREEDY, StepDriver
+
+CheckpointMaker = Callable[[str], Path]
+NUM_BLOCKS = 64
+MAX_NUM_SEQS = 6
+RANDOM = SamplingParams(max_tokens=100, temperature=1.0, top_p=0.95, seed=1234)
+
+
+def _config(path: Path, gpu: GPUConfig) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfigSource(path=path, device="cpu", dtype="float32"),
+        cache=CacheConfig(num_blocks=NUM_BLOCKS),
+        scheduler=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_model_len=128),
+        gpu=gpu,
+    )
+
+
+def _run(runner: ModelRunner) -> list[dict[int, int]]:
+    """Rows come, decode together with others' prefills and without, and go: five, three, four, one at a time."""
+    driver = StepDriver(runner, seed=1)
+    rng = np.random.default_rng(5)
+    for row, length in enumerate((33, 7, 50, 1, 18)):
+        driver.add(row, rng.integers(0, VOCAB_SIZE, length).tolist(), sampling=RANDOM if row == 1 else GREEDY)
+    steps = [driver.step({0: 33, 1: 7, 2: 20, 3: 1, 4: 18}), driver.step({0: 1, 1: 1, 2: 30, 3: 1, 4: 1})]
+    steps += [driver.step({2: 1, 0: 1, 3: 1, 1: 1, 4: 1}) for _ in range(3)]
+    driver.release(3)
+    driver.release(1)
+    steps += [driver.step({0: 1, 2: 1, 4: 1}) for _ in range(2)]
+    driver.add(1, rng.integers(0, VOCAB_SIZE, 40).tolist())
+    steps += [driver.step({1: 40, 0: 1})]
+    steps += [driver.step(dict.fromkeys((4, 1, 0, 2), 1)) for _ in range(2)]
+    steps += [driver.step({2: 1}) for _ in range(2)]
+    return steps
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_same_tokens_with_graphs_and_without(checkpoint: CheckpointMaker, architecture: str) -> None:
+    device = FakeGraphDevice()
+    path = checkpoint(architecture)
+    runner = ModelRunner(_config(path, GPUConfig()), parts=device.parts())
+    assert runner.graph_sizes == (1, 2, 4, 6)
+    plain = ModelRunner(_config(path, GPUConfig(cuda_graphs=False)), parts=device.parts())
+    assert plain.graph_sizes == ()
+
+    steps = _run(runner)
+
+    assert steps == _run(plain)
+    assert device.num_replays == {6: 3, 4: 4, 1: 2}
+
+
+def test_scratch_block_is_nobodys(checkpoint: CheckpointMaker) -> None:
+    runner = ModelRunner(_config(checkpoint("llama"), GPUConfig()), parts=FakeGraphDevice().parts())
+    assert runner.num_blocks == runner.region.num_blocks == NUM_BLOCKS
+    assert len(runner.kv_cache.blocks) == NUM_BLOCKS + 1
+    assert not runner.kv_cache.blocks[:NUM_BLOCKS].any()
+
+
+def test_larger_batches_than_the_bound_run_without(checkpoint: CheckpointMaker) -> None:
+    device = FakeGraphDevice()
+    runner = ModelRunner(_config(checkpoint("llama"), GPUConfig(max_graph_batch_size=3)), parts=device.parts())
+    _run(runner)
+    assert runner.graph_sizes == (1, 2, 3)
+    assert device.num_replays == {3: 2, 1: 2}
+
+
+def test_a_runner_whose_kernel_does_not_page_goes_on_without(checkpoint: CheckpointMaker) -> None:
+    device = FakeGraphDevice()
+    path = checkpoint("llama")
+    runner = ModelRunner(_config(path, GPUConfig()), parts=device.parts(block_multiple=256))
+    assert runner.graph_sizes == ()
+    assert _run(runner) == _run(ModelRunner(_config(path, GPUConfig())))
+
+
+def test_required_graphs_on_a_device_without_them_are_refused(checkpoint: CheckpointMaker) -> None:
+    with pytest.raises(ConfigError, match=r"gpu\.cuda_graphs is true, but the device is cpu; set it to auto or false"):
+        ModelRunner(_config(checkpoint("llama"), GPUConfig(cuda_graphs=True)))

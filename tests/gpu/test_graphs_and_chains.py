@@ -1,0 +1,114 @@
+"""Decode graphs and generated kernels on a real GPU. Runs where CUDA is: `make test-gpu`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from engine.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
+from engine.layers.chains import compile_chains, gate_halves
+from engine.layers.rotary import rotate_halves
+from engine.runner.model_runner import ModelRunner
+from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.support.step_driver import StepDriver
+
+pytestmark = pytest.mark.gpu
+
+PAGED_BLOCK_SIZE = 256
+"""What every kernel takes."""
+MAX_NUM_SEQS = 12
+NUM_STEPS = 40
+
+
+def _runner(path: Path, *, cuda_graphs: bool, block_size: int = PAGED_BLOCK_SIZE, **cache: int) -> ModelRunner:
+    return ModelRunner(
+        EngineConfig(
+            model=ModelConfigSource(path=path, device="cuda", dtype="bfloat16"),
+            cache=CacheConfig(block_size=block_size, **({"num_blocks": 8192 // block_size} | cache)),
+            scheduler=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512),
+            gpu=GPUConfig(cuda_graphs=cuda_graphs, compile_elementwise=False),
+        )
+    )
+
+
+def _decode(runner: ModelRunner, num_rows: int) -> tuple[list[dict[int, int]], list[bytes]]:
+    """Prompts of different lengths, then steps of all rows; the tokens, and the blocks that belong to nobody."""
+    driver = StepDriver(runner, seed=1)
+    rng = np.random.default_rng(num_rows)
+    for row in range(num_rows):
+        driver.add(row, rng.integers(0, VOCAB_SIZE, 1 + 29 * row).tolist())
+        driver.step({row: 1 + 29 * row})
+    steps = [driver.step(dict.fromkeys(range(num_rows), 1)) for _ in range(NUM_STEPS)]
+    used = {block for row in driver.rows.values() for block in row.block_ids}
+    return steps, [runner.kv_cache.read_block(block) for block in range(runner.num_blocks) if block not in used]
+
+
+@pytest.mark.parametrize("num_rows", (1, 3, 8, 11))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_same_tokens_with_graphs_and_without(tmp_path: Path, architecture: str, num_rows: int) -> None:
+    path = make_checkpoint(tmp_path, architecture)
+    runner = _runner(path, cuda_graphs=True)
+    assert runner.graph_sizes == (1, 2, 4, 8, 12)
+
+    steps, unused = _decode(runner, num_rows)
+
+    assert steps == _decode(_runner(path, cuda_graphs=False), num_rows)[0]
+    assert all(block == bytes(len(block)) for block in unused)
+
+
+def test_graphs_take_no_more_memory_than_was_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = make_checkpoint(tmp_path, "llama", max_position_embeddings=4096)
+    config = EngineConfig(
+        model=ModelConfigSource(path=path, device="cuda", dtype="bfloat16"),
+        cache=CacheConfig(block_size=PAGED_BLOCK_SIZE, gpu_memory_utilization=0.5),
+        scheduler=SchedulerConfig(max_num_seqs=128),
+        gpu=GPUConfig(cuda_graphs=True),
+    )
+    with caplog.at_level(logging.INFO):
+        runner = ModelRunner(config)
+    free, total = torch.cuda.mem_get_info()
+    assert runner.graph_sizes[-1] == 128
+    assert total - free <= 0.5 * total
+
+
+def test_blocks_that_the_kernel_does_not_page_run_without_graphs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FlashAttention 3 pages them: then there are graphs, and no warning."""
+    path = make_checkpoint(tmp_path, "llama")
+    config = EngineConfig(
+        model=ModelConfigSource(path=path, device="cuda", dtype="bfloat16"),
+        cache=CacheConfig(block_size=16, num_blocks=512),
+        scheduler=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512),
+    )
+    with caplog.at_level(logging.WARNING):
+        runner = ModelRunner(config)
+    assert ("decode steps run without CUDA graphs" in caplog.text) == (runner.graph_sizes == ())
+
+
+def test_generated_kernels_say_what_the_operators_say() -> None:
+    device, dtype, eps = torch.device("cuda"), torch.bfloat16, 1e-5
+    chains = compile_chains(device, dtype, eps=eps)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=dtype)
+
+    with torch.inference_mode():
+        for num_tokens in (1, 2, 33, 500):
+            hidden, delta, weight = random(num_tokens, 4096), random(num_tokens, 4096), random(4096)
+            expected = F.rms_norm(hidden + delta, (4096,), weight, eps)
+            torch.testing.assert_close(chains.add_norm(hidden, delta, weight), expected, atol=5e-2, rtol=2e-2)
+            heads, table, gate_up = (
+                random(num_tokens, 48, 128)[:, :32],
+                random(num_tokens, 2, 64),
+                random(num_tokens, 8192),
+            )
+            cosine, sine = table[:, 0, None, :], table[:, 1, None, :]
+            rotated = chains.rotate(heads, cosine, sine)
+            torch.testing.assert_close(rotated, rotate_halves(heads, cosine, sine), atol=5e-2, rtol=2e-2)
+            torch.testing.assert_close(chains.gate(gate_up), gate_halves(gate_up), atol=5e-2, rtol=2e-2)
