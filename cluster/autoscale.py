@@ -23,7 +23,7 @@ def autoscaling_config(scaling: ScalingSection, *, num_replicas: int) -> Autosca
     return AutoscalingConfig(
         min_replicas=scaling.min_replicas,
         max_replicas=scaling.max_replicas,
-        initial_replicas=min(max(num_replicas, scaling.min_replicas), scaling.max_replicas),
+        initial_replicas=scaling.first(num_replicas),
         look_back_period_s=scaling.look_back_s,
         upscale_delay_s=scaling.up_delay_s,
         downscale_delay_s=scaling.down_delay_s,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from cluster.config import BatonConfig, PoolName, PoolSection
+from cluster.free_resources import FreeResources
 from cluster.inventory import Node
 from cluster.names import DECODE, PREFILL, ROUTER
 from engine.config import EngineConfig
@@ -19,9 +20,6 @@ from engine.errors import ConfigError
 
 SMALL_CPU_SHARE = 0.1
 """CPUs that Ray books for a process whose threads we size ourselves: enough to spread, never a reason not to start."""
-
-EPSILON = 1e-6
-"""Ray books in steps of 0.0001."""
 
 POOLS: tuple[PoolName, ...] = ("prefill", "decode")
 
@@ -84,7 +82,7 @@ def place(config: BatonConfig, nodes: Sequence[Node]) -> Placement:
     num_routers = config.router_replicas
     if config.router_per_node:
         num_routers = max(1, sum(node.num_cpus >= SMALL_CPU_SHARE for node in nodes))
-    counts = {PREFILL: config.prefill_replicas, DECODE: config.decode_replicas, ROUTER: num_routers}
+    counts = {PREFILL: first_replicas(config, "prefill"), DECODE: first_replicas(config, "decode"), ROUTER: num_routers}
     takes: dict[str, Mapping[str, float]] = {
         PREFILL: demands["prefill"],
         DECODE: demands["decode"],
@@ -124,7 +122,8 @@ def demands_of(config: BatonConfig, pool: PoolName, nodes: Sequence[Node]) -> Ma
     share = 0.0
     if wants_gpu:
         is_one_machine = sum(node.num_gpus > 0 for node in nodes) == 1
-        default = min(1.0, _rounded_down(num_gpus / config.num_workers)) if is_one_machine else 1.0
+        num_workers = sum(first_replicas(config, pool) for pool in POOLS)
+        default = _rounded_down(1 / math.ceil(num_workers / num_gpus)) if is_one_machine else 1.0
         share = section.num_gpus or default
     cpus = section.num_cpus if section.num_cpus is not None else SMALL_CPU_SHARE
     return {"CPU": cpus, "GPU": share, **section.resources}
@@ -159,7 +158,7 @@ class _Board:
     """What is still free on each machine."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self._free = [(node, dict(node.offers)) for node in nodes]
+        self._free = [(node, FreeResources(node)) for node in nodes]
         self._taken: Counter[tuple[int, str]] = Counter()
 
     def take(self, deployment: str, demands: Mapping[str, float], *, at_most: int | None) -> Node | None:
@@ -167,24 +166,19 @@ class _Board:
         fitting = [
             index
             for index, (_, free) in enumerate(self._free)
-            if _fits(demands, free) and (at_most is None or self._taken[index, deployment] < at_most)
+            if free.fit(demands) and (at_most is None or self._taken[index, deployment] < at_most)
         ]
         if not fitting:
             return None
         chosen = min(fitting, key=lambda index: (self._taken[index, deployment], self._taken[index, ""], index))
         node, free = self._free[chosen]
-        for name, amount in demands.items():
-            free[name] = free.get(name, 0.0) - amount
+        free.take(demands)
         self._taken[chosen, deployment] += 1
         self._taken[chosen, ""] += 1
         return node
 
     def has_room(self, demands: Mapping[str, float]) -> bool:
-        return any(_fits(demands, free) for _, free in self._free)
-
-
-def _fits(demands: Mapping[str, float], free: Mapping[str, float]) -> bool:
-    return all(free.get(name, 0.0) + EPSILON >= amount for name, amount in demands.items() if amount > 0)
+        return any(free.fit(demands) for _, free in self._free)
 
 
 def this_machine(config: BatonConfig) -> Node:
@@ -206,14 +200,10 @@ def usable_cores() -> int:
 
 def logical_cpus(config: BatonConfig, *, num_cores: int) -> int:
     """CPUs that a private Ray must claim to have, so that every process of the configuration can be placed."""
-    pools = (
-        (config.prefill, most_replicas(config.prefill, config.prefill_replicas)),
-        (config.decode, most_replicas(config.decode, config.decode_replicas)),
-    )
-    workers = sum(
-        replicas * (section.num_cpus if section.num_cpus is not None else SMALL_CPU_SHARE)
-        for section, replicas in pools
-    )
+    workers = 0.0
+    for pool in POOLS:
+        num_cpus = pool_section(config, pool).num_cpus
+        workers += most_replicas(config, pool) * (num_cpus if num_cpus is not None else SMALL_CPU_SHARE)
     return max(num_cores, math.ceil(workers + config.router_replicas * SMALL_CPU_SHARE) + 1)
 
 
@@ -222,9 +212,10 @@ def wanted_resources(config: BatonConfig) -> dict[str, float]:
     offers them.
     """
     wanted: Counter[str] = Counter()
-    for section, replicas in ((config.prefill, config.prefill_replicas), (config.decode, config.decode_replicas)):
+    for pool in POOLS:
+        section = pool_section(config, pool)
         for name, amount in section.resources.items():
-            wanted[name] += math.ceil(replicas * amount)
+            wanted[name] += math.ceil(most_replicas(config, pool) * amount)
     return {name: float(amount) for name, amount in wanted.items()}
 
 
@@ -233,6 +224,14 @@ def _rounded_down(share: float) -> float:
     return math.floor(share * 100) / 100
 
 
-def most_replicas(section: PoolSection, num_replicas: int) -> int:
+def first_replicas(config: BatonConfig, pool: PoolName) -> int:
+    """So many workers a pool begins with."""
+    num_replicas = config.prefill_replicas if pool == "prefill" else config.decode_replicas
+    scaling = pool_section(config, pool).scaling
+    return num_replicas if scaling is None else scaling.first(num_replicas)
+
+
+def most_replicas(config: BatonConfig, pool: PoolName) -> int:
     """So many workers a pool may have."""
-    return num_replicas if section.scaling is None else max(section.scaling.max_replicas, num_replicas)
+    scaling = pool_section(config, pool).scaling
+    return first_replicas(config, pool) if scaling is None else scaling.max_replicas

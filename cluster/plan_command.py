@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cluster.config import BatonConfig
 from cluster.inventory import GIB, Node, load_nodes
-from cluster.placement import Placement, this_machine
+from cluster.placement import Placement, first_replicas, pool_section, this_machine
 from cluster.plan import Plan, describe, make_plan
 from cluster.served_model import ServedModel
 from cluster.sizing import EngineSize
@@ -46,8 +46,10 @@ def report(config: BatonConfig, model: ServedModel, made: Plan) -> Iterator[str]
     for node in made.nodes:
         yield f"  {node.address}: {_describe_node(node)} -> {_describe_places(made.placement, node)}"
     for pool, engine in made.sizes.items():
-        count = config.prefill_replicas if pool == "prefill" else config.decode_replicas
-        yield f"{pool}: {count} {'worker' if count == 1 else 'workers'}, each:"
+        count = first_replicas(config, pool)
+        scaling = pool_section(config, pool).scaling
+        bounds = f" ({scaling.min_replicas} to {scaling.max_replicas}, as the load asks)" if scaling else ""
+        yield f"{pool}: {count} {'worker' if count == 1 else 'workers'}{bounds}, each:"
         yield from (f"  {line}" for line in _describe_engine(engine, made.placement.shares[pool].num_gpus))
     for problem in made.problems:
         yield f"cannot be placed: {problem}"

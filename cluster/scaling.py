@@ -35,6 +35,10 @@ class ScalingSection(Section):
             raise ValueError(f"min_replicas ({self.min_replicas}) is more than max_replicas ({self.max_replicas})")
         return self
 
+    def first(self, num_replicas: int) -> int:
+        """How many workers to begin with where so many were asked for."""
+        return min(max(num_replicas, self.min_replicas), self.max_replicas)
+
     def load_of(self, role: str, load: LoadReport) -> float:
         """A worker's load as a share of its target, bounded: one stuck queue must not ask for the whole cluster."""
         if role == "prefill":

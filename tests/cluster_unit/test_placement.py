@@ -87,6 +87,33 @@ def test_three_workers_never_book_more_than_the_gpu() -> None:
     assert 3 * share_out(config, "prefill", machine(num_cores=16, num_gpus=1)).num_gpus <= 1
 
 
+def test_workers_that_share_gpus_each_fit_on_one() -> None:
+    """Ray takes a part of a GPU from one GPU: of three workers at 0.66 on two GPUs one would wait for ever."""
+    config = BatonConfig(decode_replicas=2)
+    placement = place(config, [machine(num_cores=16, num_gpus=2)])
+
+    assert placement.shares["decode"].num_gpus == 0.5
+    assert not placement.homeless()
+
+
+def test_what_two_gpus_have_left_together_fits_nobody() -> None:
+    part = {"num_gpus": 0.6}
+    config = BatonConfig.model_validate({"decode_replicas": 2, "prefill": part, "decode": part})
+
+    homeless = place(config, [machine(num_cores=16, num_gpus=2)]).homeless()
+
+    assert [(item.deployment, item.number) for item in homeless] == [("decode", 2)]
+
+
+def test_parts_fill_a_gpu_before_they_break_another() -> None:
+    config = BatonConfig.model_validate(
+        {"decode_replicas": 2, "prefill": {"num_gpus": 0.5}, "decode": {"num_gpus": 1.5}}
+    )
+
+    assert not place(config, [machine(num_cores=16, num_gpus=4)]).homeless()
+    assert len(place(config, [machine(num_cores=16, num_gpus=3)]).homeless()) == 1
+
+
 def test_cuda_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="no GPU"):
         share_out(BatonConfig(device="cuda"), "prefill", LAPTOP)
@@ -159,3 +186,17 @@ def test_private_ray_offers_the_resources_that_a_configuration_takes() -> None:
     config = BatonConfig.model_validate({"decode_replicas": 3, **PREFILL_AND_DECODE})
 
     assert wanted_resources(config) == {"baton_prefill": 1.0, "baton_decode": 1.0}
+
+
+SCALING = {"decode": {"resources": {"baton_decode": 1}, "scaling": {"min_replicas": 2, "max_replicas": 3}}}
+
+
+@pytest.mark.parametrize(("given", "first"), [(1, 2), (3, 3), (9, 3)])
+def test_pool_that_scales_is_placed_as_it_begins(given: int, first: int) -> None:
+    config = BatonConfig.model_validate({"decode_replicas": given, **SCALING})
+
+    assert len(homes(config, [machine(num_cores=8, baton_decode=9)], "decode")) == first
+
+
+def test_private_ray_offers_what_a_pool_takes_when_it_has_grown() -> None:
+    assert wanted_resources(BatonConfig.model_validate(SCALING)) == {"baton_decode": 3.0}

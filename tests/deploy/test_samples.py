@@ -42,6 +42,7 @@ def test_large_sample_puts_one_worker_on_each_gpu() -> None:
     assert "head: 0 CPUs, 16.0 GiB -> nothing" in output
     assert "-> 4 prefill, 1 router" in output
     assert output.count("-> 4 decode, 1 router") == 2
+    assert "decode: 8 workers (4 to 8, as the load asks), each:" in output
 
 
 def test_plan_that_does_not_fit_says_what_is_missing_and_fails(tmp_path: Path) -> None:
