@@ -6,8 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from cluster.booking import check_amount, check_custom_resource
 from cluster.config_section import Section, section_of, settings_from
 from cluster.health import HealthSection
 from cluster.scaling import ScalingSection
@@ -227,6 +228,20 @@ class PoolSection(Section):
         default=None, description="Let the pool follow its load; null keeps its number of workers."
     )
 
+    @field_validator("num_cpus", "num_gpus")
+    @classmethod
+    def _check_amount(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None:
+            check_amount(info.field_name or "", value)
+        return value
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            check_custom_resource(name, amount)
+        return value
+
 
 class BatonConfig(Section):
     """A cluster. Every flag of `baton serve` is one of these keys."""
@@ -314,6 +329,16 @@ class BatonConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _check_gpus(self) -> Self:
+        for pool, section in (("prefill", self.prefill), ("decode", self.decode)):
+            if section.num_gpus is not None and (section.num_gpus > 0) == (self.device == "cpu"):
+                raise ValueError(
+                    f"{pool}.num_gpus ({section.num_gpus:g}) and device ({self.device}) contradict each other: with "
+                    "device cpu no worker takes a GPU, else each takes a part of one at least"
+                )
+        return self
+
     def engine_config(self, pool: PoolName, *, model: Path, num_threads: int) -> EngineConfig:
         """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
         section: PoolSection = self.prefill if pool == "prefill" else self.decode
@@ -359,8 +384,3 @@ class BatonConfig(Section):
         """True when the routers need to know what is cached in a pool."""
         router = self.router_settings()
         return router.mirrors_prefill_cache if pool == "prefill" else router.mirrors_decode_cache
-
-    @property
-    def num_workers(self) -> int:
-        """Engines in the cluster."""
-        return self.prefill_replicas + self.decode_replicas

@@ -74,6 +74,13 @@ def test_every_unknown_key_is_named(tmp_path: Path) -> None:
         ("dtype: int4", ("dtype", "'float32'", "'int4'")),
         ("max_model_len: long", ("max_model_len", "integer", "'long'")),
         ("cache: 5", ("cache", "5")),
+        ("decode: {resources: {GPU: 2}}", ("decode.resources", "GPU", "num_gpus")),
+        ("decode: {resources: {memory: 2}}", ("decode.resources", "memory is no custom resource")),
+        ("decode: {resources: {fast: -1}}", ("decode.resources", "fast is -1", "steps of 0.0001")),
+        ("decode: {resources: {fast: 0}}", ("decode.resources", "fast is 0")),
+        ("decode: {resources: {fast: .inf}}", ("decode.resources", "fast is inf")),
+        ("prefill: {num_cpus: 0.00001}", ("prefill.num_cpus", "1e-05", "steps of 0.0001")),
+        ("prefill: {num_gpus: 0.33333}", ("prefill.num_gpus", "0.33333", "steps of 0.0001")),
     ],
 )
 def test_wrong_value_names_key_value_and_what_is_allowed(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
@@ -108,6 +115,8 @@ def test_wrong_flag_is_not_blamed_on_the_file(tmp_path: Path) -> None:
         ("cache: {num_blocks: -1}", ("num_blocks", "at least 1", "-1")),
         ("decode: {cache: {kv_cache_bytes: 0}}", ("kv_cache_bytes", "at least 1", "got 0")),
         ("http_proxy: haproxy\naddress: auto", ("http_proxy", "address")),
+        ("device: cpu\ndecode: {num_gpus: 0.5}", ("decode.num_gpus (0.5)", "device (cpu)")),
+        ("prefill: {num_gpus: 0}", ("prefill.num_gpus (0)", "device (auto)")),
     ],
 )
 def test_contradiction_names_both_values(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
