@@ -14,8 +14,9 @@ from cluster.config_section import Section
 
 GIB = 1 << 30
 
-GPU_MEMORY_GIB = {"T4": 15, "L4": 22, "A10G": 22, "A100-40G": 40, "A100-80G": 80, "H100": 80, "H200": 141}
-"""What the GPUs have that Ray names in its resource ``accelerator_type``, rounded down."""
+GPU_MEMORY_GIB = {"T4": 14, "L4": 21, "A10G": 21, "H100": 79, "H200": 139}
+"""What CUDA finds on the GPUs that Ray names in its resource ``accelerator_type``, rounded down. A100s and V100s come
+in two sizes, which Ray does not tell apart."""
 
 _NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.models.model_config import ModelConfig, load_model_config
 from engine.models.shards import find_shards
 from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
@@ -62,11 +63,14 @@ def size_engine(
     """What an engine takes and what it can hold. ``memory_bytes`` is its device's, or its part of the host's.
 
     Raises:
-        ConfigError: The KV cache could not hold one request; the message holds the arithmetic.
+        ConfigError: The device does not compute in this precision, or the KV cache could not hold one request; the
+            message holds the arithmetic.
     """
     config = model.config
     name = engine.model.dtype
     dtype = name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
+    if on_gpu and dtype == "float32":
+        raise ConfigError(f"dtype float32 ({name}) does not run on cuda; use dtype bfloat16 or float16, or device cpu")
     layout = KVLayout(
         model_hash="",
         num_layers=config.num_layers,

@@ -79,6 +79,13 @@ def test_a_cache_too_small_for_one_request_is_a_problem_with_the_arithmetic(mode
     assert "num_blocks = 4" in made.problems[0]
 
 
+def test_precision_that_no_gpu_computes_in_is_a_problem(model: ServedModel) -> None:
+    problems = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cuda", dtype="float32").problems
+
+    assert [problem.partition(":")[0] for problem in problems] == ["prefill", "decode"]
+    assert "float32" in problems[0]
+
+
 def test_two_workers_on_one_host_share_its_memory(model: ServedModel) -> None:
     alone = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cpu", max_model_len=1024)
     config = {"device": "cpu", "max_model_len": 1024, "decode_replicas": 3}
@@ -94,7 +101,9 @@ def test_two_workers_on_one_host_share_its_memory(model: ServedModel) -> None:
 def test_what_no_machine_offers_is_named_with_the_remedy(model: ServedModel) -> None:
     nodes = [gpu_node("a"), gpu_node("b")]
 
-    (problem,) = plan_of(model, nodes, device="cuda", decode={"resources": {"baton_decode": 0.001}}).problems
+    (problem,) = plan_of(
+        model, nodes, device="cuda", dtype="bfloat16", decode={"resources": {"baton_decode": 0.001}}
+    ).problems
 
     assert "decode replica 1 finds no machine" in problem
     assert "no machine offers 0.001 baton_decode" in problem
@@ -102,7 +111,9 @@ def test_what_no_machine_offers_is_named_with_the_remedy(model: ServedModel) -> 
 
 
 def test_too_many_workers_are_counted_against_what_there_is(model: ServedModel) -> None:
-    (problem,) = plan_of(model, [gpu_node("a"), gpu_node("b")], device="cuda", decode_replicas=2).problems
+    (problem,) = plan_of(
+        model, [gpu_node("a"), gpu_node("b")], device="cuda", dtype="bfloat16", decode_replicas=2
+    ).problems
 
     assert "decode replica 2 finds no machine: it takes 0.1 CPU, 1 GPU" in problem
     assert "the 2 machines together offer 32 CPU, 2 GPU" in problem
@@ -127,7 +138,7 @@ def test_nodes_of_a_running_ray() -> None:
     (node,) = nodes_of_ray([alive, {**alive, "Alive": False, "NodeManagerAddress": "10.0.0.3"}])
 
     assert (node.address, node.num_cores, node.num_gpus) == ("10.0.0.2", 8, 2.0)
-    assert node.gpu_memory_bytes == 80 * GIB
+    assert node.gpu_memory_bytes == 79 * GIB
     assert node.resources == {"baton_decode": 1.0}
 
 
