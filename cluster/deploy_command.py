@@ -5,7 +5,8 @@ Imports Ray and Serve, which read their environment at that moment: apply ``clus
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -14,7 +15,14 @@ from ray.serve.context import _get_global_client
 from rich.console import Console
 
 from cluster.config import BatonConfig
-from cluster.deploy_record import changed_keys, forbidden_changes, forget_deployed, read_deployed, record_deployed
+from cluster.deploy_record import (
+    changed_keys,
+    forbidden_changes,
+    forget_deployed,
+    is_serving,
+    read_deployed,
+    record_deployed,
+)
 from cluster.deployment import Deployment, RefusedStartError, StartError
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
@@ -22,6 +30,7 @@ from cluster.plan import make_plan
 from cluster.ray_home import check_http, connect, list_nodes
 from cluster.readiness import wait_until_ready
 from cluster.served_model import ServedModel
+from cluster.signals import Stopped, stop_on_signals
 from cluster.start_display import StartDisplay
 from engine.errors import ConfigError
 
@@ -36,11 +45,19 @@ def deploy(config: BatonConfig, model: ServedModel, address: str, console: Conso
         StartError: It could not start; what ran before runs again.
     """
     connect(address)
+    # Ray installs a handler for SIGTERM that exits at once.
+    stop_on_signals()
     try:
-        running = read_deployed() if is_deployed() else None
+        is_there = is_deployed()
+        if is_there and is_serving():
+            raise RefusedStartError(
+                f"the cluster on the Ray at {address} is that of a `baton serve`, which takes it off when it ends: "
+                "stop that one first (`baton shutdown` if it is gone), or deploy to another Ray"
+            )
+        running = read_deployed() if is_there else None
         refuse(config, model, running, address)
         _announce(running, config, console)
-        with StartDisplay(console) as display:
+        with StartDisplay(console) as display, saying_what_goes_on(console):
             try:
                 _bring_up(Deployment(config=config, model=model), display)
             except StartError as error:
@@ -50,6 +67,20 @@ def deploy(config: BatonConfig, model: ServedModel, address: str, console: Conso
         console.print(f"Serving {model.name} on {urls}", markup=False, highlight=False, soft_wrap=True)
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def saying_what_goes_on(console: Console) -> Iterator[None]:
+    """Tell somebody who stops waiting that Serve does not stop."""
+    try:
+        yield
+    except Stopped:
+        console.print(
+            "no longer waiting, but Serve goes on: `baton deploy` again waits for it, `baton shutdown` ends it",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise
 
 
 def refuse(config: BatonConfig, model: ServedModel, running: BatonConfig | None, address: str) -> None:
@@ -81,6 +112,7 @@ def shutdown(address: str, console: Console) -> None:
         RayUnavailableError: There is no Ray at the address.
     """
     connect(address)
+    stop_on_signals()
     try:
         is_there = is_deployed()
         if is_there:

@@ -1,4 +1,4 @@
-"""What was deployed last, kept in Ray's key-value store: to compare with, and to go back to."""
+"""What was deployed last, and how, kept in Ray's key-value store: to compare with, and to go back to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from cluster.config import BatonConfig
 from cluster.start_report import NAMESPACE
 
 KEY = "deployed"
+SERVING = "serving"
 
 FIXED = ("model", "served_model_name", "device", "dtype", "host", "port")
 """What cannot change while requests move between old and new replicas: the same tokens, at the same address."""
@@ -29,11 +30,23 @@ def read_deployed() -> BatonConfig | None:
 def record_deployed(config: BatonConfig) -> None:
     """Remember a configuration that came up."""
     _internal_kv_put(KEY, config.model_dump_json(exclude_unset=True), overwrite=True, namespace=NAMESPACE)
+    _internal_kv_del(SERVING, namespace=NAMESPACE)
+
+
+def record_serving() -> None:
+    """Remember that a `baton serve` has the cluster, and takes it off when it ends."""
+    _internal_kv_put(SERVING, "1", overwrite=True, namespace=NAMESPACE)
+
+
+def is_serving() -> bool:
+    """True when the cluster is that of a `baton serve`, if there is any."""
+    return bool(_internal_kv_get(SERVING, namespace=NAMESPACE))
 
 
 def forget_deployed() -> None:
     """Nothing is deployed any more."""
-    _internal_kv_del(KEY, namespace=NAMESPACE)
+    for key in (KEY, SERVING):
+        _internal_kv_del(key, namespace=NAMESPACE)
 
 
 def changed_keys(old: BatonConfig, new: BatonConfig) -> list[str]:

@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 
 from cluster.config import BatonConfig
+from cluster.deploy_record import forget_deployed, record_serving
 from cluster.names import APP_NAME, NAMESPACE
 from cluster.placement import logical_cpus, usable_cores, wanted_resources
 from cluster.serve_env import ray_token_file
@@ -157,6 +158,7 @@ class SharedRay:
         check_http(address=self._address, host=self._host, port=self._port)
         self._is_serve_ours = client is None
         self._is_app_ours = True
+        record_serving()
 
     def is_alive(self) -> bool:
         """True while the driver is connected and Serve knows the application."""
@@ -171,6 +173,8 @@ class SharedRay:
             serve.shutdown()  # type: ignore[no-untyped-call]
         elif APP_NAME in applications:
             serve.delete(APP_NAME)
+        if self._is_app_ours:
+            forget_deployed()
         ray.shutdown()
 
     def remove_logs(self) -> None:
@@ -186,7 +190,19 @@ def connect(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-        raise RayUnavailableError(f"cannot use the Ray at {address}: {error} {authentication_hint()}") from error
+        what = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
+        raise RayUnavailableError(f"cannot use the Ray at {address}: {what} ({remedy_of(what)})") from error
+
+
+def remedy_of(what: str) -> str:
+    """What to do about something that Ray said when it was connected to."""
+    known = {
+        "Version mismatch": "run this with the Python and the Ray of that cluster, as on its head after "
+        "`. ~/baton/deploy/node.sh`",
+        "No node info found": "this machine is none of that cluster: run this on one that is, such as its head",
+        "Could not find any running Ray": "no Ray runs on this machine: start one, or name another with --address",
+    }
+    return next((remedy for words, remedy in known.items() if words in what), authentication_hint())
 
 
 def list_nodes() -> list[Mapping[str, Any]]:
@@ -213,8 +229,8 @@ def authentication_hint() -> str:
     """What to look at when a Ray that listens does not let us in."""
     mode = os.environ.get("RAY_AUTH_MODE", "unset")
     return (
-        f"(RAY_AUTH_MODE is {mode} here; a Ray that asks for a token needs RAY_AUTH_MODE=token, and its own token in "
-        f"RAY_AUTH_TOKEN or {ray_token_file()})"
+        f"RAY_AUTH_MODE is {mode} here; a Ray that asks for a token needs RAY_AUTH_MODE=token, and its own token in "
+        f"RAY_AUTH_TOKEN or {ray_token_file()}"
     )
 
 

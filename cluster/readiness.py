@@ -12,20 +12,20 @@ READY_TIMEOUT_S = 120.0
 READY_POLL_S = 0.1
 
 
-def wait_until_ready(url: str) -> None:
+def wait_until_ready(url: str, *, timeout_s: float = READY_TIMEOUT_S) -> None:
     """Return when the router at ``url`` sees workers of both kinds.
 
     Raises:
-        StartError: It does not within ``READY_TIMEOUT_S``.
+        StartError: It does not within ``timeout_s``.
     """
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    deadline_s = time.monotonic() + timeout_s
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while True:
             answer = _ask(client, f"{url}/ready")
             if answer == "":
                 return
             if time.monotonic() > deadline_s:
-                raise StartError(f"the router was not ready within {READY_TIMEOUT_S:g} s: {answer}")
+                raise StartError(f"{url} was not ready within {timeout_s:g} s: {answer}")
             time.sleep(READY_POLL_S)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from ray._private.utils import check_version_info
 
-from cluster.ray_home import PrivateRay, RayUnavailableError
+from cluster.ray_home import PrivateRay, RayUnavailableError, connect
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -65,3 +67,49 @@ def test_ray_that_does_not_start_at_all_says_so(home: PrivateRay, stubborn: Stub
         home.start()
 
     assert len(stubborn.started) == 2
+
+
+def other_python() -> None:
+    """What Ray says to a process whose Python is not the cluster's."""
+    check_version_info({"ray_version": ray.__version__, "python_version": "3.1.4"}, "node 10.0.0.10")
+
+
+def no_node() -> None:
+    """What it says on a machine that is none of the cluster."""
+    try:
+        raise RuntimeError("No node info found matching attributes: '' when trying to resolve node to connect to.")
+    except RuntimeError as error:
+        raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.10:6379") from error
+
+
+def no_ray() -> None:
+    """What it says where none runs."""
+    raise ConnectionError("Could not find any running Ray instance. Please specify the one to connect to by ...")
+
+
+def no_token() -> None:
+    """What it may say where a token is missing."""
+    raise ConnectionError("ray client connection timeout")
+
+
+@pytest.mark.parametrize(
+    ("says", "remedy"),
+    [
+        (other_python, r"Python: 3\.1\.4.*with the Python and the Ray of that cluster"),
+        (no_node, r"No node info found.*this machine is none of that cluster"),
+        (no_ray, r"no Ray runs on this machine"),
+        (no_token, r"RAY_AUTH_MODE is"),
+    ],
+)
+def test_ray_that_cannot_be_used_is_named_with_the_remedy(
+    says: Callable[[], None], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "init", lambda **options: says())
+
+    with pytest.raises(RayUnavailableError) as refused:
+        connect("10.0.0.10:6379")
+
+    text = " ".join(str(refused.value).split())
+    assert text.startswith("cannot use the Ray at 10.0.0.10:6379: ")
+    assert re.search(remedy, text), text
+    assert ("RAY_AUTH_MODE" in text) == (says is no_token)

@@ -1,0 +1,42 @@
+"""What is said to somebody who waits for a cluster."""
+
+from __future__ import annotations
+
+import io
+import signal
+import socket
+
+import pytest
+from rich.console import Console
+
+from cluster.deploy_command import saying_what_goes_on
+from cluster.deployment import StartError
+from cluster.readiness import wait_until_ready
+from cluster.signals import Stopped
+
+
+def test_address_that_does_not_answer_is_named() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+        with pytest.raises(StartError, match=f"^{url} was not ready within 0 s: ConnectError"):
+            wait_until_ready(url, timeout_s=0)
+
+
+def test_who_stops_waiting_is_told_that_serve_does_not_stop() -> None:
+    said = io.StringIO()
+
+    with pytest.raises(Stopped), saying_what_goes_on(Console(file=said)):
+        raise Stopped(signal.SIGINT)
+
+    assert all(word in said.getvalue() for word in ("Serve goes on", "`baton deploy`", "`baton shutdown`"))
+
+
+def test_who_waits_to_the_end_is_told_nothing() -> None:
+    said = io.StringIO()
+
+    with saying_what_goes_on(Console(file=said)):
+        pass
+
+    assert said.getvalue() == ""
