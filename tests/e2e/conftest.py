@@ -9,11 +9,13 @@ import pytest
 
 from tests.support.cluster import ClusterProcess, running_cluster
 
+SAMPLE = Path(__file__).parents[2] / "deploy" / "baton.yaml"
+
 
 @pytest.fixture(scope="package")
 def cluster(served_model: Path) -> Iterator[ClusterProcess]:
-    """One prefill worker, one decode worker, one router."""
-    with running_cluster(model=str(served_model), dtype="float32") as running:
+    """One prefill worker, one decode worker, one router: the sample for a laptop, with our model."""
+    with running_cluster(sample=SAMPLE, model=str(served_model), dtype="float32") as running:
         yield running
 
 

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
+from cluster.readiness import wait_until_ready
 from tests.support.cluster import ClusterProcess, assert_left_nothing, free_port, run_baton
-from tests.support.shared_ray import SharedRayProcess, run_on, shared_ray
+from tests.support.shared_ray import SharedRayProcess, run_on, serve_run, shared_ray
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+START_TIMEOUT_S = 180.0
 
 
 @pytest.mark.timeout(400)
@@ -21,6 +26,7 @@ def test_cluster_comes_to_an_existing_ray_and_leaves_it_running(served_model: Pa
             cluster.wait_until_ready()
             assert any("Serve" in name for name in ray.children())
             assert_second_cluster_is_refused(cluster, ray)
+            assert_deployment_over_it_is_refused(ray)
             processes = cluster.processes()
 
             assert cluster.stop() == 0, cluster.log
@@ -47,6 +53,44 @@ def assert_second_cluster_is_refused(cluster: ClusterProcess, ray: SharedRayProc
         f"{cluster.url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60, trust_env=False
     )
     assert answer.status_code == httpx.codes.OK, answer.text
+
+
+def assert_deployment_over_it_is_refused(ray: SharedRayProcess) -> None:
+    """`baton deploy` leaves a cluster alone that its `baton serve` would take off."""
+    sample = str(DEPLOY / "baton.yaml")
+
+    result = run_baton(
+        "deploy", "--config", sample, "--address", ray.address, environment=ray.environment, timeout_s=START_TIMEOUT_S
+    )
+
+    assert result.returncode == 2, result.stderr
+    assert "is that of a `baton serve`" in result.stderr
+
+
+@pytest.mark.timeout(400)
+def test_sample_for_serve_deploy_starts_and_is_shut_down_like_any_other(tmp_path: Path) -> None:
+    content = yaml.safe_load((DEPLOY / "serve-config.yaml").read_text())
+    content["http_options"] = {"host": "127.0.0.1", "port": free_port()}
+    file = tmp_path / "serve-config.yaml"
+    file.write_text(yaml.safe_dump(content))
+    url = f"http://127.0.0.1:{content['http_options']['port']}"
+
+    with shared_ray() as ray:
+        serve_run(ray, file)
+        wait_until_ready(url, timeout_s=START_TIMEOUT_S)
+        answer = httpx.post(
+            f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60, trust_env=False
+        )
+        assert answer.status_code == httpx.codes.OK, answer.text
+        assert httpx.post(f"{url}/admin/drain", json={"replica": "x"}, timeout=60, trust_env=False).status_code == 403
+
+        stopped = run_baton(
+            "shutdown", "--address", ray.address, environment=ray.environment, timeout_s=START_TIMEOUT_S
+        )
+
+        assert stopped.returncode == 0, stopped.stderr
+        assert "stopped" in stopped.stderr
+        ray.wait_until_serve_is_gone()
 
 
 @pytest.mark.timeout(400)

@@ -28,17 +28,22 @@ POLL_PERIOD_S = 0.1
 class ClusterProcess:
     """One `baton serve`. Its output, its sockets and its logs lie in a folder that it must leave empty."""
 
-    def __init__(self, config: Mapping[str, Any], *, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], *, sample: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it from a configuration; or from a sample file, with what is in the configuration as flags."""
         self.port = free_port()
         # Not pytest's temporary folder: Ray's socket paths must stay short.
         self.folder = Path(tempfile.mkdtemp(prefix="bt-", dir="/tmp"))
         self.session_folder = self.folder / "s"
         self.session_folder.mkdir()
         config_file = self.folder / "baton.yaml"
-        config_file.write_text(yaml.safe_dump({"port": self.port, **config}))
+        values = {"port": self.port, **config}
+        config_file.write_text(yaml.safe_dump(values))
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()] if sample else []
         self._log = (self.folder / "log").open("wb")
         self._process = subprocess.Popen(
-            [str(BATON), "serve", "--config", str(config_file)],
+            [str(BATON), "serve", "--config", str(sample or config_file), *flags],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -108,9 +113,9 @@ class ClusterProcess:
 
 
 @contextmanager
-def running_cluster(**config: Any) -> Iterator[ClusterProcess]:
+def running_cluster(sample: Path | None = None, **config: Any) -> Iterator[ClusterProcess]:
     """A cluster that is ready; afterwards it is stopped as by Ctrl-C, and must have left nothing behind."""
-    cluster = ClusterProcess(config)
+    cluster = ClusterProcess(config, sample=sample)
     try:
         cluster.wait_until_ready()
         yield cluster
@@ -130,9 +135,18 @@ def assert_left_nothing(cluster: ClusterProcess, processes: list[psutil.Process]
     assert not left, f"left files: {left}\n{cluster.log}"
 
 
-def run_baton(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run_baton(
+    *arguments: str, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself."""
-    return subprocess.run([str(BATON), *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
+    return subprocess.run(
+        [str(BATON), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
 
 
 def is_ready(client: httpx.Client, url: str) -> bool:

@@ -18,6 +18,7 @@ import psutil
 from tests.support.cluster import POLL_PERIOD_S, STOP_TIMEOUT_S, free_port
 
 RAY = Path(sys.executable).parent / "ray"
+SERVE = Path(sys.executable).parent / "serve"
 START_TIMEOUT_S = 120.0
 START_ATTEMPTS = 3
 SECOND_NODE_IP = "127.0.0.2"
@@ -137,3 +138,16 @@ def run_on(ray: SharedRayProcess, statement: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
+
+
+def serve_run(ray: SharedRayProcess, file: Path) -> None:
+    """Have Serve apply a configuration file, as `serve deploy` does where a dashboard runs; it returns at once."""
+    result = subprocess.run(
+        [str(SERVE), "run", "--non-blocking", "--address", ray.address, str(file)],
+        env={**os.environ, **ray.environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
