@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 RAY = Path(sys.prefix) / "bin" / "ray"
 EXAMPLE = ROOT / "deploy" / "own-machines.yaml"
 CHECKOUT = "baton"
+LISTS = ("'10.0.0.11 10.0.0.12'", "'10.0.0.13 10.0.0.14'")
+"""The machines for prefill and those for decode, as the file has them."""
 UP_TIMEOUT_S = 900.0
 
 
@@ -43,8 +45,9 @@ class Launcher:
         content["file_mounts"]["~/model"] = str(models)
         content["auth"].update(ssh_user="root", ssh_private_key=str(key))
         start = content["worker_start_ray_commands"]
-        lists = [" ".join(host.address for host in pool) for pool in (prefill, decode)]
-        start[1] = start[1].replace("'10.0.0.11'", f"'{lists[0]}'").replace("'10.0.0.12'", f"'{lists[1]}'")
+        for listed, pool in zip(LISTS, (prefill, decode), strict=True):
+            assert listed in start[1], "the file has other lists of roles"
+            start[1] = start[1].replace(listed, f"'{' '.join(host.address for host in pool)}'")
         # One after another: Ray dies where its helpers take more than 15 seconds to start, and all have the same cores.
         lock = folder.parent / "start.lock"
         start[1] = start[1].replace("baton_start", f"exec 9>{lock}; flock 9; baton_start") + " 9>&-"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.config_file import load_config
+from cluster.inventory import load_nodes
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SAMPLES = {"baton": None, "two-plus-two": "nodes", "four-plus-eight": "nodes-large"}
@@ -43,6 +47,18 @@ def test_large_sample_puts_one_worker_on_each_gpu() -> None:
     assert "-> 4 prefill, 1 router" in output
     assert output.count("-> 4 decode, 1 router") == 2
     assert "decode: 8 workers (4 to 8, as the load asks), each:" in output
+
+
+def test_own_machines_are_those_that_the_page_deploys_two_plus_two_on() -> None:
+    """Whoever only fills in addresses has as many machines for each pool as the sample and its plan."""
+    command = yaml.safe_load((DEPLOY / "own-machines.yaml").read_text())["worker_start_ray_commands"][-1]
+    config = load_config(DEPLOY / "two-plus-two.yaml", {})
+    counts = Counter(pool for node in load_nodes(DEPLOY / "nodes.yaml") for pool in node.resources)
+
+    listed = [len(addresses.split()) for addresses in re.findall(r"'([0-9. ]+)'", command)]
+
+    assert listed == [config.prefill_replicas, config.decode_replicas]
+    assert counts == {"baton_prefill": config.prefill_replicas, "baton_decode": config.decode_replicas}
 
 
 def test_plan_that_does_not_fit_says_what_is_missing_and_fails(tmp_path: Path) -> None:
