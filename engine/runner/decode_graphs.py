@@ -31,6 +31,9 @@ CAPTURE_FAILURES = (CaptureRefusedError, RuntimeError, ValueError)
 Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
 """Token ids, positions and a plan to hidden states: ``Decoder.forward``."""
 
+UnknownWriter = Callable[[StepInputs, torch.Tensor], None]
+"""Writes the tokens of a step that the host does not know into its token ids on the device."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSettings:
@@ -116,8 +119,10 @@ class DecodeGraphs:
             return
         logger.info("captured decode graphs: num_graphs=%d in %.1f s", len(self._graphs), self._clock() - started)
 
-    def run(self, inputs: StepInputs) -> torch.Tensor | None:
+    def run(self, inputs: StepInputs, write_unknown: UnknownWriter | None = None) -> torch.Tensor | None:
         """Compute a step: [num_tokens, hidden_size], as ``forward`` returns them; None when it is not for graphs.
+
+        ``write_unknown`` completes the input of a step some of whose tokens only the device knows.
 
         The result is the graph's own memory: it holds until the next step is queued, in the device's order.
         """
@@ -128,6 +133,9 @@ class DecodeGraphs:
         if size is None:
             return None
         self._buffers.fill(inputs, batch_size=size)
+        if inputs.unknown is not None:
+            assert write_unknown is not None
+            write_unknown(inputs, self._buffers.view(size).input_ids)
         graph = self._graphs[size]
         graph.replay()
         return graph.output[:num_rows]

@@ -229,19 +229,19 @@ class ModelRunner:
         return self._last_step
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
-        if self._graphs is not None and (hidden := self._graphs.run(inputs)) is not None:
+        if self._graphs is not None and (hidden := self._graphs.run(inputs, self._write_unknown)) is not None:
             return hidden
         plan = self._attention.plan(inputs.attention)
-        return self._model.forward(self._input_ids(inputs), self._upload(inputs.positions), plan)
-
-    def _input_ids(self, inputs: StepInputs) -> torch.Tensor:
-        """A step's tokens where the model computes, those too that only the device knows yet."""
         input_ids = self._upload(inputs.input_ids)
+        self._write_unknown(inputs, input_ids)
+        return self._model.forward(input_ids, self._upload(inputs.positions), plan)
+
+    def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:
+        """Write the tokens that only the device knows yet into a step's ``input_ids`` there."""
         if inputs.unknown is not None:
             assert self._last_step is not None
             sampled = self._last_step.token_ids.index_select(0, self._upload(inputs.unknown.sources))
             input_ids.index_copy_(0, self._upload(inputs.unknown.tokens), sampled.to(torch.int64))
-        return input_ids
 
     def _upload(self, array: LongArray) -> torch.Tensor:
         return upload(array, self.device)

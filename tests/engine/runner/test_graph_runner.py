@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 
 from engine.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
+from engine.core.scheduler import Scheduler
+from engine.engine_core import EngineCore
 from engine.errors import ConfigError
-from engine.messages import SamplingParams
+from engine.messages import GenerateRequest, SamplingParams
+from engine.offline import generate
 from engine.runner.model_runner import ModelRunner
 from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE
 from tests.support.fake_graph_device import FakeGraphDevice
@@ -62,6 +66,39 @@ def test_same_tokens_with_graphs_and_without(checkpoint: CheckpointMaker, archit
 
     assert steps == _run(plain)
     assert device.num_replays == {6: 3, 4: 4, 1: 2}
+
+
+def test_f5_same_tokens_when_a_step_is_launched_before_the_last_is_known(
+    checkpoint: CheckpointMaker,
+) -> None:
+    device = FakeGraphDevice()
+    path = checkpoint("llama")
+    rng = np.random.default_rng(5)
+    requests = [
+        GenerateRequest(
+            request_id=str(number),
+            prompt_token_ids=tuple(rng.integers(3, VOCAB_SIZE, length).tolist()),
+            sampling=dataclasses.replace(RANDOM if number == 1 else GREEDY, max_tokens=6 + number),
+        )
+        for number, length in enumerate((33, 7, 50, 1))
+    ]
+    ahead = _core(ModelRunner(_config(path, GPUConfig()), parts=device.parts()), runs_ahead=True)
+    plain = _core(ModelRunner(_config(path, GPUConfig(cuda_graphs=False)), parts=device.parts()), runs_ahead=False)
+
+    outputs = generate(ahead, requests)
+
+    assert outputs == generate(plain, requests)
+    assert sum(device.num_replays.values()) >= 6
+
+
+def _core(runner: ModelRunner, *, runs_ahead: bool) -> EngineCore:
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=MAX_NUM_SEQS),
+        CacheConfig(num_blocks=NUM_BLOCKS),
+        num_blocks=runner.num_blocks,
+        max_model_len=runner.max_model_len,
+    )
+    return EngineCore(scheduler=scheduler, runner=runner, runs_ahead=runs_ahead)
 
 
 def test_scratch_block_is_nobodys(checkpoint: CheckpointMaker) -> None:
