@@ -11,7 +11,6 @@ from engine.errors import ConfigError
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
-AsyncScheduling = bool | Literal["auto"]
 LoadFailurePolicy = Literal["recompute", "fail"]
 Switch = bool | Literal["auto"]
 """``auto``: where it helps and works here; true: refuse to start where it does not work; false: never."""
@@ -87,7 +86,7 @@ class SchedulerConfig:
     enable_priority_preemption: bool = False
     artificial_preemption_probability: float = 0.0
     max_num_artificial_preemptions: int = 0
-    async_scheduling: AsyncScheduling = "auto"
+    async_scheduling: Switch = "auto"
     enable_cache_events: bool = False
     cache_event_capacity: int = 65_536
 

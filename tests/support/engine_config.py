@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.config import AsyncScheduling, CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig, Switch
 from tests.support.oracle_cases import BLOCK_SIZE
 
 
@@ -14,7 +14,7 @@ def small_engine_config(
     block_size: int = BLOCK_SIZE,
     num_blocks: int | None = None,
     max_num_batched_tokens: int = 128,
-    async_scheduling: AsyncScheduling = "auto",
+    async_scheduling: Switch = "auto",
 ) -> EngineConfig:
     """An engine in float32 whose cache holds about 6,000 tokens unless said otherwise."""
     return EngineConfig(
