@@ -47,7 +47,7 @@ def test_graphs_compute_the_bits_of_the_same_step_without_graphs(
     rig = DecodeRig.build(checkpoint(architecture), sizes=SIZES)
     rig.capture()
     rng = np.random.default_rng(3)
-    for num_rows in (3, 1, 8, 5, 2, 7, 4, 6):
+    for num_rows in (3, 1, 8, 5, 2):
         inputs = rig.random_step(rng, rng.integers(1, 60, num_rows).tolist())
         size = min(size for size in SIZES if size >= num_rows)
         before = rig.blocks_without_scratch()
@@ -62,7 +62,7 @@ def test_graphs_compute_the_bits_of_the_same_step_without_graphs(
         assert torch.equal(hidden, eager[:num_rows])
         torch.testing.assert_close(hidden, alone, atol=1e-4, rtol=1e-4)
         assert torch.allclose(rig.blocks_without_scratch(), written, atol=1e-4)
-    assert sum(rig.device.num_replays.values()) == 8
+    assert sum(rig.device.num_replays.values()) == 5
     assert rig.device.num_replays.keys() == set(SIZES)
 
 
