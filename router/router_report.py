@@ -105,7 +105,7 @@ class RouterBoard:
     def note_farewell(self, report: RouterReport) -> None:
         """Remember the last word of a router that ends."""
         self._note(report)
-        self._known[report.router_id] = replace(self._known[report.router_id], state="departed")
+        self._known[report.router_id] = _departed(self._known[report.router_id])
 
     async def farewell(self, report: RouterReport, *, timeout_s: float) -> None:
         """Leave the last word of this router with all others that can be reached in time."""
@@ -128,9 +128,12 @@ class RouterBoard:
                     self._note(gone)
             self._note(report)
         for router_id, known in self._known.items():
-            state: RouterState = "unreachable" if router_id in router_ids else "departed"
-            if router_id not in answered and known.state != state:
-                self._known[router_id] = KnownRouter(report=known.report, state=state)
+            if router_id in answered:
+                continue
+            if router_id in router_ids:
+                self._known[router_id] = KnownRouter(report=known.report, state="unreachable")
+            elif known.state != "departed":
+                self._known[router_id] = _departed(known)
         self._forget_oldest()
         return self.others
 
@@ -151,3 +154,8 @@ class RouterBoard:
         departed = [router_id for router_id, known in self._known.items() if known.state == "departed"]
         for router_id in departed[:-MAX_DEPARTED]:
             del self._known[router_id]
+
+
+def _departed(known: KnownRouter) -> KnownRouter:
+    """The last word of a router that is gone, without the workers that it saw: whoever heard it knows them by now."""
+    return KnownRouter(report=replace(known.report, departed={}), state="departed")

@@ -166,6 +166,30 @@ async def test_router_that_takes_over_from_the_last_one_knows_all_that_was_count
         assert (known, (await totals(second))["tokens"]) == (5, 8)
 
 
+async def test_workers_that_a_router_saw_are_told_once_however_many_routers_went(model_dir: Path) -> None:
+    """Each last word told of all of them again: reports and memory grew with the product of both."""
+    async with AsyncExitStack() as stack:
+        routers = await two_routers(model_dir, stack, SLOW)
+        one, two = routers.one, routers.two
+        await one.complete([5] * 20, max_tokens=4, ignore_eos=True)
+        one.decode.add("decode-new")
+        one.decode.hidden.add("decode-0")
+        await until(lambda: [item.replica_id for item in one.service.decode_pool.replicas] == ["decode-new"])
+        two.decode.add("decode-other")
+        two.decode.hidden.add("decode-0")
+        await until(lambda: [item.replica_id for item in two.service.decode_pool.replicas] == ["decode-other"])
+        last_word = one.service.view.report()
+        two.service.view.note_farewell(last_word)
+        routers.net.views.pop("one")
+        await totals(two)
+
+        report = two.service.view.report()
+
+    assert [item.replica_id for item in last_word.departed["decode"]] == ["decode-0"]
+    assert "decode-0" in [item.replica_id for item in report.departed["decode"]]
+    assert [(gone.router_id, dict(gone.departed)) for gone in report.gone] == [("one", {})]
+
+
 async def test_report_passes_between_processes(routers: Routers) -> None:
     await routers.one.complete([5] * 7, max_tokens=5, ignore_eos=True)
     report = routers.one.service.view.report()
