@@ -16,8 +16,9 @@ from tests.support.shared_ray import SharedRayProcess, run_on, serve_run, shared
 DEPLOY = Path(__file__).parents[2] / "deploy"
 START_TIMEOUT_S = 180.0
 
+pytestmark = pytest.mark.timeout(900)
 
-@pytest.mark.timeout(400)
+
 def test_cluster_comes_to_an_existing_ray_and_leaves_it_running(served_model: Path) -> None:
     with shared_ray() as ray:
         only_token = {name: value for name, value in ray.environment.items() if name != "RAY_AUTH_MODE"}

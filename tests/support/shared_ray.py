@@ -128,26 +128,17 @@ def is_up(process: subprocess.Popen[bytes], log: Path) -> bool:
 def run_on(ray: SharedRayProcess, statement: str) -> str:
     """Run a statement in a driver of somebody else; what it printed."""
     script = f"import ray; from ray import serve; ray.init('{ray.address}', log_to_driver=False); {statement}"
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **ray.environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    return _run(ray, sys.executable, "-c", script).strip()
 
 
 def serve_run(ray: SharedRayProcess, file: Path) -> None:
     """Have Serve apply a configuration file, as `serve deploy` does where a dashboard runs; it returns at once."""
+    _run(ray, str(SERVE), "run", "--non-blocking", "--address", ray.address, str(file))
+
+
+def _run(ray: SharedRayProcess, *command: str) -> str:
     result = subprocess.run(
-        [str(SERVE), "run", "--non-blocking", "--address", ray.address, str(file)],
-        env={**os.environ, **ray.environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        command, env={**os.environ, **ray.environment}, capture_output=True, text=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
+    return result.stdout
