@@ -161,7 +161,16 @@ def rows_of(rounds: Sequence[tuple[list[str], ChaosReport]]) -> list[Row]:
         Row(name="soak.wrong", value=sum(report.num_wrong for report in reports), unit="requests"),
         Row(name="soak.leaked", value=sum(len(report.leaks) for report in reports), unit="workers"),
     ]
-    return [*rows, *_fault_rows(rounds), *_memory_rows(reports)]
+    return [*rows, *_counter_rows(reports), *_fault_rows(rounds), *_memory_rows(reports)]
+
+
+def _counter_rows(reports: Sequence[ChaosReport]) -> list[Row]:
+    """What the routers counted in all rounds together: moves, retries, failed loads, tokens computed again."""
+    names = sorted({name for report in reports for name in report.counted})
+    return [
+        Row(name=f"soak.counted.{name}", value=sum(report.counted.get(name, 0.0) for report in reports), unit="count")
+        for name in names
+    ]
 
 
 def _fault_rows(rounds: Sequence[tuple[list[str], ChaosReport]]) -> list[Row]:

@@ -116,6 +116,8 @@ TransferSection = section_of(
         "lease_ttl_s": "How long a prefill worker keeps blocks for a decode worker that does not report.",
         "handshake_timeout_s": "How long two workers may take to meet.",
         "load_timeout_s": "How long fetching a prompt's KV may take.",
+        "answer_timeout_s": "How long a worker from which KV is fetched may be silent before others go on without it; "
+        "1 s more for each 16 MiB that are being read from it.",
         "streamed": "Fetch a prompt's KV while it is computed, so that only its last part is left to fetch: `true` "
         "after every chunk, `auto` in steps of 50 ms at least where the KV cache lies in host memory.",
         "checksums": "Compare every block that was fetched with what its prefill worker had; null: where the KV cache "

@@ -62,6 +62,32 @@ class Load:
         """True while something is still wanted of its peer."""
         return self.phase is not LoadPhase.STOPPING and not self.is_confirmed
 
+    @property
+    def source_id(self) -> str:
+        """The engine that it is read from."""
+        return self.order.params.source.engine_id
+
+    @property
+    def awaits_source(self) -> bool:
+        """True while bytes or a message of its source are missing, or are about to be asked for again."""
+        return not (self.is_confirmed or (self.phase is LoadPhase.STOPPING and self.reads))
+
+    def misfit(self, *, num_source_blocks: int, num_blocks: int) -> str | None:
+        """Why it cannot be read from a source of so many blocks into a region of so many; None when it can."""
+        if not all(0 <= block_id < num_source_blocks for block_id in self.order.source_block_ids):
+            return f"a source block is not among the {num_source_blocks} blocks of the peer"
+        if not all(0 <= block_id < num_blocks for block_id in self.order.block_ids):
+            return f"a destination block is not among our {num_blocks} blocks"
+        return None
+
+    def begin_anew(self) -> None:
+        """Forget the connection that broke, but nothing that was read."""
+        self.num_retries += 1
+        self.error = None
+        self.peer = None
+        self.num_dones = 0
+        self.next_done_s = 0.0
+
     def verify(self, part: Part, reads: PartReads) -> None:
         """Have what arrived compared with what the source had when it granted the lease."""
         self.verifying.append(reads.begin_verifying(part))

@@ -34,6 +34,7 @@ class ConnectorOptions:
     lease_ttl_s: float = 30.0
     handshake_timeout_s: float = 10.0
     load_timeout_s: float = 30.0
+    answer_timeout_s: float = 5.0
     streamed: bool | Literal["auto"] = "auto"
     checksums: bool | None = None
     faults: FaultOptions | None = None
@@ -75,7 +76,7 @@ class ConnectorOptions:
         return next((source for source in self.sources if source in LENDERS), LENDERS[0])
 
     def _check_times(self) -> None:
-        for name in ("lease_ttl_s", "handshake_timeout_s", "load_timeout_s"):
+        for name in ("lease_ttl_s", "handshake_timeout_s", "load_timeout_s", "answer_timeout_s"):
             seconds: float = getattr(self, name)
             if not 0.0 < seconds < math.inf:
                 raise InvalidOptionError(f"{name} must be a number of seconds above 0, got {seconds:g}")

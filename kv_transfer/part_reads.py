@@ -25,6 +25,8 @@ class ReaderLimits:
 
     load_timeout_s: float
     renewal_period_s: float
+    answer_timeout_s: float = 5.0
+    slowest_bytes_per_s: int = 16 << 20
     done_retry_s: float = 1.0
     part_bytes: int = 8 << 20
     max_part_bytes: int = 32 << 20

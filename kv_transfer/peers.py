@@ -136,11 +136,12 @@ class PeerTable:
         peer.used_s = self._clock()
         return peer
 
-    def heard(self, name: str) -> None:
-        """A message came from the peer of that name; unknown names are ignored."""
+    def heard(self, name: str) -> Peer | None:
+        """A message came from the peer of that name; None when it is unknown."""
         peer = self._names.get(name)
         if peer is not None:
             peer.used_s = self._clock()
+        return peer
 
     def expire_idle(self) -> None:
         """Forget peers that were not needed for long; looks at them every now and then only."""

@@ -26,6 +26,7 @@ from kv_transfer.load import Load, LoadPhase
 from kv_transfer.notifications import Ack, Done, Notification, encode_notification
 from kv_transfer.part_reads import PartReads, ReaderLimits, split_blocks
 from kv_transfer.peers import Peer, PeerTable
+from kv_transfer.silence import Silence
 from kv_transfer.stream_reader import QUIET_S, StreamReader
 from kv_transfer.transport import ReadState, Transport, TransportError
 from kv_transfer.verifier import Verifier
@@ -80,6 +81,7 @@ class Reader:
         self._peers = peers
         self._limits = limits
         self._clock = clock
+        self._silence = Silence(clock=clock, limits=limits)
         self._counters = counters
         self._on_ended = on_ended
         self._on_stalled = on_stalled
@@ -116,6 +118,10 @@ class Reader:
             load.is_cancelled = True
             self._fail(load, "cancelled")
 
+    def heard(self, peer: Peer) -> None:
+        """Any message came from a peer."""
+        self._silence.end(peer.identity.engine_id)
+
     def on_ack(self, ack: Ack, *, sender: str) -> bool:
         """Take a source's answer to "done"; False when nobody waits for it."""
         load = self._loads.get(ack.reader)
@@ -134,6 +140,7 @@ class Reader:
     def advance(self) -> bool:
         """Do what can be done now; True when anything moved."""
         did_anything = self.heartbeat.advance()
+        self._silence.look(load.source_id for load in self._loads.values() if load.awaits_source)
         for load in tuple(self._loads.values()):
             did_anything |= self._advance_load(load)
         # Somebody waits for a load, and nobody yet for what a stream reads.
@@ -192,6 +199,10 @@ class Reader:
         if load.is_open and self._clock() >= load.deadline_s:
             self._fail(load, f"not loaded within {self._limits.load_timeout_s:g} s")
             return True
+        if load.is_open and self._silence.is_too_long(load.source_id, load.peer.bytes_in_flight if load.peer else 0):
+            load.deadline_s = self._clock()
+            self._fail(load, f"{load.source_id} was silent for {self._limits.answer_timeout_s:g} s")
+            return True
         match load.phase:
             case LoadPhase.MEETING:
                 return self._advance_meeting(load)
@@ -216,11 +227,9 @@ class Reader:
             self._begin_reading(load, peer)
 
     def _begin_reading(self, load: Load, peer: Peer) -> None:
-        order = load.order
-        if not _are_blocks_of(order.source_block_ids, peer.hello.num_blocks):
-            self._fail(load, f"a source block is not among the {peer.hello.num_blocks} blocks of the peer")
-        elif not _are_blocks_of(order.block_ids, self._region.num_blocks):
-            self._fail(load, f"a destination block is not among our {self._region.num_blocks} blocks")
+        misfit = load.misfit(num_source_blocks=peer.hello.num_blocks, num_blocks=self._region.num_blocks)
+        if misfit is not None:
+            self._fail(load, misfit)
         else:
             load.phase = LoadPhase.READING
             load.waiting.extend(load.parts_to_post())
@@ -228,6 +237,7 @@ class Reader:
     def _advance_meeting(self, load: Load) -> bool:
         assert load.handshake is not None
         if self._peers.find(load.order.params.source) is not None:
+            self._silence.end(load.source_id)
             self._meet(load)
             return True
         if not load.handshake.is_finished:
@@ -331,11 +341,7 @@ class Reader:
         """Begin again with what is not read yet. What was read is only confirmed anew: "done" may have ended the lease
         already, and the source answers the same reader the same."""
         logger.info("load retried: request_id=%s error=%s", load.order.request_id, load.error)
-        load.num_retries += 1
-        load.error = None
-        load.peer = None
-        load.num_dones = 0
-        load.next_done_s = 0.0
+        load.begin_anew()
         self._counters.num_retried_loads += 1
         self.heartbeat.expect(load.order.params)
         self._meet(load)
@@ -353,6 +359,7 @@ class Reader:
                 has_failed |= is_wanted
                 load.quiet_at_s = self._clock() + QUIET_S
             elif is_wanted:
+                self._silence.end(load.source_id)
                 load.num_bytes += entry.part.num_bytes
                 load.verify(load.unread.pop(entry.part.number), self._reads)
         return has_failed
@@ -390,7 +397,3 @@ class Reader:
             self._transport.send(peer.name, encode_notification(notification))
         except TransportError as error:
             self._lose_peer(peer, error.reason)
-
-
-def _are_blocks_of(block_ids: tuple[int, ...], num_blocks: int) -> bool:
-    return all(0 <= block_id < num_blocks for block_id in block_ids)

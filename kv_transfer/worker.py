@@ -116,7 +116,7 @@ class TransferWorker:
             region=region,
             transport=transport,
             peers=self._peers,
-            limits=ReaderLimits(load_timeout_s=options.load_timeout_s, renewal_period_s=options.lease_ttl_s / 3),
+            limits=_limits(options),
             clock=clock,
             counters=self._counters,
             on_ended=self._ended.append,
@@ -262,7 +262,9 @@ class TransferWorker:
         self._leases.expire()
         self._peers.expire_idle()
         for sender, message in self._transport.receive():
-            self._peers.heard(sender)
+            peer = self._peers.heard(sender)
+            if peer is not None:
+                self._reader.heard(peer)
             self._take(sender, message)
             did_anything = True
         for reader, announce in self._announcements.take_due():
@@ -378,6 +380,14 @@ class TransferWorker:
             with self._condition:
                 self._condition.wait(_LAST_PERIOD_S)
             self._reader.advance()
+
+
+def _limits(options: ConnectorOptions) -> ReaderLimits:
+    return ReaderLimits(
+        load_timeout_s=options.load_timeout_s,
+        renewal_period_s=options.lease_ttl_s / 3,
+        answer_timeout_s=options.answer_timeout_s,
+    )
 
 
 def _take_all(events: deque[Event]) -> tuple[Event, ...]:

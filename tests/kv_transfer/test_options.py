@@ -31,6 +31,7 @@ TIER = {"connector": "chain", "chain": ("host", "nixl"), "host_bytes": 1024}
         ({"lease_ttl_s": float("inf")}, ("lease_ttl_s", "inf")),
         ({"handshake_timeout_s": -1.0}, ("handshake_timeout_s", "-1")),
         ({"load_timeout_s": 0.0}, ("load_timeout_s", "0")),
+        ({"answer_timeout_s": -1.0}, ("answer_timeout_s", "-1")),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:

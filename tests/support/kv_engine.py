@@ -38,6 +38,7 @@ class KVEngineSpec:
     num_blocks: int = 64
     lease_ttl_s: float = 60.0
     load_timeout_s: float = 60.0
+    answer_timeout_s: float = 60.0
     handshake_timeout_s: float = 10.0
     checksums: bool | None = None
     faults: FaultOptions | None = None
@@ -92,6 +93,7 @@ class KVEngine:
                 host_bytes=spec.num_host_blocks * spec.layout.block_bytes,
                 lease_ttl_s=spec.lease_ttl_s,
                 load_timeout_s=spec.load_timeout_s,
+                answer_timeout_s=spec.answer_timeout_s,
                 handshake_timeout_s=spec.handshake_timeout_s,
                 checksums=spec.checksums,
                 streamed=spec.streamed,

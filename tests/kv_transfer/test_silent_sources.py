@@ -1,0 +1,42 @@
+"""Sources that stand still while they are read from, for real."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.kv_world import KVWorld
+from tests.support.ucx import confined_ucx
+
+
+@pytest.fixture(params=("tcp,self", None), ids=("tcp", "shared-memory"))
+def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
+    with confined_ucx(transports=request.param):
+        world = KVWorld("nixl")
+        yield world
+        world.close()
+
+
+@pytest.mark.known_failure(4, 14)
+def test_stopped_source_is_not_waited_for_and_used_again_when_it_goes_on(world: KVWorld) -> None:
+    reader = world.make_reader(world.spec("reader", answer_timeout_s=1.0))
+    source = world.make_source(world.spec("source"))
+    request_ids = [world.unique("request") for _ in range(3)]
+    source.fill((1, 2), world.seed())
+    granted = [source.grant(request_id, (1, 2)) for request_id in request_ids]
+    assert reader.load(request_ids[0], granted[0], (3, 4)).error is None
+
+    source.child.signal(signal.SIGSTOP)
+    reader.begin(request_ids[1], granted[1], (5, 6))
+    reader.wait_stalled(request_ids[1])
+    assert reader.has_reads()
+
+    source.child.signal(signal.SIGCONT)
+    ended = reader.wait_load(request_ids[1])
+    assert ended.failed_block_ids == (5, 6)
+    assert ended.error == f"{source.spec.engine_id} was silent for 1 s"
+    assert not reader.has_reads()
+    assert reader.load(request_ids[2], granted[2], (5, 6)).error is None
+    assert reader.content((5, 6)) == source.content((1, 2))
