@@ -26,6 +26,7 @@ from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
 from benchmarks.peers.process import PEERS, PeerProcess
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
+from engine.engine_core import EngineCore
 
 PREFILL_BATCH, PREFILL_TOKENS, DECODE_PROMPT_TOKENS = 16, 512, 32
 
@@ -63,14 +64,19 @@ class BatonSide:
         return time.perf_counter() - started
 
     def decode_s(self, prompts: list[list[int]], num_tokens: int) -> float:
-        self._add(prompts, max_tokens=num_tokens + 1)
-        num_started = 0
-        while num_started < len(prompts):
-            num_started += sum(len(deltas) for deltas in self._core.step().values())
+        self.start(prompts, max_tokens=num_tokens + 1)
         started = time.perf_counter()
         while self._core.has_unfinished():
             self._core.step()
         return time.perf_counter() - started
+
+    def start(self, prompts: list[list[int]], *, max_tokens: int) -> EngineCore:
+        """Compute the prompts up to their first tokens; the engine goes on from there."""
+        self._add(prompts, max_tokens=max_tokens)
+        num_started = 0
+        while num_started < len(prompts):
+            num_started += sum(len(deltas) for deltas in self._core.step().values())
+        return self._core
 
     def _add(self, prompts: list[list[int]], *, max_tokens: int) -> None:
         from engine.messages import GenerateRequest, SamplingParams

@@ -25,9 +25,12 @@ class PagedQueries:
         self, cache: KVCache, kernel_address: int, batch: AttentionBatch, requests: npt.NDArray[np.intp]
     ) -> None:
         starts, counts = batch.query_starts[requests].astype(np.int64), batch.query_lens[requests]
-        owners = np.repeat(requests, counts)
-        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.tokens = torch.from_numpy(np.repeat(starts, counts) + within)
+        owners, within = requests, np.zeros(1, dtype=np.int64)
+        if counts.max() > 1:
+            owners = np.repeat(requests, counts)
+            within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+            starts = np.repeat(starts, counts)
+        self.tokens = torch.from_numpy(starts + within)
         self._lengths: IntArray = (batch.first_positions[owners] + within + 1).astype(np.int32)
         self._tables: IntArray = np.ascontiguousarray(batch.block_tables[owners], dtype=np.int32)
         self._num_kv_heads = cache.layout.num_kv_heads

@@ -16,6 +16,10 @@ _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 _BF16_SHIFT = 16
+_INFINITY_BITS = 0x7F800000
+
+NAN_RANK = (1 << 31) - 1
+"""What ``rank`` gives for NaN."""
 
 
 @intrinsic
@@ -84,6 +88,21 @@ def float_from_bits(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(arguments[0], _F32)
 
     return types.float32(types.int32), generate
+
+
+@intrinsic
+def rank(typing_context: Any, number: Any) -> Any:
+    """A float32 as an int32 that compares as it does: both zeros are 0, and NaN is the largest."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.bitcast(arguments[0], _I32)
+        magnitude = builder.and_(bits, ir.Constant(_I32, 0x7FFFFFFF))
+        is_negative = builder.icmp_signed("<", bits, ir.Constant(_I32, 0))
+        ordered = builder.select(is_negative, builder.neg(magnitude), magnitude)
+        is_nan = builder.icmp_signed(">", magnitude, ir.Constant(_I32, _INFINITY_BITS))
+        return builder.select(is_nan, ir.Constant(_I32, NAN_RANK), ordered)
+
+    return types.int32(types.float32), generate
 
 
 @intrinsic

@@ -12,6 +12,7 @@ from engine.runner.upload import upload
 from engine.sample.filters import num_deciding_candidates, thresholds
 from engine.sample.logit_rules import LOWEST
 from engine.sample.logprobs import LogprobTensors, compute_logprobs
+from engine.sample.most_likely import MostLikely
 from engine.sample.penalties import apply_penalties, mask_ending_tokens
 from engine.sample.philox import uniforms
 from engine.sample.sampling_rows import SamplingRows
@@ -44,6 +45,7 @@ class Sampler:
         self._sampling = sampling
         self._history = history
         self._may_wait = may_wait
+        self._most_likely = MostLikely()
 
     def reads_history(self, rows: IntArray) -> bool:
         """True when what is drawn for some of these rows depends on the tokens that they hold."""
@@ -54,8 +56,7 @@ class Sampler:
 
         logits: [num_rows, vocab_size], model dtype; positions: [num_rows] where each new token will stand.
         """
-        maxima, token_ids = logits.max(dim=1)
-        has_nan = maxima.isnan()
+        token_ids, has_nan = self._most_likely(logits)
         is_short = positions < self._sampling.min_length[rows]
         if is_short.any() or not self._sampling.is_plain[rows].all() or (self._may_wait and bool(has_nan.any())):
             token_ids = self._choose(logits, rows, positions)

@@ -1,0 +1,115 @@
+"""What a decode step costs beside the model's kernels, in parts, at each batch size.
+
+    python -m benchmarks.step_overhead --json benchmarks/results/step_overhead.json
+
+One engine decodes ``batch`` streams of the 125 M random Llama; every part of its steps is timed. ``forward`` and
+``logits`` are the model; all others are overhead: ``schedule``, ``prepare`` (rows, inputs, attention plan), ``sample``,
+``update`` (results into requests and blocks) and ``rest``: what is left of the step, with the tokens by client.
+Rows: ``<dtype>/step/<batch>`` and ``<dtype>/overhead/<batch>`` in us, medians over steps, with the parts beside the
+latter, and ``<dtype>/overhead_share/<batch>`` in percent of the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.engine import DECODE_PROMPT_TOKENS, BatonSide, random_prompts
+from benchmarks.random_llama import write_random_llama
+from benchmarks.report import Row, add_json_option, publish
+from engine.engine_core import EngineCore
+
+MODEL_PARTS = ("forward", "logits")
+
+
+class StepClock:
+    """Times the parts of an engine's steps by standing between it and them."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._core = core
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        runner: Any = core.runner
+        for owner, method, part in (
+            (core.scheduler, "schedule", "schedule"),
+            (core.scheduler, "update", "update"),
+            (runner._batch, "apply", "prepare"),
+            (runner._batch, "prepare", "prepare"),
+            (runner._attention, "plan", "prepare"),
+            (runner._model, "forward", "forward"),
+            (runner._model, "logits", "logits"),
+            (runner._sampler, "sample", "sample"),
+        ):
+            setattr(owner, method, self._timed(part, getattr(owner, method)))
+
+    def _timed(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return work(*arguments, **options)
+            finally:
+                self._spent[part] += time.perf_counter() - started
+
+        return timed
+
+    def step(self) -> None:
+        """One step of the engine, kept with its parts."""
+        self._spent.clear()
+        started = time.perf_counter()
+        self._core.step()
+        total = time.perf_counter() - started
+        self.steps.append({**self._spent, "rest": total - sum(self._spent.values()), "total": total})
+
+
+def measure(side: BatonSide, dtype_name: str, batch: int, num_steps: int) -> list[Row]:
+    """The rows of one batch size, of steps that decode all of it."""
+    generator = torch.Generator().manual_seed(batch)
+    core = side.start(random_prompts(generator, batch, DECODE_PROMPT_TOKENS), max_tokens=num_steps + 8)
+    clock = StepClock(core)
+    for _ in range(num_steps):
+        clock.step()
+    while core.has_unfinished():
+        core.step()
+    parts = {part for step in clock.steps for part in step}
+    median = {part: 1e6 * statistics.median(step.get(part, 0.0) for step in clock.steps) for part in parts}
+    overhead = 1e6 * statistics.median(
+        step["total"] - sum(step.get(part, 0.0) for part in MODEL_PARTS) for step in clock.steps
+    )
+    detail: dict[str, float | str] = {part: median[part] for part in sorted(parts - {"total", *MODEL_PARTS})}
+    return [
+        Row(name=f"{dtype_name}/step/{batch}", value=median["total"], unit="us"),
+        Row(name=f"{dtype_name}/overhead/{batch}", value=overhead, unit="us", detail=detail),
+        Row(name=f"{dtype_name}/overhead_share/{batch}", value=100 * overhead / median["total"], unit="percent"),
+    ]
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_json_option(parser)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows: list[Row] = []
+    for dtype_name in args.dtypes:
+        with tempfile.TemporaryDirectory() as directory:
+            write_random_llama(Path(directory), getattr(torch, dtype_name))
+            for batch in args.batches:
+                side = BatonSide(Path(directory), dtype_name, args.threads)
+                rows.extend(measure(side, dtype_name, batch, args.steps))
+    publish(rows, packages=("torch", "numpy", "numba"), json_file=args.json, title="step overhead: random Llama, 125 M")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The most likely token of each row of logits, and whether the row holds a NaN, in one pass, compiled.
+
+Numbers are compared by integers in the same order, which is what lets the search run in vector registers; NaN of either
+sign comes above all others there.
+"""
+
+from functools import cache
+
+import numpy as np
+from numba import carray, njit
+
+from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel
+from engine.kernels.machine_code import NAN_RANK, pointer, rank, take_next, widen
+
+PART = 1024
+"""Columns whose maximum is found before it is compared with that of the columns before."""
+
+# The fields of the parameter block, all int64.
+COUNTER, LOGITS, TOKEN_IDS, HAS_NAN = range(4)  # addresses
+NUM_ROWS, SIZE = 4, 5
+NUM_PARAMETERS = 6
+
+_LOWEST = np.int32(-(1 << 31))
+
+
+@njit(**OPTIONS)
+def _highest(part):
+    highest = _LOWEST
+    for i in range(len(part)):
+        number = rank(widen(part[i]))
+        highest = number if number > highest else highest
+    return highest
+
+
+@njit(**OPTIONS)
+def _search(row):
+    """The first column of the highest number, and its rank."""
+    highest, found = _LOWEST, 0
+    for start in range(0, len(row), PART):
+        of_part = _highest(row[start : start + PART])
+        if of_part > highest:
+            highest, found = of_part, start
+    while rank(widen(row[found])) != highest:
+        found += 1
+    return found, highest
+
+
+@njit(**OPTIONS)
+def _run(p, logits, token_ids, has_nan):
+    """Take rows from the shared counter. logits: [num_rows, size]; token_ids, has_nan: [num_rows]."""
+    row = take_next(p[COUNTER])
+    while row < p[NUM_ROWS]:
+        found, highest = _search(logits[row])
+        token_ids[row] = found
+        has_nan[row] = highest == NAN_RANK
+        row = take_next(p[COUNTER])
+
+
+@cache
+def compiled_argmax(dtype):
+    """The address of ``void argmax(int64 *parameters)`` for logits of a dtype; token_ids are int64, has_nan bool."""
+    storage = STORAGE[dtype]
+
+    def argmax(address):
+        p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+        logits = carray(pointer(p[LOGITS]), (p[NUM_ROWS], p[SIZE]), dtype=storage)
+        token_ids = carray(pointer(p[TOKEN_IDS]), (p[NUM_ROWS],), dtype=np.int64)
+        _run(p, logits, token_ids, carray(pointer(p[HAS_NAN]), (p[NUM_ROWS],), dtype=np.uint8))
+
+    return compile_kernel(argmax)
