@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cluster.config import BatonConfig
 from cluster.config_file import ConfigFileError, load_config
+from cluster.loading import loading
 from cluster.preflight_error import PreflightError
 from cluster.signals import Stopped, holding_signals, stop_on_signals
 from engine.config import DeviceName, DTypeName
@@ -113,7 +114,7 @@ def run_serve(config: BatonConfig) -> int:
     with session_folder(config) as folder:
         prepare_environment(config, folder)
 
-        with holding_signals():
+        with holding_signals(), loading():
             from cluster.deployment import RefusedStartError, StartError
             from cluster.ray_home import RayUnavailableError, home_of
             from cluster.serve_command import serve as serve_cluster
@@ -146,7 +147,7 @@ def run_deploy(config: BatonConfig) -> int:
     config = config.model_copy(update={"address": config.address or "auto"})
     model = preflight(config)
     prepare_environment(config, None)
-    with holding_signals():
+    with holding_signals(), loading():
         from cluster.deploy_command import deploy as deploy_cluster
         from cluster.deployment import RefusedStartError, StartError
         from cluster.ray_home import RayUnavailableError
@@ -170,7 +171,7 @@ def shutdown(
     stop_on_signals()
     check_ray_address(address)
     prepare_environment(BatonConfig(address=address), None)
-    with holding_signals():
+    with holding_signals(), loading():
         from cluster.deploy_command import shutdown as shut_down
         from cluster.ray_home import RayUnavailableError
     try:

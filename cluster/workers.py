@@ -8,12 +8,14 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ray import serve
 from ray.util import get_node_ip_address
 
 from cluster.autoscale import LOAD
 from cluster.introductions import Introductions
+from cluster.loading import loading
 from cluster.names import APP_NAME, DECODE, PREFILL
 from cluster.refusal import HandshakeRefusal, Refusal
 from cluster.rendezvous import ServeRendezvous
@@ -22,7 +24,6 @@ from cluster.scaling import ScalingSection
 from cluster.start_report import StartReport, publish_start_report, weights_progress
 from cluster.worker_log import configure_worker_logging
 from decode.server import DecodeServer
-from engine.build import BuiltEngine, build_engine, worker_info
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
@@ -37,6 +38,9 @@ from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from prefill.server import PrefillServer
 from router.attentive_clock import AttentiveClock
+
+if TYPE_CHECKING:
+    from engine.build import BuiltEngine
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -89,6 +93,10 @@ class Worker:
         raise NotImplementedError
 
     def _build(self) -> tuple[BuiltEngine, WorkerInfo]:
+        # Here and not above: the command that deploys this class has no use for torch, and would wait for it.
+        with loading():
+            from engine.build import build_engine, worker_info
+
         settings = self._settings
         identity = PeerIdentity(engine_id=self._replica_id, incarnation=uuid.uuid4().hex)
         self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in (PREFILL, DECODE)}

@@ -1,0 +1,41 @@
+"""What a starting process loads, and how."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from cluster.loading import loading
+
+
+def test_command_that_starts_a_cluster_loads_no_torch() -> None:
+    script = "import sys, cluster.serve_command, cluster.deploy_command; print('torch' in sys.modules)"
+
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+
+    assert result.stdout.strip() == "False", "a start waits for it; only workers need it"
+
+
+def test_collector_rests_while_modules_load_and_leaves_them_alone_afterwards() -> None:
+    frozen = gc.get_freeze_count()
+    try:
+        with loading():
+            assert not gc.isenabled()
+
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_collector_works_again_when_a_module_fails_to_load() -> None:
+    try:
+        with pytest.raises(ModuleNotFoundError), loading():
+            raise ModuleNotFoundError("nixl")
+
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
