@@ -141,8 +141,7 @@ def is_deployed() -> bool:
 
 def _bring_up(deployment: Deployment, display: StartDisplay) -> None:
     display.stage("starting Ray Serve")
-    deployment.start_http()
-    deployment.start_replicas(display.workers)
+    deployment.start(display.workers)
     display.stage("waiting until every machine answers")
     for address in proxy_addresses(deployment.config):
         wait_until_ready(f"http://{address}:{deployment.config.port}")

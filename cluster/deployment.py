@@ -22,6 +22,7 @@ from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.placement import Placement, place, usable_cores
 from cluster.ray_home import list_nodes
+from cluster.serve_start import ProxyError, begin_serve, wait_for_proxies
 from cluster.served_model import ServedModel
 from cluster.start_report import StartReport, clear_start_reports, read_start_reports
 
@@ -46,14 +47,6 @@ class Deployment:
     config: BatonConfig
     model: ServedModel
 
-    def start_http(self) -> None:
-        """Start Serve itself, with its proxy on the configured address."""
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(
-            proxy_location="HeadOnly" if self.config.address is None else "EveryNode",
-            http_options={"host": self.config.host, "port": self.config.port},
-        )
-
     def place(self) -> Placement:
         """Where everything will go on the machines that Ray has now.
 
@@ -65,15 +58,22 @@ class Deployment:
             nodes = [dataclasses.replace(node, num_cores=usable_cores()) for node in nodes]
         return place(self.config, nodes)
 
-    def start_replicas(self, progress: Progress) -> None:
-        """Deploy, and wait until every replica is ready.
+    def start(self, progress: Progress) -> None:
+        """Start Serve, with its proxies on the configured address, and deploy; wait until every replica is ready.
 
         Raises:
-            StartError: A replica cannot start, or not all of them started in time.
+            StartError: A proxy cannot listen, a replica cannot start, or not all of them started in time.
         """
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        config = self.config
+        proxies = begin_serve(host=config.host, port=config.port, on_every_node=config.address is not None)
         clear_start_reports()
-        graph = build_graph(self.config, self.model, self.place())
+        graph = build_graph(config, self.model, self.place())
         serve._run(graph, _blocking=False, name=APP_NAME, route_prefix="/")
+        try:
+            wait_for_proxies(proxies)
+        except ProxyError as error:
+            raise StartError(str(error)) from error
         self._wait(progress)
 
     def _wait(self, progress: Progress) -> None:

@@ -60,8 +60,7 @@ def _start(deployment: Deployment, home: RayHome, display: StartDisplay) -> None
     # Ray installs a handler for SIGTERM that exits at once.
     stop_on_signals()
     display.stage("starting Ray Serve")
-    deployment.start_http()
-    deployment.start_replicas(display.workers)
+    deployment.start(display.workers)
     display.stage("waiting until the router sees the workers")
     wait_until_ready(base_url(deployment.config))
 
