@@ -23,4 +23,5 @@ def cluster(served_model: Path) -> Iterator[ClusterProcess]:
 def wide_cluster(served_model: Path) -> Iterator[ClusterProcess]:
     """Two workers of each kind."""
     with running_cluster(model=str(served_model), dtype="float32", prefill_replicas=2, decode_replicas=2) as running:
+        running.wait_until_pools_have(2)
         yield running

@@ -71,6 +71,14 @@ class ClusterProcess:
         with httpx.Client(timeout=5.0, trust_env=False) as client:
             self._wait(lambda: is_ready(client, self.url), "ready")
 
+    def wait_until_pools_have(self, number: int) -> None:
+        """Return when the router sees so many workers of each kind: it is ready with one."""
+        self._wait(lambda: all(len(pool) >= number for pool in self._pools()), f"{number} workers of each kind")
+
+    def _pools(self) -> list[Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.url}/status", timeout=5.0, trust_env=False).json()
+        return list(answer["pools"].values())
+
     def wait_for_output(self, text: str) -> None:
         """Return when the command printed ``text``."""
         self._wait(lambda: text in self.log, f"output {text!r}")
