@@ -21,6 +21,9 @@ RAY = Path(sys.executable).parent / "ray"
 SERVE = Path(sys.executable).parent / "serve"
 START_TIMEOUT_S = 120.0
 START_ATTEMPTS = 3
+ORPHAN_TIMEOUT_S = 5.0
+"""For what outlives the Ray that it belonged to: a replica of Serve would drain for 30 s, for nobody."""
+
 SECOND_NODE_IP = "127.0.0.2"
 
 
@@ -94,9 +97,10 @@ def running(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> 
         below = process.children(recursive=True) if started.poll() is None else []
         started.terminate()
         started.wait(STOP_TIMEOUT_S)
-        _, alive = psutil.wait_procs(below, timeout=STOP_TIMEOUT_S)
+        _, alive = psutil.wait_procs(below, timeout=ORPHAN_TIMEOUT_S)
         for child in alive:
             child.kill()
+        psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
 
 
 def start(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
