@@ -41,6 +41,7 @@ def build_engine(
         ConfigError: The settings contradict each other or do not fit into this machine's memory.
     """
     runner = ModelRunner(config, progress=progress)
+    runner.warm_up()
     wake = threading.Event()
     connector = build_connector(runner.layout, runner.region, wake.set) if build_connector is not None else None
     scheduler = Scheduler(

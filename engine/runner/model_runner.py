@@ -23,6 +23,7 @@ from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, c
 from engine.runner.model_step import ModelStep
 from engine.runner.prompt_logprobs import prompt_logprobs
 from engine.runner.upload import upload
+from engine.sample.most_likely import MostLikely
 from engine.sample.sampler import Sampler
 from engine.step import NOTHING_PENDING, ModelRunnerOutput, PendingStep, SchedulerOutput
 from kv_transfer.layout import KVLayout, KVRegion
@@ -78,7 +79,13 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             block_size=config.cache.block_size,
         )
-        self._sampler = Sampler(self._batch.sampling, self._batch.history, may_wait=self.device.type == "cpu")
+        is_cpu = self.device.type == "cpu"
+        self._sampler = Sampler(
+            self._batch.sampling,
+            self._batch.history,
+            may_wait=is_cpu,
+            most_likely=MostLikely(self.dtype if is_cpu else None),
+        )
         self._last_step: ModelStep | None = None
 
     @property

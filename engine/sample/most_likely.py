@@ -9,10 +9,15 @@ from engine.kernels.call import KernelCall
 
 
 class MostLikely:
-    """The first of the highest logits of each row, and whether the row holds a NaN. Used from one thread."""
+    """The first of the highest logits of each row, and whether the row holds a NaN. Used from one thread.
 
-    def __init__(self) -> None:
+    For logits of ``dtype`` on the CPU it is compiled at once, for others when they come.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
         self._calls: dict[torch.dtype, KernelCall] = {}
+        if dtype is not None:
+            self._call_for(dtype)
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """logits: [num_rows, vocab_size] to ([num_rows] int64, [num_rows] bool); of a row with a NaN, any token."""

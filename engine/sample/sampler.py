@@ -41,11 +41,13 @@ class Sampler:
     asked, and work that only some logits need is done for all.
     """
 
-    def __init__(self, sampling: SamplingRows, history: TokenHistory, *, may_wait: bool) -> None:
+    def __init__(
+        self, sampling: SamplingRows, history: TokenHistory, *, may_wait: bool, most_likely: MostLikely | None = None
+    ) -> None:
         self._sampling = sampling
         self._history = history
         self._may_wait = may_wait
-        self._most_likely = MostLikely()
+        self._most_likely = most_likely or MostLikely()
 
     def reads_history(self, rows: IntArray) -> bool:
         """True when what is drawn for some of these rows depends on the tokens that they hold."""
