@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from cluster.serve_env import node_environment
 from tests.support.cluster import POLL_PERIOD_S, STOP_TIMEOUT_S, free_port
 
 RAY = Path(sys.executable).parent / "ray"
@@ -70,7 +71,7 @@ def shared_ray() -> Iterator[SharedRayProcess]:
     variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "0" * 64,
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        **node_environment(),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
     }
     command = [
