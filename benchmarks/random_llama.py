@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -35,3 +36,13 @@ def write_random_llama(directory: Path, dtype: torch.dtype) -> None:
     # A tokenizer, so that it can be served: any will do, prompts and answers are token ids.
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(builtin_model_dir() / name, directory)
+
+
+def name_all_tokens(directory: Path) -> None:
+    """Give every id of the model a text, where the text of answers is part of what is measured."""
+    file = directory / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    named = set(vocabulary.values())
+    vocabulary.update({f"Ġword{token_id}": token_id for token_id in range(VOCAB_SIZE) if token_id not in named})
+    file.write_text(json.dumps(tokenizer))

@@ -38,7 +38,7 @@ def served_cluster(arguments: Sequence[str]) -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )
         try:
-            _wait_until_ready(url, process)
+            wait_until_ready(f"{url}/ready", process, START_TIMEOUT_S)
             yield url
         except RuntimeError:
             log.seek(0)
@@ -49,15 +49,20 @@ def served_cluster(arguments: Sequence[str]) -> Iterator[str]:
             process.wait(STOP_TIMEOUT_S)
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Ask ``url`` until it answers 200.
+
+    Raises:
+        RuntimeError: The process ended, or the time is up.
+    """
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"baton serve ended with exit code {process.returncode}")
+            raise RuntimeError(f"the server behind {url} ended with exit code {process.returncode}")
         try:
-            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+            if httpx.get(url, timeout=5, trust_env=False).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
         time.sleep(0.2)
-    raise RuntimeError(f"baton serve was not ready within {START_TIMEOUT_S:.0f} s")
+    raise RuntimeError(f"{url} was not ready within {timeout_s:.0f} s")

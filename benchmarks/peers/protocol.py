@@ -10,7 +10,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+
+def check_lengths(outputs: Sequence[Sequence[int]], num_tokens: int) -> None:
+    """Fail where an engine generated less than it was asked for: its time would say nothing."""
+    shortest = min(len(output) for output in outputs)
+    if shortest < num_tokens:
+        raise RuntimeError(f"{num_tokens} tokens were asked for, an output has {shortest}")
 
 
 def serve(load: Callable[[], Callable[[list[list[int]], int], None]]) -> None:

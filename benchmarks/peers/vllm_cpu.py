@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 
-from benchmarks.peers.protocol import serve
+from benchmarks.peers.protocol import check_lengths, serve
 
 
 def load() -> Callable[[list[list[int]], int], None]:
     """The engine with the settings of ``benchmarks.engine``'s own side."""
-    model, dtype, num_threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{num_threads - 1}"  # its default leaves a core idle
+    model, dtype = sys.argv[1], sys.argv[2]  # its threads come from the environment
     from vllm import LLM, SamplingParams
 
     engine = LLM(
@@ -28,7 +25,8 @@ def load() -> Callable[[list[list[int]], int], None]:
 
     def generate(prompts: list[list[int]], num_tokens: int) -> None:
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
-        engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        check_lengths([o.outputs[0].token_ids for o in engine.generate(inputs, params, use_tqdm=False)], num_tokens)
 
     return generate
 

@@ -1,0 +1,215 @@
+"""The cluster over HTTP beside ``vllm serve``: the same model, client and load, two threads each.
+
+    python -m benchmarks.serving_peer --dtype bfloat16 --json benchmarks/results/serving_peer_bfloat16.json
+
+Baton runs 1 prefill and 1 decode worker with one thread each, vLLM's CPU build one engine with two; router, API server
+and client share the same cores. Both get the same prompts of token ids in a closed loop (benchmarks/closed_load.py).
+One server runs at a time; ``--repeats`` rounds start each once, in turn first. The first run installs the peer under
+``.cache``. A round takes the start of both servers and about 30 s for each concurrency and side.
+
+Rows are medians over the rounds: ``<side>/tokens_per_s/<dtype>/<concurrency>``, ``<side>/ttft_p50_ms/...`` and
+``<side>/itl_p50_ms/...``. ``ratio/http/<dtype>/<concurrency>`` is Baton's rate over vLLM's, ``ratio/http_ttft/...`` and
+``ratio/http_itl/...`` vLLM's time over Baton's: above 1 is faster. ``baton/transferred/<dtype>`` shows the hand-overs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
+
+import httpx
+import torch
+import yaml
+
+from benchmarks.closed_load import ClosedFigures, ClosedLoad, run_closed, send_closed
+from benchmarks.peers.process import PEERS, peer_python
+from benchmarks.peers.vllm_server import NAME, served_vllm
+from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens, write_random_llama
+from benchmarks.report import Row, add_json_option, publish
+from benchmarks.served import served_cluster
+
+BATON, VLLM = "baton", "vllm"
+MAX_MODEL_LEN = 1024
+SCHEDULER = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+METRICS = {"tokens_per_s": "tokens/s", "ttft_p50_ms": "ms", "itl_p50_ms": "ms"}
+WARM_WINDOW_S = 2.0
+
+Server = Callable[[], AbstractContextManager[str]]
+Rounds = dict[tuple[str, int], list[ClosedFigures]]
+"""Of a side and a concurrency: the figures of each round."""
+
+
+def baton_config(model: Path, dtype: str) -> dict[str, object]:
+    """A cluster of 1 prefill and 1 decode worker with one thread each."""
+    return {
+        "model": str(model),
+        "dtype": dtype,
+        "device": "cpu",
+        "max_model_len": MAX_MODEL_LEN,
+        "scheduler": SCHEDULER,
+        "cache": {"kv_cache_bytes": 1 << 30},
+        "prefill": {"num_threads": 1},
+        "decode": {"num_threads": 1},
+    }
+
+
+@contextlib.contextmanager
+def served_baton(model: Path, dtype: str) -> Iterator[str]:
+    """Run the cluster; yields its URL once it is ready."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(baton_config(model, dtype), file)
+        file.flush()
+        with served_cluster(["--config", file.name]) as url:
+            yield url
+
+
+def load_of(concurrency: int, round_number: int, args: argparse.Namespace) -> ClosedLoad:
+    """The load of one measurement: the same on both sides, new prompts in every round."""
+    return ClosedLoad(
+        concurrency=concurrency,
+        window_s=args.seconds,
+        num_prompt_tokens=args.prompt_tokens,
+        num_output_tokens=args.output_tokens,
+        vocab_size=VOCAB_SIZE,
+        seed=str(round_number),
+    )
+
+
+def measure_side(name: str, url: str, round_number: int, args: argparse.Namespace) -> dict[int, ClosedFigures]:
+    """One running server at every concurrency, after a warm-up at the highest that does not count."""
+    warm = ClosedLoad(
+        concurrency=max(args.concurrency),
+        window_s=WARM_WINDOW_S,
+        num_prompt_tokens=args.prompt_tokens,
+        num_output_tokens=min(8, args.output_tokens),
+        vocab_size=VOCAB_SIZE,
+        seed=f"warm {round_number}",
+    )
+    asyncio.run(send_closed(url, warm))
+    measured = {}
+    for concurrency in args.concurrency:
+        seen = asyncio.run(run_closed(url, load_of(concurrency, round_number, args)))
+        measured[concurrency] = seen
+        print(
+            f"round {round_number + 1}, {name} at concurrency {concurrency}: {seen.tokens_per_s:.0f} tokens/s, "
+            f"ttft {seen.ttft_p50_ms:.0f} ms, itl {seen.itl_p50_ms:.1f} ms, {seen.num_requests} requests",
+            flush=True,
+        )
+    return measured
+
+
+def measure(servers: Mapping[str, Server], args: argparse.Namespace) -> tuple[Rounds, float]:
+    """All rounds, and the bytes that Baton handed over in them; each side is first in turn."""
+    rounds: Rounds = {(name, concurrency): [] for name in servers for concurrency in args.concurrency}
+    transferred = 0.0
+    for round_number in range(args.repeats):
+        names = list(servers) if round_number % 2 == 0 else list(reversed(servers))
+        for name in names:
+            with servers[name]() as url:
+                for concurrency, seen in measure_side(name, url, round_number, args).items():
+                    rounds[name, concurrency].append(seen)
+                if name == BATON:
+                    status = httpx.get(f"{url}/status", timeout=30, trust_env=False).json()
+                    transferred += float(status["totals"]["transferred_bytes"])
+    return rounds, transferred
+
+
+def side_rows(dtype: str, rounds: Rounds) -> list[Row]:
+    """The figures of each side at each concurrency."""
+    rows = []
+    for (name, concurrency), seen in rounds.items():
+        for metric, unit in METRICS.items():
+            values = [float(getattr(figures, metric)) for figures in seen]
+            detail: dict[str, float | str] = {"lowest": min(values), "highest": max(values)}
+            if metric == "tokens_per_s":
+                detail["requests"] = float(sum(figures.num_requests for figures in seen))
+            if metric == "itl_p50_ms":
+                detail["tpot_p50_ms"] = statistics.median(figures.tpot_p50_ms for figures in seen)
+                detail["tokens_per_read"] = statistics.median(figures.tokens_per_read for figures in seen)
+            rows.append(
+                Row(
+                    name=f"{name}/{metric}/{dtype}/{concurrency}",
+                    value=statistics.median(values),
+                    unit=unit,
+                    detail=detail,
+                )
+            )
+    return rows
+
+
+def ratio_rows(dtype: str, rounds: Rounds, concurrencies: Sequence[int]) -> list[Row]:
+    """Baton beside vLLM: ratios of medians, with the lowest and the highest ratio of one round."""
+    rows = []
+    for concurrency in concurrencies:
+        ours, theirs = rounds[BATON, concurrency], rounds[VLLM, concurrency]
+        for metric, name in {"tokens_per_s": "http", "ttft_p50_ms": "http_ttft", "itl_p50_ms": "http_itl"}.items():
+            over, under = (ours, theirs) if metric == "tokens_per_s" else (theirs, ours)
+            upper = [float(getattr(figures, metric)) for figures in over]
+            lower = [float(getattr(figures, metric)) for figures in under]
+            each = [a / b for a, b in zip(upper, lower, strict=True)]
+            rows.append(
+                Row(
+                    name=f"ratio/{name}/{dtype}/{concurrency}",
+                    value=statistics.median(upper) / statistics.median(lower),
+                    unit="x",
+                    detail={"lowest": min(each), "highest": max(each)},
+                )
+            )
+    return rows
+
+
+def end_on_signal(number: int, _: FrameType | None) -> None:
+    """Leave as on an error, so that the server that runs is ended too."""
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 16, 32], help="requests in flight")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; each starts both servers")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long each concurrency is measured")
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    add_json_option(parser)
+    args = parser.parse_args()
+    if min(args.repeats, *args.concurrency) < 1 or args.output_tokens < 2:
+        parser.error("--repeats and --concurrency must be at least 1, --output-tokens at least 2")
+    signal.signal(signal.SIGTERM, end_on_signal)
+    peer_python(NAME)  # installs it before anything is timed
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        write_random_llama(model, getattr(torch, args.dtype))
+        name_all_tokens(model)
+        limits = {"max_model_len": MAX_MODEL_LEN, **SCHEDULER}
+        servers: dict[str, Server] = {
+            BATON: lambda: served_baton(model, args.dtype),
+            VLLM: lambda: served_vllm(model, dtype=args.dtype, num_threads=2, limits=limits),
+        }
+        try:
+            rounds, transferred = measure(servers, args)
+        except RuntimeError as error:
+            sys.exit(f"{type(error).__name__}: {error}")
+    rows = [*side_rows(args.dtype, rounds), *ratio_rows(args.dtype, rounds, args.concurrency)]
+    rows.append(Row(name=f"baton/transferred/{args.dtype}", value=transferred, unit="bytes"))
+    publish(
+        rows,
+        packages=("torch", "ray", "nixl"),
+        json_file=args.json,
+        title=f"serving beside {PEERS[NAME].requirements[0]}: random Llama, 125 M parameters, "
+        f"{args.prompt_tokens} tokens in, {args.output_tokens} out, closed loop",
+    )
+
+
+if __name__ == "__main__":
+    main()
