@@ -64,6 +64,8 @@ class DecodePhase:
                 generation.stage = journey.stage
                 if not journey.is_first or reservation is None or not self._pool.is_usable(reservation.replica):
                     is_retry = is_accepted or not journey.is_first
+                    if reservation is not None:
+                        reservation.release()  # it is not where the request goes now
                     reservation = await self._reserve(generation, journey, is_retry=is_retry)
                 if await self._stay(generation, journey, reservation):
                     is_well = journey.num_losses == 0

@@ -170,3 +170,29 @@ async def test_lone_decode_replica_that_refused_is_not_asked_again_at_once(model
 
         assert len(rig.decode[0].seen) == 1
         answer.cancel()
+
+
+@pytest.mark.parametrize("next_is_lost", [False, True])
+async def test_room_on_a_decode_replica_that_was_lost_before_the_turn_is_given_back(
+    model_dir: Path, next_is_lost: bool
+) -> None:
+    async with router_rig(model_dir, num_decode=2) as rig:
+        rig.prefill[0].gate.clear()
+        rig.decode[1].step_gate.clear()
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        await until(lambda: bool(rig.prefill[0].running))
+        first = rig.service.decode_pool.get("decode-0")
+        assert first is not None
+        assert first.num_reserved == 1
+        rig.decode.kill("decode-0")
+        await until(lambda: first.is_left_out)
+        if next_is_lost:
+            rig.prefill.kill("prefill-0")
+        rig.prefill[0].gate.set()
+        await until(lambda: bool(rig.decode[1].running))
+        rig.decode.revive("decode-0")
+        await until(lambda: first.takes_requests)
+
+        assert (first.num_reserved, first.reserved_blocks) == (0, 0)
+        rig.decode[1].step_gate.set()
+        assert (await answer).status_code == 200
