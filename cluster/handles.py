@@ -9,19 +9,19 @@ from cluster.replica_caller import Caller
 from engine.messages import GenerateRequest, LoadReport, StepMessage, WorkerInfo
 from kv_transfer.fault_options import FaultOptions
 from router.router_report import RouterReport
+from router.settings import RouterSettings
 from router.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 
-ABORT_TIMEOUT_S = 10.0
-SUBMIT_TIMEOUT_S = 30.0
 RESYNC_TIMEOUT_S = 10.0
-ORDER_TIMEOUT_S = 10.0
 
 
 class RayWorkerPool:
-    """One role's workers: ``router.workers.WorkerPool``."""
+    """One role's workers: ``router.workers.WorkerPool``, called with the patience that the router's settings say."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, settings: RouterSettings) -> None:
         self._caller = caller
+        self._submit_timeout_s = settings.submit_timeout_s
+        self._order_timeout_s = settings.abort_timeout_s
 
     def replica_ids(self) -> Sequence[str]:
         """The replicas that can be addressed now, without a network call."""
@@ -37,22 +37,24 @@ class RayWorkerPool:
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests wherever they are; raises WorkerUnavailableError."""
-        await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=ABORT_TIMEOUT_S)
+        await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=self._order_timeout_s)
 
     async def drain(self, replica_id: str) -> None:
         """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
-        await self._caller.call(replica_id, "drain", timeout_s=ORDER_TIMEOUT_S)
+        await self._caller.call(replica_id, "drain", timeout_s=self._order_timeout_s)
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """Have a replica's connector suffer these faults; raises WorkerRefusedError and WorkerUnavailableError."""
-        refusal: Refusal | None = await self._caller.call(replica_id, "set_faults", options, timeout_s=ORDER_TIMEOUT_S)
+        refusal: Refusal | None = await self._caller.call(
+            replica_id, "set_faults", options, timeout_s=self._order_timeout_s
+        )
         if refusal is not None:
             raise refusal.to_error()
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests to an engine; raises WorkerUnavailableError."""
         answers: list[Refusal | None] = await self._caller.call(
-            replica_id, "submit", tuple(requests), timeout_s=SUBMIT_TIMEOUT_S
+            replica_id, "submit", tuple(requests), timeout_s=self._submit_timeout_s
         )
         return [answer.to_error() if answer is not None else None for answer in answers]
 

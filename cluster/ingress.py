@@ -60,8 +60,8 @@ class RouterIngress:
         service = self._service = RouterService(
             model_dir=settings.model_dir,
             model_name=settings.model_name,
-            prefill=RayWorkerPool(self._prefill),
-            decode=RayWorkerPool(self._decode),
+            prefill=RayWorkerPool(self._prefill, settings.router),
+            decode=RayWorkerPool(self._decode, settings.router),
             settings=settings.router,
             router_id=router_id,
             peers=RayRouterPeers(routers, own_id=router_id),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cluster.handles import RayWorkerPool
 from cluster.refusal import Refusal
 from engine.messages import GenerateRequest, LoadReport, SamplingParams, StepMessage, WorkerInfo
+from kv_transfer.fault_options import FaultOptions
+from router.settings import RouterSettings
 from tests.support.fake_caller import FakeCaller
 
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(max_tokens=1))
 LOAD = LoadReport(num_blocks=8, num_free_blocks=6)
+PATIENCE = RouterSettings(submit_timeout_s=77.0, abort_timeout_s=55.0)
 REFUSAL = Refusal(code="prompt_too_long", message="the prompt has 9 tokens")
 
 
@@ -34,7 +38,7 @@ async def test_status_is_made_of_the_workers_answer() -> None:
     async def status() -> tuple[WorkerInfo, LoadReport]:
         return info, LOAD
 
-    answer = await RayWorkerPool(FakeCaller({"a": {"status": status}})).status("a", timeout_s=1)
+    answer = await RayWorkerPool(FakeCaller({"a": {"status": status}}), PATIENCE).status("a", timeout_s=1)
 
     assert (answer.replica_id, answer.node_ip, answer.pid, answer.info, answer.load) == (
         "a",
@@ -49,7 +53,7 @@ async def test_submit_answers_each_request_in_order() -> None:
     async def submit(requests: Sequence[GenerateRequest]) -> list[Refusal | None]:
         return [None, REFUSAL][: len(requests)]
 
-    answers = await RayWorkerPool(FakeCaller({"a": {"submit": submit}})).submit("a", [REQUEST, REQUEST])
+    answers = await RayWorkerPool(FakeCaller({"a": {"submit": submit}}), PATIENCE).submit("a", [REQUEST, REQUEST])
 
     assert answers[0] is None
     assert answers[1] is not None
@@ -62,6 +66,29 @@ async def test_outputs_are_the_stream_of_that_client() -> None:
     async def outputs(client_id: str, mirrors_cache: bool) -> list[StepMessage]:
         return [message] if client_id == "router-1" else []
 
-    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs}}))
+    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs}}), PATIENCE)
 
     assert [received async for received in pool.outputs("a", "router-1")] == [message]
+
+
+class TimedCaller(FakeCaller):
+    """Writes down how long each method may take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timeouts_s: dict[str, float] = {}
+
+    async def call(self, replica_id: str, method: str, *args: object, timeout_s: float) -> Any:
+        self.timeouts_s[method] = timeout_s
+        return [] if method == "submit" else None
+
+
+async def test_workers_have_the_time_that_the_settings_give_them() -> None:
+    caller = TimedCaller()
+    pool = RayWorkerPool(caller, PATIENCE)
+    await pool.submit("a", [])
+    await pool.abort("a", ["r"])
+    await pool.drain("a")
+    await pool.set_faults("a", FaultOptions())
+
+    assert caller.timeouts_s == {"submit": 77.0, "abort": 55.0, "drain": 55.0, "set_faults": 55.0}
