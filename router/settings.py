@@ -14,6 +14,11 @@ MetricsCompat = Literal["none", "vllm"]
 
 _AT_LEAST_ONE = ("max_body_bytes", "max_body_values", "max_num_requests", "max_num_choices", "max_prefill_attempts")
 
+_MAY_BE_NO_TIME = frozenset({"recovery_wait_s", "max_write_delay_s", "backoff_max_s", "retry_after_s"})
+"""Times that may be 0. Any other would be a loop that never rests, or a wait in which nobody can ever answer."""
+
+_SILENCES = ("unresponsive_after_s", "stream_silence_timeout_s")
+
 LossPolicy = Literal["retry", "recompute", "fail"]
 KVLossPolicy = Literal["cheapest", "retry", "recompute", "fail"]
 DecodeLossPolicy = Literal["retry", "fail"]
@@ -108,15 +113,10 @@ class RouterSettings:
             value = getattr(self, item.name)
             if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"{item.name} must not be negative, got {value}")
-        for name in (
-            "max_body_bytes",
-            "max_body_values",
-            "max_num_requests",
-            "max_num_choices",
-            "max_prefill_attempts",
-        ):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._check_times()
         for role in ("prefill", "decode"):
             make_policy(getattr(self, f"{role}_policy"), role)
         if self.session_header is not None and not _HEADER_NAME.fullmatch(self.session_header):
@@ -127,3 +127,14 @@ class RouterSettings:
             raise ValueError(
                 f"default_timeout_s ({self.default_timeout_s}) is larger than max_timeout_s ({self.max_timeout_s})"
             )
+
+    def _check_times(self) -> None:
+        for item in fields(self):
+            if item.name.endswith("_s") and item.name not in _MAY_BE_NO_TIME and getattr(self, item.name) == 0:
+                raise ValueError(f"{item.name} must be more than 0 seconds, got {getattr(self, item.name)}")
+        for name in _SILENCES:
+            if getattr(self, name) < self.stale_after_s:
+                raise ValueError(
+                    f"{name} is {getattr(self, name):g}: healthy workers, which report every report_period_s "
+                    f"({self.report_period_s:g}), would count as lost; it must be at least {self.stale_after_s:g}"
+                )
