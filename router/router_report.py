@@ -151,9 +151,11 @@ class RouterBoard:
         self._known[report.router_id] = KnownRouter(report=replace(newest, gone=()), state="running")
 
     def _forget_oldest(self) -> None:
-        departed = [router_id for router_id, known in self._known.items() if known.state == "departed"]
-        for router_id in departed[:-MAX_DEPARTED]:
-            del self._known[router_id]
+        """Those that began first go, so that all routers remember the same ones and no total swings between them."""
+        departed = [known.report for known in self._known.values() if known.state == "departed"]
+        departed.sort(key=lambda report: (report.created_s, report.router_id))
+        for report in departed[:-MAX_DEPARTED]:
+            del self._known[report.router_id]
 
 
 def _departed(known: KnownRouter) -> KnownRouter:

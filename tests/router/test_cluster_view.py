@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.counters import RouterCounters
 from router.metric_rows import MetricFamily
 from router.router_report import MAX_DEPARTED, RouterBoard, RouterReport
 from tests.support.router_peers import PeerNet
@@ -199,9 +200,10 @@ async def test_report_passes_between_processes(routers: Routers) -> None:
 
 @dataclass(slots=True)
 class Coming:
-    """Peers that come and go."""
+    """Peers that come and go. ``gone`` is what they tell of others."""
 
     names: list[str] = field(default_factory=list)
+    gone: tuple[RouterReport, ...] = ()
 
     def peer_ids(self) -> list[str]:
         return self.names
@@ -210,20 +212,23 @@ class Coming:
         raise AssertionError(f"{router_id} was told of {report.router_id}")
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
-        from router.counters import RouterCounters
+        return report_of(router_id, gone=self.gone)
 
-        families: tuple[MetricFamily, ...] = ()
-        return RouterReport(
-            router_id=router_id,
-            number=1,
-            pid=1,
-            created_s=0,
-            num_alive=0,
-            num_waiting=0,
-            counters=RouterCounters(),
-            families=families,
-            departed={},
-        )
+
+def report_of(router_id: str, *, created_s: int = 0, gone: tuple[RouterReport, ...] = ()) -> RouterReport:
+    families: tuple[MetricFamily, ...] = ()
+    return RouterReport(
+        router_id=router_id,
+        number=1,
+        pid=1,
+        created_s=created_s,
+        num_alive=0,
+        num_waiting=0,
+        counters=RouterCounters(),
+        families=families,
+        departed={},
+        gone=gone,
+    )
 
 
 async def test_only_so_many_routers_are_remembered() -> None:
@@ -234,3 +239,21 @@ async def test_only_so_many_routers_are_remembered() -> None:
         await board.refresh(timeout_s=1.0)
 
     assert len(board.others) == MAX_DEPARTED + 1
+
+
+async def test_routers_that_went_are_not_forgotten_and_remembered_in_turn() -> None:
+    went = [report_of(f"router-{number}", created_s=number) for number in range(MAX_DEPARTED + 6)]
+    peers = [Coming(names=["other"]), Coming(names=["other"])]
+    boards = [RouterBoard(peer, own_id="me") for peer in peers]
+    for board, order in zip(boards, (went, went[::-1]), strict=True):
+        for report in order:
+            board.note_farewell(report)
+        await board.refresh(timeout_s=1.0)
+    remembered = [{report.router_id for report in boards[0].gone()}]
+    for _ in range(3):
+        peers[0].gone, peers[1].gone = boards[1].gone(), boards[0].gone()
+        for board in boards:
+            await board.refresh(timeout_s=1.0)
+            remembered.append({report.router_id for report in board.gone()})
+
+    assert remembered == [{report.router_id for report in went[6:]}] * len(remembered)
