@@ -77,7 +77,7 @@ def build_app(
     describe(app, security)
     endpoints = _add_generation(app, service)
     # Inside of all other middleware: these are added from the inside out.
-    app.add_middleware(DirectRoutes, endpoints=endpoints)
+    app.add_middleware(DirectRoutes, endpoints=endpoints, write_timeout_s=service.settings.write_timeout_s)
     _add_security(app, security)
     app.add_middleware(
         RequestIdMiddleware, metrics=service.metrics, paths=_PATHS, answers_request_id=answers_request_id

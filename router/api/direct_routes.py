@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.errors import error_response
+from router.api.patience import PatientSend
 from router.errors import RouterError
+
+logger = logging.getLogger(f"baton.{__name__}")
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -23,19 +27,33 @@ class DirectRoutes:
     around ``send`` a tenth of what a token costs.
     """
 
-    def __init__(self, app: ASGIApp, *, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(self, app: ASGIApp, *, endpoints: Mapping[str, Endpoint], write_timeout_s: float) -> None:
         self._app = app
         self._endpoints = endpoints
+        self._write_timeout_s = write_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         endpoint = self._endpoints.get(scope["path"]) if is_post else None
         if endpoint is None:
-            await self._app(scope, receive, send)
+            await self._pass_on(scope, receive, send)
             return
         try:
             response = await endpoint(Request(scope, receive))
         except RouterError as error:
             response = error_response(error)
         await response(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Leave a request to the application, and its client where it does not read: these answers can be long, too."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        patient = PatientSend(send, timeout_s=self._write_timeout_s)
+        try:
+            await self._app(scope, receive, patient)
+        except (OSError, ClientDisconnect):
+            if not patient.gave_up:
+                raise
+            logger.info("client does not read: path=%s", scope["path"][:80])

@@ -7,6 +7,28 @@ import types
 from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any
 
+from starlette.types import Message, Send
+
+
+class PatientSend:
+    """A ``send`` that gives its client up when that leaves a message unread for ``timeout_s``.
+
+    What the server raises for a client that is gone means the same.
+    """
+
+    def __init__(self, send: Send, *, timeout_s: float) -> None:
+        self._send = send
+        self._timeout_s = timeout_s
+        self.gave_up = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send one message."""
+        try:
+            await within(self._send(message), self._timeout_s)
+        except OSError:
+            self.gave_up = True
+            raise
+
 
 async def within(awaitable: Awaitable[None], timeout_s: float) -> None:
     """Await within ``timeout_s``.

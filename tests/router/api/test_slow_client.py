@@ -32,8 +32,12 @@ IMPATIENT = dataclasses.replace(FAST, write_timeout_s=0.05)
 
 async def ask(rig: RouterRig, body: dict[str, Any], *, blocks_at: Callable[[Message], bool]) -> list[Message]:
     """What a client was sent that takes nothing any more from some message on."""
+    return await post(rig, "/v1/completions", {"prompt": "hi", "ignore_eos": True, "seed": 2, **body}, blocks_at)
+
+
+async def post(rig: RouterRig, path: str, body: dict[str, Any], blocks_at: Callable[[Message], bool]) -> list[Message]:
     never = asyncio.Event()
-    content = json.dumps({"prompt": "hi", "ignore_eos": True, "seed": 2, **body}).encode()
+    content = json.dumps(body).encode()
     requests: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
     sent: list[Message] = []
 
@@ -48,7 +52,7 @@ async def ask(rig: RouterRig, body: dict[str, Any], *, blocks_at: Callable[[Mess
             await never.wait()
 
     async with asyncio.timeout(5):
-        await rig.app(dict(SCOPE), receive, send)
+        await rig.app({**SCOPE, "path": path, "raw_path": path.encode()}, receive, send)
     return sent
 
 
@@ -91,3 +95,15 @@ async def test_last_write_does_not_wait_for_ever(model_dir: Path, is_stream: boo
         assert is_last(sent[-1])
         assert (error_code is None) == (b"error" not in sent[-1]["body"])
         await until(rig.is_at_rest)
+
+
+@pytest.mark.parametrize("spec_version", ["2.0", "2.4"])
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "hi"}), ("/detokenize", {"tokens": [50, 51]})])
+async def test_client_that_does_not_read_what_is_not_generated_is_given_up_too(
+    model_dir: Path, path: str, body: dict[str, Any], spec_version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCOPE, "asgi", {"version": "3.0", "spec_version": spec_version})
+    async with router_rig(model_dir, settings=IMPATIENT) as rig:
+        sent = await post(rig, path, body, is_body)
+
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
