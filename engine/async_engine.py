@@ -179,12 +179,15 @@ class AsyncEngine:
         if previous is not None:
             previous.close()
         try:
-            yield StepMessage(deltas=(), load=self.load, cache=await self._take_cache_news(stream.cache))
+            cache = await self._take_cache_news(stream.cache, patience_s=report_period_s)
+            yield StepMessage(deltas=(), load=self.load, cache=cache)
             while not stream.is_closed:
                 deltas = await stream.take(timeout_s=report_period_s)
-                cache = await self._take_cache_news(stream.cache)
+                cache = await self._take_cache_news(stream.cache, patience_s=report_period_s)
                 yield StepMessage(deltas=tuple(deltas), load=self.load, cache=cache)
         finally:
+            if stream.cache is not None and stream.cache.snapshot is not None:
+                stream.cache.snapshot.cancel()
             if self._streams.get(client_id) is stream:
                 del self._streams[client_id]
                 self.abort_nowait(tuple(self._requests_of.pop(client_id, ())))
@@ -236,19 +239,29 @@ class AsyncEngine:
 
     # ---- the loop's side
 
-    async def _take_cache_news(self, cache: CacheFeed | None) -> tuple[CacheNews, ...]:
+    async def _take_cache_news(self, cache: CacheFeed | None, *, patience_s: float) -> tuple[CacheNews, ...]:
+        """What there is to tell of the prefix cache.
+
+        A snapshot waits for the step that runs, which may take longer than anybody waits for a report: one that is not
+        there after ``patience_s`` comes with a later message.
+        """
         if cache is None:
             return ()
-        if not cache.needs_snapshot:
-            return cache.take()
-        # What happens from here on is kept: some of it may be in the snapshot already, which does no harm.
-        cache.take()
-        cache.needs_snapshot = False
+        if cache.snapshot is None:
+            if not cache.needs_snapshot:
+                return cache.take()
+            # What happens from here on is kept: some of it may be in the snapshot already, which does no harm.
+            cache.take()
+            cache.needs_snapshot = False
+            cache.snapshot = asyncio.create_task(self._call(self._core.cache_snapshot))
+        await asyncio.wait((cache.snapshot,), timeout=patience_s)
+        if not cache.snapshot.done():
+            return ()
+        asked, cache.snapshot = cache.snapshot, None
         try:
-            snapshot = await self._call(self._core.cache_snapshot)
+            return (asked.result(), *cache.take())
         except EngineDeadError:
             return ()
-        return (snapshot, *cache.take())
 
     def _deliver(self, deltas: DeltasByClient, load: LoadReport, news: CacheNews | None = None) -> None:
         self._load = load

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from engine.messages import CacheNews
 
 MAX_WAITING_BYTES = 1 << 20
@@ -9,10 +11,14 @@ MAX_WAITING_BYTES = 1 << 20
 
 
 class CacheFeed:
-    """News in order, from a snapshot on. ``needs_snapshot`` says that the next message must begin with one."""
+    """News in order, from a snapshot on. ``needs_snapshot`` says that the next message must begin with one.
+
+    ``snapshot`` is one that was asked for and not told yet.
+    """
 
     def __init__(self) -> None:
         self.needs_snapshot = True
+        self.snapshot: asyncio.Task[CacheNews] | None = None
         self._waiting: list[CacheNews] = []
         self._num_bytes = 0
 
