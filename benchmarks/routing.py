@@ -42,7 +42,12 @@ BLOCK_SIZE = 512 // SCALE
 NUM_SAMPLES = 60
 """Looks at all KV usages, after the first fifth of the time."""
 TRACE = Path("mooncake-conversation-trace.jsonl")
-SETTINGS = RouterSettings(report_period_s=3600.0, max_mirrored_blocks=2_000_000)
+SETTINGS = RouterSettings(
+    report_period_s=3600.0,
+    unresponsive_after_s=7200.0,
+    stream_silence_timeout_s=7200.0,
+    max_mirrored_blocks=2_000_000,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
