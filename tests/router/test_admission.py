@@ -26,7 +26,12 @@ class Bench:
     def __init__(self, *, max_num_queued: int = 10, recovery_wait_s: float = 5.0) -> None:
         self.workers = FakePrefillPool(1)
         settings = dataclasses.replace(
-            FAST, max_num_queued=max_num_queued, report_period_s=30.0, recovery_wait_s=recovery_wait_s
+            FAST,
+            max_num_queued=max_num_queued,
+            report_period_s=30.0,
+            unresponsive_after_s=60.0,
+            stream_silence_timeout_s=60.0,
+            recovery_wait_s=recovery_wait_s,
         )
         self.pool = ReplicaPool("decode", self.workers, policy="kv_usage", settings=settings)
         self.admission = Admission(self.pool, settings=settings)
