@@ -18,16 +18,13 @@ from router.policies.session import home_of, is_overloaded
 from router.pool_counters import PoolCounters
 from router.prefix_mirror import PrefixMirror
 from router.replica import Replica, Reservation
-from router.settings import RouterSettings
+from router.settings import LATE_PERIODS, RouterSettings
 from router.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavailableError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 STALLED = "its engine makes no step though it has work"
 NOTHING_CACHED: Mapping[str, int] = {}
-
-LATE_PERIODS = 1.5
-"""Report periods without news after which a replica is asked; reports of healthy ones come a little late, too."""
 
 
 class ReplicaPool:

@@ -17,6 +17,9 @@ _AT_LEAST_ONE = ("max_body_bytes", "max_body_values", "max_num_requests", "max_n
 _MAY_BE_NO_TIME = frozenset({"recovery_wait_s", "max_write_delay_s", "backoff_max_s", "retry_after_s"})
 """Times that may be 0. Any other would be a loop that never rests, or a wait in which nobody can ever answer."""
 
+LATE_PERIODS = 1.5
+"""Report periods without news after which a replica is asked; reports of healthy ones come a little late, too."""
+
 _SILENCES = ("unresponsive_after_s", "stream_silence_timeout_s")
 
 LossPolicy = Literal["retry", "recompute", "fail"]
@@ -132,9 +135,10 @@ class RouterSettings:
         for item in fields(self):
             if item.name.endswith("_s") and item.name not in _MAY_BE_NO_TIME and getattr(self, item.name) == 0:
                 raise ValueError(f"{item.name} must be more than 0 seconds, got {getattr(self, item.name)}")
+        least_s = LATE_PERIODS * self.report_period_s
         for name in _SILENCES:
-            if getattr(self, name) < self.stale_after_s:
+            if getattr(self, name) < least_s:
                 raise ValueError(
                     f"{name} is {getattr(self, name):g}: healthy workers, which report every report_period_s "
-                    f"({self.report_period_s:g}), would count as lost; it must be at least {self.stale_after_s:g}"
+                    f"({self.report_period_s:g}), would count as lost; it must be at least {least_s:g}"
                 )
