@@ -13,12 +13,13 @@ from engine.sample.token_history import TokenHistory
 from engine.step import IntArray
 
 FloatArray = npt.NDArray[np.float32]
+LongArray = npt.NDArray[np.int64]
 
 
 def apply_penalties(
     logits: torch.Tensor, rows: IntArray, positions: IntArray, sampling: SamplingRows, history: TokenHistory
 ) -> None:
-    """Penalise in place the tokens that a row holds.
+    """Penalise in place the tokens that a row holds: work for these, and not for the whole vocabulary.
 
     Repetition divides positive and multiplies negative logits of every token of prompt and output; presence is
     subtracted once, and frequency once a use, for tokens of the output.
@@ -28,35 +29,39 @@ def apply_penalties(
     penalised = np.flatnonzero(sampling.has_penalties[rows])
     if penalised.size == 0:
         return
-    chosen = rows[penalised]
-    lengths = positions[penalised]
-    prompt_lengths = history.num_prompt_tokens[chosen]
-    vocab_size = logits.shape[1]
-    seen = upload(_counts(history, chosen, np.zeros_like(lengths), lengths, vocab_size), logits.device)
-    used = upload(_counts(history, chosen, prompt_lengths, lengths, vocab_size), logits.device)
+    chosen, lengths = rows[penalised], positions[penalised].astype(np.int64)
+    owners = np.repeat(np.arange(chosen.size), lengths)
+    token_ids = _tokens_of(history, chosen, lengths)
+    held = (upload(penalised[owners], logits.device), upload(token_ids, logits.device))
 
-    def column(values: FloatArray) -> torch.Tensor:
-        return upload(values[chosen], logits.device)[:, None]
+    def of_owner(values: FloatArray) -> torch.Tensor:
+        return upload(values[chosen][owners], logits.device)
 
-    index = upload(penalised, logits.device)
-    part = logits.index_select(0, index)
-    repetition = column(sampling.repetition_penalty)
-    repeated = torch.where(part > 0, part / repetition, part * repetition)
-    part = torch.where(seen > 0, repeated, part)
-    part -= column(sampling.frequency_penalty) * used
-    part -= column(sampling.presence_penalty) * (used > 0)
+    # A token that a row holds several times is worked out as often, each time to the same number.
+    part, repetition = logits[held], of_owner(sampling.repetition_penalty)
+    part = torch.where(part > 0, part / repetition, part * repetition)
+    frequency, presence = sampling.frequency_penalty, sampling.presence_penalty
+    if frequency[chosen].any() or presence[chosen].any():
+        places = np.arange(owners.size) - (np.cumsum(lengths) - lengths)[owners]
+        is_output = (places >= history.num_prompt_tokens[chosen][owners]).astype(np.float32)
+        used = _sum_of_equals(is_output, owners * logits.shape[1] + token_ids, chosen.size * logits.shape[1], logits)
+        part -= of_owner(frequency) * used
+        part -= of_owner(presence) * (used > 0)
     # a penalty next to 0 takes a logit beyond what float32 holds, and 0 makes a masked one no number
-    logits.index_copy_(0, index, part.nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST))
+    logits[held] = part.nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST)
 
 
-def _counts(history: TokenHistory, rows: IntArray, starts: IntArray, ends: IntArray, vocab_size: int) -> FloatArray:
-    """How often each token occurs in positions ``starts`` to ``ends`` of each row, [num_rows, vocab_size] float32."""
-    lengths = np.maximum(ends - starts, 0).astype(np.int64)
-    index = np.repeat(np.arange(len(rows)), lengths)
-    columns = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(starts, lengths)
-    flat = index * vocab_size + history.token_ids[rows[index], columns]
-    counts = np.bincount(flat, minlength=len(rows) * vocab_size).astype(np.float32)
-    return counts.reshape(len(rows), vocab_size)
+def _tokens_of(history: TokenHistory, rows: IntArray, lengths: LongArray) -> LongArray:
+    """The first ``lengths[i]`` tokens of each row, one row after the other."""
+    pairs = zip(rows.tolist(), lengths.tolist(), strict=True)
+    return np.concatenate([history.token_ids[row, :length] for row, length in pairs]).astype(np.int64)
+
+
+def _sum_of_equals(values: FloatArray, keys: LongArray, num_keys: int, like: torch.Tensor) -> torch.Tensor:
+    """For each value the sum of those with the same key, where ``like`` lies."""
+    index = upload(keys, like.device)
+    sums = torch.zeros(num_keys, device=like.device).scatter_add_(0, index, upload(values, like.device))
+    return sums.index_select(0, index)
 
 
 def mask_ending_tokens(logits: torch.Tensor, rows: IntArray, positions: IntArray, sampling: SamplingRows) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.messages import SamplingParams
 from engine.sample import filters
+from engine.sample.penalties import apply_penalties
 from tests.support.sampler_rig import SamplerRig
 
 NUM_DRAWS = 8000
@@ -253,6 +255,24 @@ def test_penalties_follow_their_definition(logits: list[float], rows: list[Any])
     drawn = rig.sample(torch.tensor(logits).repeat(len(rows), 1), list(range(len(rows)))).token_ids
     for row, values in enumerate(expected):
         assert values[drawn[row]] >= max(values) - 1e-5
+
+
+@pytest.mark.parametrize("changes", [{"repetition_penalty": 1.05}, {"frequency_penalty": 0.5, "presence_penalty": 0.5}])
+def test_host_lays_out_what_penalised_rows_hold_and_not_the_vocabulary(changes: dict[str, float]) -> None:
+    """Checkpoints ask for a repetition penalty by default: then every row of every step is penalised."""
+    rig = SamplerRig()
+    for row in range(8):
+        rig.set(row, _params(**changes), prompt=(1, 2, 3), output=(4, 4))
+    logits = torch.zeros(8, 100_000)
+    rows, lengths = np.arange(8, dtype=np.int32), rig.lengths[:8]
+    tracemalloc.start()
+    try:
+        apply_penalties(logits, rows, lengths, rig.rows, rig.history)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < logits.shape[1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
