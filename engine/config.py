@@ -138,6 +138,11 @@ class SchedulerConfig:
             raise ConfigError("max_long_partial_prefills needs long_prefill_token_threshold, which says what is long")
         if self.max_num_partial_prefills and not self.enable_chunked_prefill:
             raise ConfigError("max_num_partial_prefills needs enable_chunked_prefill: otherwise no prefill is partial")
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise ConfigError(
+                f"long_prefill_token_threshold ({self.long_prefill_token_threshold}) needs enable_chunked_prefill: "
+                "otherwise a prompt is computed whole; set it to 0 or split prompts"
+            )
         if self.enable_priority_preemption and self.policy != "priority":
             raise ConfigError(f"enable_priority_preemption needs policy 'priority', got {self.policy!r}")
         if not 0.0 <= self.watermark < 1.0:

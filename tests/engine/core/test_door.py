@@ -85,6 +85,7 @@ def test_a_full_queue_refuses() -> None:
         ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 3}, "of which they are a part"),
         ({"max_num_partial_prefills": 2, "max_long_partial_prefills": 1}, "needs long_prefill_token_threshold"),
         ({"max_num_partial_prefills": 2, "enable_chunked_prefill": False}, "needs enable_chunked_prefill"),
+        ({"long_prefill_token_threshold": 64, "enable_chunked_prefill": False}, "needs enable_chunked_prefill"),
         ({"enable_priority_preemption": True}, "needs policy 'priority'"),
     ],
 )
