@@ -11,7 +11,8 @@ from kv_transfer.connector import TransferStats
 class SchedulerStats:
     """Gauges of now and counters since the start (C13).
 
-    Prefix counts are in tokens. Those of preempted requests that resumed are apart: they would flatter the rate.
+    Prefix counts are in tokens. Those of requests that resumed, after a preemption or a load that was given
+    up, are apart: they would flatter the rate.
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
     ``num_nan_logits`` counts sampled tokens whose logits held a NaN (F7).
     ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.

@@ -277,13 +277,14 @@ class Admission:
 
     def _count_hits(self, request: Request, num_local_tokens: int) -> None:
         counters = self._counters
-        if request.num_preemptions:
+        if not request.num_preemptions:
+            request.num_cached_tokens = min(num_local_tokens, request.num_prompt_tokens)
+        if request.queue_s is not None:
             counters.resumed_queried_tokens += request.num_tokens
             counters.resumed_hit_tokens += num_local_tokens
             return
         counters.prefix_queried_tokens += request.num_tokens
         counters.prefix_hit_tokens += num_local_tokens
-        request.num_cached_tokens = min(num_local_tokens, request.num_prompt_tokens)
         request.queue_s = self._clock() - request.queued_at_s
 
     def _ask_again(self) -> None:

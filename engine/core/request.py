@@ -44,9 +44,10 @@ class Request:
     ``token_ids`` holds every known token while the request has no row; while it runs they are in the row table.
     ``block_ids`` holds its block table while it is loading or ready. ``num_computed_tokens`` and ``holes`` (damaged
     ranges before it, in order) say where computing begins when it gets a row. ``num_preempted_tokens`` were computed
-    when it was preempted last, if it waits since then. ``confirmed_blocks`` are the indices of
-    blocks behind a hole that a load already published. ``full_limit`` is the total length at which the output
-    ends, ``limit`` the one at which this engine's part of it does (a hand-over ends after one token).
+    when it was preempted last, if it waits since then. ``queue_s`` is None until it is admitted for the first time.
+    ``confirmed_blocks`` are the indices of blocks behind a hole that a load already published. ``full_limit`` is the
+    total length at which the output ends, ``limit`` the one at which this engine's part of it does (a hand-over ends
+    after one token).
     ``prompt_logprobs`` collects what was asked for about the prompt, on the engine that samples the first token.
     """
 
@@ -106,7 +107,7 @@ class Request:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.num_remote_tokens = 0
-        self.queue_s = 0.0
+        self.queue_s: float | None = None
         self.is_silent = True
         is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first

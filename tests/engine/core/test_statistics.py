@@ -83,6 +83,24 @@ def test_c13_local_and_remote_hits_are_apart() -> None:
     assert (stats.prefix_hit_tokens, stats.remote_hit_tokens) == (8, 8)
 
 
+def test_c13_request_whose_load_was_given_up_counts_once_and_had_waited_until_it_began() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=32)
+    prompt = fresh_prompt(12)
+    world.now_s = 1.0
+    world.add(make_request("a", prompt, output=(1,), kv_transfer=world.connector.offer(prompt), max_tokens=3))
+    world.now_s = 3.0
+    world.step()
+    world.now_s = 30.0
+    world.stall_load("a")
+    output = world.scheduler.schedule()
+    result = world.scheduler.update(output, world.runner.execute(output))
+
+    stats = world.scheduler.stats()
+
+    assert [delta.queue_s for delta in result.deltas_by_client()[""]] == [2.0]
+    assert (stats.prefix_queried_tokens, stats.resumed_queried_tokens) == (13, 13)
+
+
 def test_c13_lifetimes_of_evicted_blocks_are_sampled() -> None:
     now_s = 10.0
     kv_cache = KVCacheManager(num_blocks=2 * LIFETIME_SAMPLE, block_size=4, clock=lambda: now_s)
