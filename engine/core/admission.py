@@ -229,6 +229,10 @@ class Admission:
         num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
         return num_fresh + self._headroom(request) - self._kv_cache.num_free_without(local)
 
+    def will_wait_on(self, request: Request) -> bool:
+        """True when room would not let a waiting request start: it waits for what somebody else brings."""
+        return self._is_brought_by_other(request, len(self.local_prefix(request)))
+
     def _is_brought_by_other(self, request: Request, block_index: int) -> bool:
         """True when a waiting request should wait on: its next block comes without work of its own.
 

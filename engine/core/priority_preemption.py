@@ -34,6 +34,8 @@ class PriorityPreemption:
         head = self._book.waiting.peek()
         if head is None or draft.is_blocked or self._kv_cache.num_fenced:
             return
+        if self._admission.will_wait_on(head):
+            return  # whoever lost their place to it would be back in it in the same step, and lose it in the next again
         for victim in self._victims_for(head):
             self._book.preempt(victim)
             draft.has_preempted = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.preemption import PreemptionPolicy
-from tests.support.scheduler_requests import make_config, make_request
+from tests.support.scheduler_requests import fresh_prompt, make_config, make_request
 from tests.support.scheduler_world import SchedulerWorld
 
 
@@ -177,6 +177,24 @@ def test_o2_a_row_is_taken_over_too() -> None:
     world.step()
 
     assert running(world) == ["high"]
+
+
+def test_o2_nobody_is_preempted_for_a_request_that_waits_for_what_another_one_loads() -> None:
+    world = SchedulerWorld(make_config(policy="priority", enable_priority_preemption=True), num_blocks=12)
+    prompt = fresh_prompt(16)
+    world.add(make_request("low", 12, max_tokens=20, priority=5))
+    world.step()
+    for name in ("loads", "waits"):
+        world.add(make_request(name, prompt, output=(1,), kv_transfer=world.connector.offer(prompt), max_tokens=3))
+        world.step()
+
+    for _ in range(3):
+        world.step()
+    assert world.scheduler.stats().num_preemptions == 0
+
+    world.end_load("loads")
+    world.run()
+    world.check_output("waits")
 
 
 def test_o2_without_the_option_priority_inversion_ends_by_waiting() -> None:
