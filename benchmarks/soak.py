@@ -36,6 +36,7 @@ CLUSTER = {
     "prefill_replicas": 2,
     "decode_replicas": 2,
     "router_per_node": True,
+    "decode": {"max_per_node": 1},
     "dtype": "float32",
     "kv_transfer": {"allow_faults": True, "lease_ttl_s": 10},
 }

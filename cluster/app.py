@@ -102,6 +102,7 @@ def _bind_worker(
         request_router_config={"request_router_class": AddressedRouter},
         ray_actor_options={"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "resources": dict(share.resources)},
         max_constructor_retry_count=MAX_START_ATTEMPTS,
+        **_spread(pool_section(config, pool).max_per_node),
         max_surge_percent=_one_of(num_replicas) if placement.room[pool] else 0,
         logging_config=QUIET_LOGGING,
     )(worker)
@@ -113,6 +114,11 @@ def _size(scaling: ScalingSection | None, num_replicas: int) -> dict[str, Any]:
     if scaling is None:
         return {"num_replicas": num_replicas}
     return {"autoscaling_config": autoscaling_config(scaling, num_replicas=num_replicas)}
+
+
+def _spread(max_per_node: int | None) -> dict[str, Any]:
+    """So many replicas on one machine at most, or Serve's default."""
+    return {} if max_per_node is None else {"max_replicas_per_node": max_per_node}
 
 
 def _versioned(deployment: serve.Deployment, settings: object) -> serve.Deployment:

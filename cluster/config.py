@@ -221,6 +221,13 @@ class PoolSection(Section):
         description="Custom Ray resources that one worker takes: `{baton_prefill: 0.001}` keeps a pool on the machines "
         "whose Ray was started with `baton_prefill`.",
     )
+    max_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        le=100,
+        description="Workers of this pool on one machine at most, so that no machine takes too many along when it "
+        "dies; the replacement of a worker then waits for a machine with fewer. Null: spread as well as Ray can.",
+    )
     cache: CacheSection = Field(default_factory=CacheSection, description="Overrides `cache` for this pool.")  # type: ignore[valid-type]
     scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
         default_factory=SchedulerSection, description="Overrides `scheduler` for this pool."

@@ -50,6 +50,8 @@ class Placed:
     number: int
     node: Node | None
     demands: Mapping[str, float]
+    at_most: int | None = None
+    """So many of this deployment may be on one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +90,18 @@ def place(config: BatonConfig, nodes: Sequence[Node]) -> Placement:
         DECODE: demands["decode"],
         ROUTER: {"CPU": SMALL_CPU_SHARE},
     }
-    limit = {ROUTER: 1 if config.router_per_node else None}
+    limits = {
+        PREFILL: config.prefill.max_per_node,
+        DECODE: config.decode.max_per_node,
+        ROUTER: 1 if config.router_per_node else None,
+    }
     placed = tuple(
         Placed(
             deployment=name,
             number=number,
-            node=board.take(name, takes[name], at_most=limit.get(name)),
+            node=board.take(name, takes[name], at_most=limits[name]),
             demands=takes[name],
+            at_most=limits[name],
         )
         for name, count in counts.items()
         for number in range(1, count + 1)
@@ -103,7 +110,7 @@ def place(config: BatonConfig, nodes: Sequence[Node]) -> Placement:
         "prefill": _share(config, "prefill", demands["prefill"], placed),
         "decode": _share(config, "decode", demands["decode"], placed),
     }
-    room = {name: board.has_room(takes[name]) for name in counts}
+    room = {name: board.has_room(name, takes[name], at_most=limits[name]) for name in counts}
     return Placement(placed=placed, shares=shares, num_routers=num_routers, room=room)
 
 
@@ -163,11 +170,7 @@ class _Board:
 
     def take(self, deployment: str, demands: Mapping[str, float], *, at_most: int | None) -> Node | None:
         """Book on the machine that has the fewest of this deployment, then of all; None where none has room."""
-        fitting = [
-            index
-            for index, (_, free) in enumerate(self._free)
-            if free.fit(demands) and (at_most is None or self._taken[index, deployment] < at_most)
-        ]
+        fitting = self._fitting(deployment, demands, at_most)
         if not fitting:
             return None
         chosen = min(fitting, key=lambda index: (self._taken[index, deployment], self._taken[index, ""], index))
@@ -177,8 +180,15 @@ class _Board:
         self._taken[chosen, ""] += 1
         return node
 
-    def has_room(self, demands: Mapping[str, float]) -> bool:
-        return any(free.fit(demands) for _, free in self._free)
+    def has_room(self, deployment: str, demands: Mapping[str, float], *, at_most: int | None) -> bool:
+        return bool(self._fitting(deployment, demands, at_most))
+
+    def _fitting(self, deployment: str, demands: Mapping[str, float], at_most: int | None) -> list[int]:
+        return [
+            index
+            for index, (_, free) in enumerate(self._free)
+            if free.fit(demands) and (at_most is None or self._taken[index, deployment] < at_most)
+        ]
 
 
 def this_machine(config: BatonConfig) -> Node:

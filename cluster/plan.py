@@ -75,6 +75,10 @@ def _homeless(placed: Placed, nodes: Sequence[Node]) -> str:
         return f"{what}, and no machine offers {describe({name: takes[name] for name in never})}{remedy}"
     offered = {name: sum(node.offers.get(name, 0.0) for node in nodes) for name in takes}
     fewer = f"{placed.deployment}_replicas" if placed.deployment in POOLS else "router_replicas"
+    num_able = sum(all(node.offers.get(name, 0.0) >= amount for name, amount in takes.items()) for node in nodes)
+    if placed.at_most is not None and placed.number > placed.at_most * num_able:
+        remedy = f"add machines, lower {fewer}, or raise {placed.deployment}.max_per_node"
+        return f"{what}, {num_able} machines offer that, and each may have {placed.at_most} at most; {remedy}"
     return f"{what}, and the {len(nodes)} machines together offer {describe(offered)}; add machines or lower {fewer}"
 
 

@@ -163,6 +163,15 @@ def test_workers_without_gpus_are_spread() -> None:
     assert len(set(homes(config, nodes, "prefill"))) == 2
 
 
+def test_machine_has_no_more_of_a_pool_than_it_may() -> None:
+    config = BatonConfig.model_validate({"prefill_replicas": 3, "decode_replicas": 3, "decode": {"max_per_node": 1}})
+    nodes = [machine(num_cores=8, address=name) for name in ("a", "b")]
+    placement = place(config, nodes)
+
+    assert [(item.deployment, item.number) for item in placement.homeless()] == [("decode", 3)]
+    assert placement.room == {"prefill": True, "decode": False, "router": True}
+
+
 def test_one_router_per_node_leaves_out_a_head_without_cpus() -> None:
     nodes = [machine(num_cores=0, address="head"), *(machine(num_cores=8, address=name) for name in ("a", "b"))]
 

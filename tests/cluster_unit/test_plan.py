@@ -120,6 +120,15 @@ def test_too_many_workers_are_counted_against_what_there_is(model: ServedModel) 
     assert "lower decode_replicas" in problem
 
 
+def test_worker_too_many_for_its_machines_is_told_of_the_limit(model: ServedModel) -> None:
+    nodes = [Node(address=name, num_cores=8, num_cpus=8, memory_bytes=16 * GIB) for name in ("a", "b")]
+
+    (problem,) = plan_of(model, nodes, device="cpu", decode_replicas=3, decode={"max_per_node": 1}).problems
+
+    assert "2 machines offer that, and each may have 1 at most" in problem
+    assert "raise decode.max_per_node" in problem
+
+
 def test_nodes_of_a_running_ray() -> None:
     alive = {
         "Alive": True,

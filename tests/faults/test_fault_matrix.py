@@ -39,13 +39,14 @@ async def suffer(cluster: TwoNodes, name: str, *steps: Mapping[str, Any], **chec
 
 @pytest.fixture(scope="module")
 def cluster(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    """Two of everything on two nodes, with faults allowed and leases that end soon."""
+    """Two of everything on two nodes, one decode worker on each, with faults allowed and leases that end soon."""
     config = {
         "model": str(served_model),
         "dtype": "float32",
         "prefill_replicas": 2,
         "decode_replicas": 2,
         "router_replicas": 2,
+        "decode": {"max_per_node": 1},
         "kv_transfer": {"allow_faults": True, "lease_ttl_s": 10},
     }
     with two_nodes(tmp_path_factory.mktemp("deployed"), config) as deployed:
