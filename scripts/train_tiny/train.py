@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .batches import Batch, ChatEncoder, training_batch
 from .model import ModelConfig, TinyLlama, training_dtype
+from .muon import Muon
 from .probes import Probe, probes
 from .schedule import Schedule
 from .validation import accuracies
@@ -160,11 +161,8 @@ def _optimizers(model: TinyLlama, config: TrainConfig) -> list[torch.optim.Optim
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     chosen = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in chosen]
-    muon = torch.optim.Muon(
-        [{"params": matrices, "peak_lr": config.matrix_lr}],
-        lr=config.matrix_lr,
-        weight_decay=0.01,
-        adjust_lr_fn="original",
+    muon = Muon(
+        [{"params": matrices, "peak_lr": config.matrix_lr}], dtype=model.dtype, lr=config.matrix_lr, weight_decay=0.01
     )
     adamw = torch.optim.AdamW(
         [{"params": others, "peak_lr": config.other_lr}], lr=config.other_lr, betas=(0.9, 0.98), weight_decay=0.0
