@@ -11,6 +11,8 @@ from __future__ import annotations
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from cluster.unknown_replica import UnknownReplicaError
+
 
 class AddressedRouter(RequestRouter):
     """Takes the replica that ``session_id`` names, or fails at once.
@@ -35,12 +37,13 @@ class AddressedRouter(RequestRouter):
         """Return the addressed replica.
 
         Raises:
-            ReplicaUnavailableError: It is not in the set of running replicas, or was just found to be unavailable.
+            UnknownReplicaError: It is not in the set of running replicas.
+            ReplicaUnavailableError: It was just found to be unavailable.
         """
         address = pending_request.metadata.session_id
         replica = self._replicas.get(ReplicaID(address, self._deployment_id))
         if replica is None:
-            raise ReplicaUnavailableError(f"{self._deployment_id.name} has no running replica {address!r}")
+            raise UnknownReplicaError(f"{self._deployment_id.name} has no running replica {address!r}")
         if is_retry:
             raise ReplicaUnavailableError(f"{self._deployment_id.name} replica {address!r} did not take the call")
         return replica

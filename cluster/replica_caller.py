@@ -17,6 +17,7 @@ from ray.serve.context import _get_serve_request_context
 from ray.serve.handle import DeploymentHandle
 
 from cluster.addressed_router import AddressedRouter
+from cluster.unknown_replica import UnknownReplicaError
 from router.workers import WorkerUnavailableError
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class ReplicaCaller:
             reason = f"no answer to {method} within {timeout_s:g} s"
             raise WorkerUnavailableError(replica_id=replica_id, reason=reason) from error
         except Exception as error:
-            raise WorkerUnavailableError(replica_id=replica_id, reason=one_line(error)) from error
+            raise unavailable(replica_id, error) from error
 
     async def stream(self, replica_id: str, method: str, *args: object) -> AsyncIterator[Any]:
         """Yield what the generator ``method`` of one replica yields; closing the iterator closes it there.
@@ -109,7 +110,7 @@ class ReplicaCaller:
             finally:
                 generator.cancel()
         except Exception as error:
-            raise WorkerUnavailableError(replica_id=replica_id, reason=one_line(error)) from error
+            raise unavailable(replica_id, error) from error
 
     def _method(self, method: str, replica_id: str, *, is_stream: bool) -> DeploymentHandle[Any]:
         """A handle for one method of one replica. Making one takes longer than a call, so they are kept."""
@@ -159,6 +160,12 @@ async def in_fresh_context(coroutine: Coroutine[Any, Any, T], context: contextva
         if (task is None or task.cancelled()) and (current is None or not current.cancelling()):
             raise ConnectionAbortedError("the replica cancelled the call") from error
         raise
+
+
+def unavailable(replica_id: str, error: Exception) -> WorkerUnavailableError:
+    """What a failed call means to the router."""
+    was_called = not isinstance(error, UnknownReplicaError)
+    return WorkerUnavailableError(replica_id=replica_id, reason=one_line(error), was_called=was_called)
 
 
 def one_line(error: BaseException) -> str:

@@ -87,16 +87,13 @@ class DecodePhase:
         try:
             final = await self._run_on(generation, reservation, kv_transfer, journey.kv_policy)
         except WorkerRefusedError as error:
-            if not is_retryable(error):
-                raise refusal_error(error) from error
-            if error.code == DRAINING:
-                self._pool.note_draining(replica_id)
+            if not self._is_loss(error, replica_id, journey):
+                return False
+        except WorkerUnavailableError as error:
+            if not error.was_called:
+                self._pool.note_gone(replica_id)
                 journey.num_moves += 1
                 return False
-            journey.lost(str(error), failure=refusal_error(error))
-            if error.code == ENGINE_DEAD:
-                self._pool.note_failure(replica_id, journey.reason)
-        except WorkerUnavailableError as error:
             journey.lost(str(error))
             self._pool.note_failure(replica_id, error.reason)
         else:
@@ -121,6 +118,23 @@ class DecodePhase:
             journey.reason,
         )
         return False
+
+    def _is_loss(self, error: WorkerRefusedError, replica_id: str, journey: Journey) -> bool:
+        """Take note of a refusal; False when the replica only lets its requests go.
+
+        Raises:
+            RouterError: Any other replica would refuse it, too.
+        """
+        if not is_retryable(error):
+            raise refusal_error(error) from error
+        if error.code == DRAINING:
+            self._pool.note_draining(replica_id)
+            journey.num_moves += 1
+            return False
+        journey.lost(str(error), failure=refusal_error(error))
+        if error.code == ENGINE_DEAD:
+            self._pool.note_failure(replica_id, journey.reason)
+        return True
 
     async def _reserve(self, generation: Generation, journey: Journey, *, is_retry: bool) -> Reservation:
         if journey.failure is not None and not self._pool.has_any(journey.tried):

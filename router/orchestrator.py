@@ -305,6 +305,10 @@ class Orchestrator:
             return None
         except WorkerError as error:
             loss.reason, loss.failure = str(error), None
+            if isinstance(error, WorkerUnavailableError) and not error.was_called:
+                loss.num_drained += 1
+                self._prefill_pool.note_gone(replica.replica_id)
+                return None
         else:
             if not is_lost(delta):
                 raise_for_error(delta)

@@ -175,7 +175,10 @@ class OutputStreams:
             if self._streams.get(replica_id) is stream:
                 del self._streams[replica_id]
             self._tasks.pop(stream.client_id, None)
-        self._pool.note_failure(replica_id, error.reason)
+        if error.was_called:
+            self._pool.note_failure(replica_id, error.reason)
+        else:
+            self._pool.note_gone(replica_id)
         stream.fail(error)
 
     async def _read_messages(self, stream: OutputStream, messages: AsyncIterator[StepMessage]) -> None:

@@ -77,11 +77,7 @@ class ReplicaPool:
         now = self._clock()
         current = set(self.workers.replica_ids())
         for replica_id in [known for known in self._replicas if known not in current]:
-            logger.info("%s replica %s is gone", self.role, replica_id)
-            del self._replicas[replica_id]
-            self._forget_candidates()
-            self.forget_cache(replica_id)
-            self.notify()
+            self.note_gone(replica_id)
         self.counters.keep(current)
         for replica_id in current.difference(self._replicas):
             self._replicas[replica_id] = Replica(replica_id, probe_at_s=now)
@@ -216,6 +212,14 @@ class ReplicaPool:
             replica.load = replace(replica.load, is_draining=True)
             replica.update()
             self._forget_candidates()
+            self.notify()
+
+    def note_gone(self, replica_id: str) -> None:
+        """A replica is not there any more; should it be, the next ``refresh`` asks it anew."""
+        if self._replicas.pop(replica_id, None) is not None:
+            logger.info("%s replica %s is gone", self.role, replica_id)
+            self._forget_candidates()
+            self.forget_cache(replica_id)
             self.notify()
 
     def note_failure(self, replica_id: str, reason: str) -> None:

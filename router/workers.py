@@ -27,12 +27,17 @@ class WorkerError(Exception):
 
 
 class WorkerUnavailableError(WorkerError):
-    """The replica is gone or does not answer; the request may be tried elsewhere."""
+    """The replica is gone or does not answer; the request may be tried elsewhere.
 
-    def __init__(self, *, replica_id: str, reason: str) -> None:
+    ``was_called`` is False when it was gone before the call, as one is that was drained since it was chosen: nothing
+    has begun there, and nothing is lost.
+    """
+
+    def __init__(self, *, replica_id: str, reason: str, was_called: bool = True) -> None:
         super().__init__(f"worker {replica_id} is unavailable: {reason}")
         self.replica_id = replica_id
         self.reason = reason
+        self.was_called = was_called
 
 
 class WorkerRefusedError(WorkerError):

@@ -106,6 +106,22 @@ async def test_refusals_by_drained_prefill_replicas_are_no_attempts(model_dir: P
         assert body["choices"][0]["token_ids"] == expected_tokens(rig)
 
 
+async def test_replica_that_left_after_it_was_chosen_is_no_loss(model_dir: Path) -> None:
+    """As in an update, where Serve stops sending before the worker says that it is drained."""
+    settings = with_settings(migration_limit=0, prefill_lost_policy="fail")
+    async with router_rig(model_dir, num_prefill=2, num_decode=2, settings=settings) as rig:
+        leaving = (rig.prefill[0], rig.decode[0])
+        await until(lambda: rig.prefill.has_stream("prefill-0") and rig.decode.has_stream("decode-0"))
+        for replica in leaving:
+            replica.has_left = True
+        body = (await rig.complete(PROMPT, **ASK)).json()
+
+        request = rig.prefill[1].seen[0]
+        assert body["choices"][0]["token_ids"] == [counting(request, position) for position in range(NUM_TOKENS)]
+        assert rig.service.counters.num_migrations == 0
+        assert [len(replica.seen) for replica in leaving] == [0, 0]
+
+
 async def test_request_that_the_only_decode_replica_refuses_when_drained_waits_for_its_successor(
     model_dir: Path,
 ) -> None:

@@ -13,7 +13,8 @@ from router.workers import WorkerUnavailableError
 class FakeReplica:
     """The switches and the books of one replica.
 
-    ``is_dead`` makes every call fail; ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well,
+    ``is_dead`` makes every call fail, ``has_left`` those that were not begun before;
+    ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well,
     ``submit_gate`` cleared makes it accept nothing, ``step_gate`` cleared makes a decode replica report but not step;
     ``refuse_code`` makes it refuse requests.
     ``lost_loads`` so many hand-overs cannot be read, where the request wants to be told of it.
@@ -23,6 +24,7 @@ class FakeReplica:
     replica_id: str
     num_blocks: int = 1000
     is_dead: bool = False
+    has_left: bool = False
     is_stalled: bool = False
     num_peers: int = 1
     refuse_code: str | None = None
@@ -52,6 +54,8 @@ class FakeReplica:
         """Raise what a call to a dead actor raises."""
         if self.is_dead:
             raise WorkerUnavailableError(replica_id=self.replica_id, reason="killed by the test")
+        if self.has_left:
+            raise WorkerUnavailableError(replica_id=self.replica_id, reason="it has left", was_called=False)
 
     def held_blocks(self) -> int:
         """Blocks of running and leased requests, at 16 tokens a block."""
