@@ -87,8 +87,8 @@ class DecodePhase:
         try:
             final = await self._run_on(generation, reservation, kv_transfer, journey.kv_policy)
         except WorkerRefusedError as error:
-            if not self._is_loss(error, replica_id, journey):
-                return False
+            self._note_refusal(error, replica_id, journey)
+            return False
         except WorkerUnavailableError as error:
             if not error.was_called:
                 self._pool.note_gone(replica_id)
@@ -119,8 +119,8 @@ class DecodePhase:
         )
         return False
 
-    def _is_loss(self, error: WorkerRefusedError, replica_id: str, journey: Journey) -> bool:
-        """Take note of a refusal; False when the replica only lets its requests go.
+    def _note_refusal(self, error: WorkerRefusedError, replica_id: str, journey: Journey) -> None:
+        """Take note that a replica did not take a request. It was not there, so that it was not moved.
 
         Raises:
             RouterError: Any other replica would refuse it, too.
@@ -130,11 +130,11 @@ class DecodePhase:
         if error.code == DRAINING:
             self._pool.note_draining(replica_id)
             journey.num_moves += 1
-            return False
+            return
         journey.lost(str(error), failure=refusal_error(error))
+        logger.info("decode refused: replica_id=%s code=%s: %s", replica_id, error.code, error)
         if error.code == ENGINE_DEAD:
             self._pool.note_failure(replica_id, journey.reason)
-        return True
 
     async def _reserve(self, generation: Generation, journey: Journey, *, is_retry: bool) -> Reservation:
         if journey.failure is not None and not self._pool.has_any(journey.tried):

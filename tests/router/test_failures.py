@@ -232,6 +232,7 @@ async def test_full_queue_on_every_decode_replica_is_a_429(model_dir: Path) -> N
         # The first token came from prefill before decode refused; whole answers can still say so by status.
         assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
         assert "retry-after" in response.headers
+        assert rig.service.counters.num_migrations == 0, "what no replica took has not moved"
         await until(rig.is_at_rest)
 
 
