@@ -3,11 +3,13 @@
     python -m benchmarks.disagg --rates 0.5 1 2 --json benchmarks/results/disagg.json
 
 ``disagg``: one prefill and one decode worker with one thread each. ``single``: one engine with two threads that does
-both, in chunks. ``two``: two such engines with one thread each. The load is open loop: streams (short prompt, long
+both, in chunks. ``single_small``: the same with chunks of ``--small-chunk`` tokens, for short gaps at the cost of the
+prompts. ``two``: two engines like ``single`` with one thread each. The load is open loop: streams (short prompt, long
 answer) at a steady rate, and bursts of long prompts with short answers. Rows, for each cluster and rate:
 ``<cluster>/itl_p99_ms/rate=<r>`` and so on of the streams, ``<cluster>/burst_ttft_p50_ms/...`` of the bursts, and
 ``<cluster>/goodput/...``: requests per second that met the limits on time to first token and on their own p90 gap
-between tokens. ``ratio/itl_p99/...`` is the separated cluster's over the single engine's.
+between tokens. ``ratio/itl_p99/...`` is the separated cluster's over the single engine's, ``ratio/itl_p99_small/...``
+over that with small chunks. Choose rates that the machine can serve: a stream brings 64 + 0.4 x 1,024 prompt tokens.
 """
 
 from __future__ import annotations
@@ -28,15 +30,19 @@ from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
 
-ALL_LOCAL = {"router": {"local_prefill_tokens": 1 << 20}}
-CLUSTERS: dict[str, dict[str, object]] = {
-    "disagg": {"prefill": {"num_threads": 1}, "decode": {"num_threads": 1}},
-    "single": {**ALL_LOCAL, "prefill": {"num_threads": 1}, "decode": {"num_threads": 2}},
-    "two": {**ALL_LOCAL, "prefill": {"num_threads": 1}, "decode_replicas": 2, "decode": {"num_threads": 1}},
-}
-"""The prefill worker of the last two never gets a request: it sleeps."""
-
+DISAGG, SINGLE, SINGLE_SMALL, TWO = "disagg", "single", "single_small", "two"
 STREAM, BURST = "stream", "burst"
+
+
+def settings_of(name: str, args: argparse.Namespace) -> dict[str, object]:
+    """The configuration of a cluster. The prefill worker of all but the first never gets a request: it sleeps."""
+    if name == DISAGG:
+        return {"prefill": {"num_threads": 1}, "decode": {"num_threads": 1}}
+    all_local = {"router": {"local_prefill_tokens": 1 << 20}, "prefill": {"num_threads": 1}}
+    if name == TWO:
+        return {**all_local, "decode_replicas": 2, "decode": {"num_threads": 1}}
+    chunks = {"max_num_batched_tokens": args.small_chunk} if name == SINGLE_SMALL else {}
+    return {**all_local, "decode": {"num_threads": 2, "scheduler": chunks}}
 
 
 def mixed_load(rate: float, args: argparse.Namespace) -> list[Arrival]:
@@ -105,7 +111,7 @@ def cluster_rows(name: str, rate: float, timings: Sequence[Timing], args: argpar
 def measure(name: str, model: Path, args: argparse.Namespace) -> list[Row]:
     """One cluster at every rate, after a warm-up that does not count."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump({"model": str(model), "max_model_len": args.max_model_len, **CLUSTERS[name]}, file)
+        yaml.safe_dump({"model": str(model), "max_model_len": args.max_model_len, **settings_of(name, args)}, file)
         file.flush()
         rows: list[Row] = []
         with served_cluster(["--config", file.name]) as url:
@@ -121,10 +127,11 @@ def ratio_rows(rows: Sequence[Row], rates: Sequence[float]) -> list[Row]:
     values = {row.name: row.value for row in rows}
     return [
         Row(
-            name=f"ratio/itl_p99/rate={rate:g}",
-            value=values[f"disagg/itl_p99_ms/rate={rate:g}"] / values[f"single/itl_p99_ms/rate={rate:g}"],
+            name=f"ratio/{row}/rate={rate:g}",
+            value=values[f"{DISAGG}/itl_p99_ms/rate={rate:g}"] / values[f"{other}/itl_p99_ms/rate={rate:g}"],
             unit="x",
         )
+        for row, other in (("itl_p99", SINGLE), ("itl_p99_small", SINGLE_SMALL))
         for rate in rates
     ]
 
@@ -141,6 +148,7 @@ def main() -> None:
     parser.add_argument("--burst-share", type=float, default=0.4, help="long prompts for each stream")
     parser.add_argument("--burst-prompt-tokens", type=int, default=1024)
     parser.add_argument("--burst-output-tokens", type=int, default=8)
+    parser.add_argument("--small-chunk", type=int, default=128, help="token budget of a step of single_small")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--ttft-limit-ms", type=float, default=4000.0)
     parser.add_argument("--itl-limit-ms", type=float, default=150.0)
@@ -151,7 +159,7 @@ def main() -> None:
         if model is None:
             model = Path(directory)
             write_random_llama(model, torch.bfloat16)
-        rows = [row for name in CLUSTERS for row in measure(name, model, args)]
+        rows = [row for name in (DISAGG, SINGLE, SINGLE_SMALL, TWO) for row in measure(name, model, args)]
     rows.extend(ratio_rows(rows, args.rates))
     title = "prefill and decode apart and together, two threads in all"
     publish(rows, packages=("torch", "ray", "nixl"), json_file=args.json, title=title)

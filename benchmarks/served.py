@@ -46,7 +46,12 @@ def served_cluster(arguments: Sequence[str]) -> Iterator[str]:
             raise
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(STOP_TIMEOUT_S)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], timeout_s: float) -> None:
