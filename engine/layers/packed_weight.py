@@ -8,6 +8,8 @@ from functools import cache, partial
 import torch
 from torch.nn import functional as F
 
+from engine.layers.panel_weight import PanelWeight, fits_panels
+
 Multiply = Callable[[torch.Tensor], torch.Tensor]
 
 EXPECTED_NUM_TOKENS = 32
@@ -20,9 +22,12 @@ PROBE_SIZE = 64
 def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply:
     """A function that multiplies by ``weight`` [out_size, in_size], transposed, and adds ``bias``.
 
+    Where panels are faster (``PanelWeight``), and the sizes allow it, the weight is kept in them.
     On the CPU oneDNN reorders the weight once: for bfloat16 2 to 3 times the speed of ``F.linear`` at 1 to 64 tokens,
     for float32 1.2 to 3 times from 8 tokens on. The caller may drop its reference to ``weight``.
     """
+    if fits_panels(weight):
+        return PanelWeight(weight, bias)
     if weight.device.type == "cpu" and can_pack(weight.dtype):
         packed = _ops().reorder(weight, EXPECTED_NUM_TOKENS)
         return partial(_multiply_packed, packed, bias)

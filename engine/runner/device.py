@@ -8,6 +8,7 @@ import torch
 
 from engine.config import DeviceName, DTypeName
 from engine.errors import ConfigError
+from engine.layers.panel_weight import is_panel_machine
 from engine.models.model_config import ModelConfig
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -34,8 +35,10 @@ def choose_dtype(
 ) -> torch.dtype:
     """The precision called ``name``; ``auto`` is the checkpoint's where the device computes in it.
 
-    A CPU without 16-bit products emulates them: measured on one with AVX2 only, a bfloat16 product takes 90 times as
-    long as a float32 one. There ``auto`` is float32. ``fast_dtypes`` are those of the CPU, this machine's by default.
+    The matrix library of a CPU without 16-bit products emulates them: measured on one with AVX2 only, a bfloat16
+    product takes 90 times as long as a float32 one. There ``auto`` is float32. A 16-bit type that is asked for is kept
+    in 16 bits and multiplied in float32 where weights lie in panels. ``fast_dtypes`` are those of the CPU, this
+    machine's by default.
 
     Raises:
         ConfigError: The device's attention kernel does not take it.
@@ -46,7 +49,8 @@ def choose_dtype(
         if name == "auto":
             logger.info("this CPU has no products in %s: computing in float32", dtype)
             return torch.float32
-        logger.warning("this CPU has no products in %s and emulates them slowly; dtype float32 is faster", dtype)
+        if not is_panel_machine():
+            logger.warning("this CPU has no products in %s and emulates them slowly; dtype float32 is faster", dtype)
     if device.type == "cuda" and dtype is torch.float32:
         raise ConfigError(f"dtype float32 ({name}) does not run on cuda; use dtype bfloat16 or float16, or device cpu")
     return dtype

@@ -1,0 +1,172 @@
+"""The innermost loop of a matrix product: a few rows of the input times one panel of the weight, as machine code.
+
+Written out for LLVM, since no loop that numba compiles keeps 12 sums in registers. After Goto and van de Geijn, Anatomy
+of High-Performance Matrix Multiplication, 2008.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic
+
+PANEL = 16
+"""Columns of the output that a panel makes: two registers of eight numbers."""
+
+MAX_ROWS = 6
+"""Rows whose sums are in registers together: 12 of 16, beside two of the weight and one of the input."""
+
+UNROLLED = 4
+"""Columns of the input between two jumps; their number must be a multiple of it."""
+
+_PREFETCH_COLUMNS = 32
+_LANES = 8
+_F32, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_VECTOR, _SHORTS, _INTS = (ir.VectorType(kind, _LANES) for kind in (_F32, _I16, _I32))
+_BYTES = ir.IntType(8).as_pointer()
+_BF16_SHIFT = 16
+
+
+def tile_product(num_rows: int, *, prefetches: bool) -> Any:
+    """``tile(x, x_stride, panel, in_size, bias, y, y_stride, weight_like, output_like)`` for so many rows.
+
+    All but the last two are addresses, strides in bytes and a count. x and bias are float32; the last two are numbers
+    of the type of the weight and of the output: float32, uint16 for bfloat16, int16 for float16. With ``prefetches`` a
+    panel that is not in a cache yet is asked for ahead.
+    """
+
+    @intrinsic
+    def tile(
+        typing_context: Any,
+        x: Any,
+        x_stride: Any,
+        panel: Any,
+        in_size: Any,
+        bias: Any,
+        y: Any,
+        y_stride: Any,
+        weight_like: Any,
+        output_like: Any,
+    ) -> Any:
+        """One tile."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _Tile(builder, num_rows, weight_like, output_like, prefetches=prefetches).build(*arguments[:7])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7, weight_like, output_like), generate
+
+    return tile
+
+
+class _Tile:
+    """Builds the machine code of one tile."""
+
+    def __init__(self, builder: Any, num_rows: int, weight: Any, output: Any, *, prefetches: bool) -> None:
+        self._builder = builder
+        self._rows = range(num_rows)
+        self._weight, self._output = weight, output
+        self._prefetches = prefetches
+        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+        self._fma = get_or_insert_function(builder.module, kind, f"llvm.fma.v{_LANES}f32")
+
+    def build(self, x: Any, x_stride: Any, panel: Any, in_size: Any, bias: Any, y: Any, y_stride: Any) -> None:
+        """A loop over the input's columns that keeps the sums in registers, then the stores."""
+        b = self._builder
+        starts = [b.add(x, b.mul(x_stride, _int(row))) for row in self._rows]
+        first = [self._load(bias, half, types.float32) for half in range(2)]
+        before, body, after = b.block, b.append_basic_block("columns"), b.append_basic_block("stores")
+        b.branch(body)
+        b.position_at_end(body)
+        column = b.phi(_I64)
+        sums = [[b.phi(_VECTOR) for _ in range(2)] for _ in self._rows]
+        results = [list(row) for row in sums]
+        for step in range(UNROLLED):
+            self._add_column(b.add(column, _int(step)), starts, panel, results)
+        following = b.add(column, _int(UNROLLED))
+        column.add_incoming(_int(0), before)
+        column.add_incoming(following, body)
+        for row in self._rows:
+            for half in range(2):
+                sums[row][half].add_incoming(first[half], before)
+                sums[row][half].add_incoming(results[row][half], body)
+        b.cbranch(b.icmp_signed("<", following, in_size), body, after)
+        b.position_at_end(after)
+        for row in self._rows:
+            for half in range(2):
+                self._store(results[row][half], b.add(y, b.mul(y_stride, _int(row))), half)
+
+    def _add_column(self, column: Any, starts: list[Any], panel: Any, results: list[list[Any]]) -> None:
+        """Add one column of the input, times a panel's 16 numbers."""
+        b = self._builder
+        num_bytes = PANEL * _num_bytes(self._weight)
+        place = b.add(panel, b.mul(column, _int(num_bytes)))
+        if self._prefetches:
+            self._prefetch(b.add(place, _int(_PREFETCH_COLUMNS * num_bytes)))
+        weights = [self._load(place, half, self._weight) for half in range(2)]
+        offset = b.mul(column, _int(_num_bytes(types.float32)))
+        for row in self._rows:
+            number = b.load(b.inttoptr(b.add(starts[row], offset), _F32.as_pointer()), align=4)
+            unset = ir.Constant(_VECTOR, ir.Undefined)
+            first = b.insert_element(unset, number, ir.Constant(_I32, 0))
+            everywhere = b.shuffle_vector(first, unset, ir.Constant(_INTS, [0] * _LANES))
+            for half in range(2):
+                results[row][half] = b.call(self._fma, [everywhere, weights[half], results[row][half]])
+
+    def _load(self, address: Any, half: int, like: Any) -> Any:
+        """Eight stored numbers as float32."""
+        b = self._builder
+        stored = _stored(like)
+        place = b.add(address, _int(half * _LANES * _num_bytes(like)))
+        numbers = b.load(b.inttoptr(place, stored.as_pointer()), align=_num_bytes(like))
+        if like == types.uint16:
+            return b.bitcast(b.shl(b.zext(numbers, _INTS), _all(_BF16_SHIFT)), _VECTOR)
+        return b.fpext(numbers, _VECTOR) if like == types.int16 else numbers
+
+    def _store(self, numbers: Any, address: Any, half: int) -> None:
+        """Eight float32 rounded to the nearest stored numbers."""
+        b, like = self._builder, self._output
+        if like == types.uint16:
+            numbers = self._to_bfloat16(numbers)
+        elif like == types.int16:
+            numbers = b.fptrunc(numbers, _stored(like))
+        place = b.add(address, _int(half * _LANES * _num_bytes(like)))
+        b.store(numbers, b.inttoptr(place, _stored(like).as_pointer()), align=_num_bytes(like))
+
+    def _to_bfloat16(self, numbers: Any) -> Any:
+        """Half to even: add just under half, and one more if the last bit that stays is odd."""
+        b = self._builder
+        bits = b.bitcast(numbers, _INTS)
+        odd = b.and_(b.lshr(bits, _all(_BF16_SHIFT)), _all(1))
+        rounded = b.lshr(b.add(b.add(bits, _all(0x7FFF)), odd), _all(_BF16_SHIFT))
+        is_nan = b.fcmp_unordered("uno", numbers, numbers)
+        return b.trunc(b.select(is_nan, _all(0x7FC0), rounded), _SHORTS)
+
+    def _prefetch(self, address: Any) -> None:
+        b = self._builder
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+        function = b.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+        for_reading, keep_close, is_data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+        b.call(function, [b.inttoptr(address, _BYTES), for_reading, keep_close, is_data])
+
+
+def _stored(like: Any) -> Any:
+    """Eight numbers as they lie in memory."""
+    if like == types.int16:
+        return ir.VectorType(ir.HalfType(), _LANES)
+    return _SHORTS if like == types.uint16 else _VECTOR
+
+
+def _num_bytes(like: Any) -> int:
+    return 4 if like == types.float32 else 2
+
+
+def _int(value: int) -> Any:
+    return ir.Constant(_I64, value)
+
+
+def _all(value: int) -> Any:
+    return ir.Constant(_INTS, [value] * _LANES)

@@ -1,0 +1,83 @@
+"""Products with weights in panels: right for every size that fits, the same for a row in every batch."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.layers.packed_weight import pack
+from engine.layers.panel_weight import PanelWeight, fits_panels
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+DTYPES = tuple(TOLERANCE)
+
+
+def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(num_rows=st.integers(1, 200), num_panels=st.integers(1, 5), quarter=st.integers(1, 20), has_bias=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_product_is_that_of_the_plain_weight(
+    dtype: torch.dtype, num_rows: int, num_panels: int, quarter: int, *, has_bias: bool
+) -> None:
+    weight = numbers(16 * num_panels, 4 * quarter, seed=1, dtype=dtype)
+    bias = numbers(16 * num_panels, seed=2, dtype=dtype) if has_bias else None
+    x = numbers(num_rows, 4 * quarter, seed=3, dtype=dtype)
+
+    found = PanelWeight(weight, bias)(x)
+
+    expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    scale = expected.abs().max().item() + 1.0
+    assert found.dtype is dtype
+    torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype] * scale, rtol=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_row_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
+    multiply = PanelWeight(numbers(48, 64, seed=1, dtype=dtype), None)
+    x = numbers(197, 64, seed=2, dtype=dtype)
+    whole = multiply(x)
+
+    for start, end in ((0, 1), (1, 3), (40, 45), (90, 102), (0, 96), (96, 197)):
+        assert torch.equal(multiply(x[start:end]), whole[start:end])
+
+
+def test_number_that_bfloat16_holds_gives_the_same_result_from_half_the_bytes() -> None:
+    exact = numbers(32, 64, seed=1, dtype=torch.bfloat16).float()
+    x = numbers(7, 64, seed=2)
+    off = torch.zeros_like(exact)
+    off[0, 0] = 1e-4  # now one number needs more bits
+    halved, whole = PanelWeight(exact, None), PanelWeight(exact + off, None)
+
+    assert halved.num_bytes * 2 == whole.num_bytes
+    assert torch.equal(halved(x)[:, 1:], whole(x)[:, 1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_no_number_stays_visible_in_its_row(dtype: torch.dtype) -> None:
+    x = numbers(9, 16, seed=2, dtype=dtype)
+    x[4, 3], x[6, 0] = float("nan"), float("inf")
+
+    found = PanelWeight(numbers(16, 16, seed=1, dtype=dtype), None)(x)
+
+    assert [bool(row.isfinite().all()) for row in found] == [True] * 4 + [False, True, False, True, True]
+    assert bool(found[4].isnan().all())
+
+
+def test_rows_that_lie_apart_are_read_where_they_are() -> None:
+    multiply = PanelWeight(numbers(16, 8, seed=1), None)
+    wide = numbers(5, 24, seed=2)
+
+    assert torch.equal(multiply(wide[:, 8:16]), multiply(wide[:, 8:16].clone()))
+
+
+@pytest.mark.parametrize("shape", [(17, 8), (16, 6), (8, 16)])
+def test_sizes_that_fill_no_panel_are_left_to_the_matrix_library(shape: tuple[int, int]) -> None:
+    weight = numbers(*shape, seed=1)
+
+    assert not fits_panels(weight)
+    torch.testing.assert_close(
+        pack(weight, None)(numbers(3, shape[1], seed=2)), numbers(3, shape[1], seed=2) @ weight.T
+    )
