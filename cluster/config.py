@@ -306,7 +306,12 @@ class BatonConfig(Section):
     @field_validator("model")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
-        return value.expanduser().absolute() if value is not None else None
+        if value is None:
+            return None
+        try:
+            return value.expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"there is no user {value.parts[0][1:]!r}; your own folder is ~/") from error
 
     @model_validator(mode="after")
     def _check(self) -> Self:

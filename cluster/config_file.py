@@ -34,6 +34,18 @@ class UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+def parse_yaml(text: str) -> Any:
+    """The content of a YAML file.
+
+    Raises:
+        yaml.YAMLError: It is none, a key is given twice, or a value is not what it looks like, as 2026-13-01 is no date.
+    """
+    try:
+        return yaml.load(text, Loader=UniqueKeyLoader)
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:  # PyYAML lets its conversions' errors out
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
+
+
 def load_config(path: Path | None, flags: Mapping[str, Any]) -> BatonConfig:
     """Read ``path``, if there is one, and let the flags that are not None replace its keys.
 
@@ -65,7 +77,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigFileError(f"cannot read the configuration file {path}: {reason}") from error
     try:
-        content = yaml.load(text, Loader=UniqueKeyLoader)
+        content = parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigFileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if content is None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from cluster.config_file import load_config
 from cluster.placement import usable_cores
 from cluster.preflight import check_checkpoint, check_device
+from cluster.served_model import served_model
 from engine.build import build_engine
-from engine.builtin import builtin_model_dir
 from engine.config import DeviceName, DTypeName, EngineConfig, ModelConfigSource
 from engine.engine_core import EngineCore
 from engine.errors import ConfigError, RequestRefusedError
@@ -42,9 +43,9 @@ def generate(options: GenerateOptions, output: TextIO) -> None:
     """Write the continuation of the prompt as it comes.
 
     Raises:
-        CheckpointError, ConfigError, PreflightError: The model cannot be loaded, or cannot take this prompt.
+        ConfigFileError, CheckpointError, ConfigError, PreflightError: The model cannot be loaded, or cannot take this prompt.
     """
-    path = options.model.expanduser().absolute() if options.model is not None else builtin_model_dir()
+    path = served_model(load_config(None, {"model": options.model})).path
     check_checkpoint(path)
     check_device(options.device)
     tokenizer = Tokenizer.load(path)

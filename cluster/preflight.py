@@ -18,6 +18,7 @@ from router.text.generation_config import load_generation_defaults
 from router.text.tokenizer import Tokenizer
 
 RAY_CONNECT_TIMEOUT_S = 5.0
+MAX_PORT_DIGITS = 5
 
 
 def preflight(config: BatonConfig) -> ServedModel:
@@ -56,11 +57,14 @@ def check_checkpoint(path: Path) -> None:
     Raises:
         CheckpointError: It is no checkpoint, of an unsupported architecture, or a shard is missing or cut short.
     """
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a directory")
-    load_model_config(path)
-    check_text_files(path)
-    check_shards(path)
+    try:
+        if not path.is_dir():
+            raise CheckpointError(f"{path} is not a directory")
+        load_model_config(path)
+        check_text_files(path)
+        check_shards(path)
+    except OSError as error:  # what cannot even be looked at, as a folder of somebody else's
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def check_model_len(max_model_len: int | None, path: Path) -> None:
@@ -105,12 +109,12 @@ def check_ray_address(address: str) -> None:
     if address == "auto":
         return
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal() or "/" in address:
+    if not separator or not port.isdecimal() or len(port) > MAX_PORT_DIGITS or "/" in address:
         raise PreflightError(f"the Ray address {address!r} is neither HOST:PORT nor 'auto'")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=RAY_CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise PreflightError(f"no Ray answers at {address}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        raise PreflightError(f"no Ray answers at {address}: {reason_of(error)}") from error
 
 
 def check_port(host: str, port: int) -> None:
@@ -120,8 +124,14 @@ def check_port(host: str, port: int) -> None:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:
         raise PreflightError(
-            f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port"
+            f"cannot listen on {host}:{port}: {reason_of(error)}; choose another with --host or --port"
         ) from error
+
+
+def reason_of(error: OSError | UnicodeError) -> str:
+    """Why an address cannot be used. A name with an empty or too long part, such as 10.0.0..1, is a UnicodeError."""
+    if isinstance(error, UnicodeError):
+        return "that is no name of a machine"
+    return error.strerror or str(error)

@@ -112,6 +112,8 @@ def read_key_file(path: Path | None) -> tuple[str, ...]:
         return ()
     try:
         text = path.expanduser().read_text(encoding="utf-8")
+    except RuntimeError as error:
+        raise SecurityError(f"cannot read the key file {path}: there is no user {path.parts[0][1:]!r}") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SecurityError(f"cannot read the key file {path}: {reason}") from error

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from cluster.config_file import UniqueKeyLoader, reason
+from cluster.config_file import parse_yaml, reason
 from cluster.config_section import Section
 
 Role = Literal["prefill", "decode", "router"]
@@ -120,7 +120,7 @@ def load_scenario(path: Path) -> Scenario:
         ScenarioError: The file is missing, or is no scenario.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ScenarioError(f"cannot read the scenario {path}: {' '.join(str(error).split())}") from error
     return parse_scenario(content, where=str(path))

@@ -45,6 +45,12 @@ def test_model_is_absolute_wherever_workers_run(tmp_path: Path, monkeypatch: pyt
     assert load_config(None, {"model": Path("models/mine")}).model == tmp_path / "models/mine"
 
 
+def test_model_of_a_user_who_is_not_there_is_named(tmp_path: Path) -> None:
+    message = problem(tmp_path, "model: ~nobody-here/model")
+
+    assert "model: there is no user 'nobody-here'; your own folder is ~/, got '~nobody-here/model'" in message
+
+
 @pytest.mark.parametrize(
     ("text", "nearest"),
     [
@@ -133,6 +139,10 @@ def test_contradiction_names_both_values(tmp_path: Path, text: str, parts: tuple
         ("- a\n- b\n", "not a list"),
         ("5", "not a int"),
         ("1: x", "unknown key 1; known keys: model, "),
+        ("served_model_name: 2026-13-01", "not valid YAML: ValueError: month must be in 1..12"),
+        ("port: !!int x", "not valid YAML: ValueError"),
+        ("model: !!timestamp x", "not valid YAML"),
+        ("cache: " + "[" * 3000, "not valid YAML: RecursionError"),
     ],
 )
 def test_file_that_is_no_mapping(tmp_path: Path, text: str, part: str) -> None:

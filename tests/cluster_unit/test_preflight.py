@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from cluster.preflight import check_model_len
+from cluster.preflight import check_checkpoint, check_model_len, check_port, check_ray_address
 from cluster.preflight_error import PreflightError
 from engine.builtin import builtin_model_dir
+from engine.errors import CheckpointError
 from engine.models.model_config import load_model_config
 
 
@@ -22,3 +25,22 @@ def test_model_length_itself_and_none_are_accepted() -> None:
 
     check_model_len(limit, builtin_model_dir())
     check_model_len(None, builtin_model_dir())
+
+
+def test_model_that_cannot_be_looked_at_is_refused_with_the_reason() -> None:
+    path = Path("/") / ("a" * 300)
+
+    with pytest.raises(CheckpointError, match=f"{path} cannot be read: File name too long"):
+        check_checkpoint(path)
+
+
+@pytest.mark.parametrize("host", ["10.0.0..1", "a" * 70])
+def test_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(PreflightError, match=rf"cannot listen on {host}:8000: that is no name of a machine; choose"):
+        check_port(host, 8000)
+
+
+@pytest.mark.parametrize("address", ["10.0.0..1:6379", "127.0.0.1:" + "9" * 5000])
+def test_ray_address_that_cannot_be_is_refused(address: str) -> None:
+    with pytest.raises(PreflightError, match="no name of a machine|neither HOST:PORT nor 'auto'"):
+        check_ray_address(address)
