@@ -28,7 +28,7 @@ from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.plan import make_plan
 from cluster.ray_home import check_http, connect, list_nodes
-from cluster.readiness import wait_until_ready
+from cluster.readiness import url_of, wait_until_ready
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, stop_on_signals
 from cluster.start_display import StartDisplay
@@ -63,7 +63,7 @@ def deploy(config: BatonConfig, model: ServedModel, address: str, console: Conso
             except StartError as error:
                 _take_back(running, model, display, error)
         record_deployed(config)
-        urls = ", ".join(f"http://{address}:{config.port}" for address in proxy_addresses(config))
+        urls = ", ".join(url_of(address, config.port) for address in proxy_addresses(config))
         console.print(f"Serving {model.name} on {urls}", markup=False, highlight=False, soft_wrap=True)
     finally:
         ray.shutdown()
@@ -144,7 +144,7 @@ def _bring_up(deployment: Deployment, display: StartDisplay) -> None:
     deployment.start(display.workers)
     display.stage("waiting until every machine answers")
     for address in proxy_addresses(deployment.config):
-        wait_until_ready(f"http://{address}:{deployment.config.port}")
+        wait_until_ready(url_of(address, deployment.config.port))
 
 
 def _take_back(running: BatonConfig | None, model: ServedModel, display: StartDisplay, error: StartError) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from cluster.config import LOOPBACK_HOSTS, BatonConfig
 from cluster.deployment import Deployment, RefusedStartError, StartError
 from cluster.ray_home import RayHome, RayUnavailableError
-from cluster.readiness import wait_until_ready
+from cluster.readiness import url_of, wait_until_ready
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, ignoring_signals, stop_on_signals
 from cluster.start_display import StartDisplay
@@ -67,8 +67,7 @@ def _start(deployment: Deployment, home: RayHome, display: StartDisplay) -> None
 
 def base_url(config: BatonConfig) -> str:
     """Where a client on this machine reaches the API."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
-    return f"http://{host}:{config.port}"
+    return url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host), config.port)
 
 
 def _introduce(config: BatonConfig, model: ServedModel, console: Console) -> None:

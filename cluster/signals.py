@@ -31,16 +31,24 @@ def raise_stopped(signal_number: int, _frame: FrameType | None) -> None:
 
 
 def stop_on_signals() -> None:
-    """Install the handlers; again after a library installed its own."""
+    """Install the handlers; again after a library installed its own.
+
+    Under `nohup`, which ignores SIGHUP for what it starts, a terminal that closes stops nothing.
+    """
     for number in STOP_SIGNALS:
-        signal.signal(number, raise_stopped)
+        if not (number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN):
+            signal.signal(number, raise_stopped)
 
 
 @contextmanager
 def holding_signals() -> Iterator[None]:
     """Stop after a piece of work that must not be interrupted, such as imports: some swallow what a handler raises."""
     held: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: held.append(number)) for number in STOP_SIGNALS}
+    before = {
+        number: signal.signal(number, lambda number, _: held.append(number))
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -44,3 +44,20 @@ def test_signal_after_the_work_stops_at_once(handlers: None) -> None:
 
     with pytest.raises(Stopped):
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        stop_on_signals()
+        with holding_signals():
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+
+        with pytest.raises(Stopped):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,12 +6,15 @@ import io
 import signal
 import socket
 
+import httpx
 import pytest
 from rich.console import Console
 
+from cluster.config import BatonConfig
 from cluster.deploy_command import saying_what_goes_on
 from cluster.deployment import StartError
 from cluster.readiness import wait_until_ready
+from cluster.serve_command import base_url
 from cluster.signals import Stopped
 
 
@@ -40,3 +43,17 @@ def test_who_waits_to_the_end_is_told_nothing() -> None:
         pass
 
     assert said.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::1", "http://[::1]:8000"),
+        ("::", "http://[::1]:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("localhost", "http://localhost:8000"),
+    ],
+)
+def test_url_is_one_for_every_host(host: str, url: str) -> None:
+    assert base_url(BatonConfig(host=host)) == url
+    assert str(httpx.URL(base_url(BatonConfig(host=host)))) == url
