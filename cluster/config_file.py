@@ -38,11 +38,16 @@ def parse_yaml(text: str) -> Any:
     """The content of a YAML file.
 
     Raises:
-        yaml.YAMLError: It is none, a key is given twice, or a value is not what it looks like, as 2026-13-01 is no date.
+        yaml.YAMLError: It is none, a key is given twice, or a value is not what it looks like: 2026-13-01 is no date.
     """
     try:
         return yaml.load(text, Loader=UniqueKeyLoader)
-    except (ValueError, LookupError, AttributeError, RecursionError) as error:  # PyYAML lets its conversions' errors out
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # of PyYAML's conversions
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
 
 

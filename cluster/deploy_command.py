@@ -23,12 +23,13 @@ from cluster.deploy_record import (
     read_deployed,
     record_deployed,
 )
-from cluster.deployment import Deployment, RefusedStartError, StartError
+from cluster.deployment import Deployment, RefusedStartError, StartError, TakenOffError
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.plan import make_plan
 from cluster.ray_home import check_http, connect, list_nodes
 from cluster.readiness import url_of, wait_until_ready
+from cluster.serve_status import delete_application
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, stop_on_signals
 from cluster.start_display import StartDisplay
@@ -60,6 +61,8 @@ def deploy(config: BatonConfig, model: ServedModel, address: str, console: Conso
         with StartDisplay(console) as display, saying_what_goes_on(console):
             try:
                 _bring_up(Deployment(config=config, model=model), display)
+            except TakenOffError:  # whoever did that wants nothing back
+                raise
             except StartError as error:
                 _take_back(running, model, display, error)
         record_deployed(config)
@@ -125,7 +128,7 @@ def shutdown(address: str, console: Console) -> None:
 def remove() -> None:
     """Take our application off, and Serve too unless others use it."""
     if set(serve.status().applications) - {APP_NAME}:
-        serve.delete(APP_NAME)
+        delete_application()
     else:
         serve.shutdown()  # type: ignore[no-untyped-call]
     forget_deployed()

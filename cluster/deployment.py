@@ -21,10 +21,13 @@ from cluster.config import BatonConfig
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.placement import Placement, place, usable_cores
+from cluster.plan import describe_homeless
 from cluster.ray_home import list_nodes
 from cluster.serve_start import ProxyError, begin_serve, wait_for_proxies
+from cluster.serve_status import applications
 from cluster.served_model import ServedModel
 from cluster.start_report import StartReport, clear_start_reports, read_start_reports
+from engine.errors import ConfigError
 
 POLL_PERIOD_S = 0.2
 
@@ -38,6 +41,13 @@ class StartError(Exception):
 
 class RefusedStartError(StartError):
     """It never will with these settings: a worker refused them."""
+
+
+class TakenOffError(StartError):
+    """Somebody ended the cluster while it started."""
+
+    def __init__(self) -> None:
+        super().__init__("the cluster was taken off while it started, as `baton shutdown` does")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,34 +66,50 @@ class Deployment:
         nodes = nodes_of_ray(list_nodes())
         if self.config.address is None:  # a private Ray claims more CPUs than are really there
             nodes = [dataclasses.replace(node, num_cores=usable_cores()) for node in nodes]
-        return place(self.config, nodes)
+        placement = place(self.config, nodes)
+        homeless = placement.homeless()
+        if homeless and self.config.address is None:  # to the Ray of others a machine may still come
+            raise ConfigError(describe_homeless(homeless[0], nodes))
+        return placement
 
     def start(self, progress: Progress) -> None:
         """Start Serve, with its proxies on the configured address, and deploy; wait until every replica is ready.
 
         Raises:
+            ConfigError: The machines do not have what the configuration asks for.
             StartError: A proxy cannot listen, a replica cannot start, or not all of them started in time.
         """
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         config = self.config
+        placement = self.place()
         proxies = begin_serve(host=config.host, port=config.port, on_every_node=config.address is not None)
         clear_start_reports()
-        graph = build_graph(config, self.model, self.place())
+        graph = build_graph(config, self.model, placement)
         serve._run(graph, _blocking=False, name=APP_NAME, route_prefix="/")
         try:
             wait_for_proxies(proxies)
         except ProxyError as error:
             raise StartError(str(error)) from error
-        self._wait(progress)
+        self.wait(progress)
 
-    def _wait(self, progress: Progress) -> None:
+    def wait(self, progress: Progress) -> None:
+        """Return when every replica is ready.
+
+        Raises:
+            StartError: A replica cannot start, not all of them did in time, or the cluster was taken off.
+        """
         deadline_s = time.monotonic() + self.config.startup_timeout_s
+        was_there = False
         while True:
             reports = read_start_reports()
             refusal = next((report.refusal for report in reports if report.refusal is not None), None)
             if refusal is not None:
                 raise RefusedStartError(refusal)
-            application = serve.status().applications.get(APP_NAME)
+            known = applications()
+            application = (known or {}).get(APP_NAME)
+            if was_there and known is not None and application is None:
+                raise TakenOffError
+            was_there = was_there or application is not None
             status = application.status if application is not None else ApplicationStatus.NOT_STARTED
             progress(reports, str(status.value))
             if application is not None and status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):

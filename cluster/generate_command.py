@@ -43,7 +43,8 @@ def generate(options: GenerateOptions, output: TextIO) -> None:
     """Write the continuation of the prompt as it comes.
 
     Raises:
-        ConfigFileError, CheckpointError, ConfigError, PreflightError: The model cannot be loaded, or cannot take this prompt.
+        ConfigFileError, CheckpointError, ConfigError, PreflightError: The model cannot be loaded, or cannot take this
+            prompt.
     """
     path = served_model(load_config(None, {"model": options.model})).path
     check_checkpoint(path)

@@ -33,7 +33,7 @@ def make_plan(config: BatonConfig, model: ServedModel, nodes: Sequence[Node], *,
     """
     placement = place(config, nodes)
     weights = ModelSize.of(model.path)
-    problems = [_homeless(placed, nodes) for placed in _first_of_each(placement.homeless())]
+    problems = [describe_homeless(placed, nodes) for placed in _first_of_each(placement.homeless())]
     sizes: dict[PoolName, EngineSize] = {}
     for pool in POOLS:
         share = placement.shares[pool]
@@ -64,7 +64,7 @@ def _first_of_each(homeless: Sequence[Placed]) -> list[Placed]:
     return list(first.values())
 
 
-def _homeless(placed: Placed, nodes: Sequence[Node]) -> str:
+def describe_homeless(placed: Placed, nodes: Sequence[Node]) -> str:
     """Why a process finds no machine: what it takes, and what the machines offer of that."""
     takes = {name: amount for name, amount in placed.demands.items() if amount > 0}
     never = [name for name, amount in takes.items() if all(node.offers.get(name, 0.0) < amount for node in nodes)]

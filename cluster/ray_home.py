@@ -20,6 +20,7 @@ from cluster.deploy_record import forget_deployed, record_serving
 from cluster.names import APP_NAME, NAMESPACE
 from cluster.placement import logical_cpus, usable_cores, wanted_resources
 from cluster.serve_env import ray_token_file
+from cluster.serve_status import applications, delete_application
 
 TERMINATE_TIMEOUT_S = 5.0
 
@@ -162,17 +163,20 @@ class SharedRay:
 
     def is_alive(self) -> bool:
         """True while the driver is connected and Serve knows the application."""
-        return ray.is_initialized() and APP_NAME in serve.status().applications
+        if not ray.is_initialized():
+            return False
+        known = applications()
+        return known is None or APP_NAME in known
 
     def stop(self) -> None:
         """Take our application off, and Serve too if we started it and nobody else uses it now."""
         if not ray.is_initialized():
             return
-        applications = set(serve.status().applications) if self._is_app_ours else set()
-        if self._is_serve_ours and not applications - {APP_NAME}:
+        names = set(applications() or ()) if self._is_app_ours else set()
+        if self._is_serve_ours and not names - {APP_NAME}:
             serve.shutdown()  # type: ignore[no-untyped-call]
-        elif APP_NAME in applications:
-            serve.delete(APP_NAME)
+        elif APP_NAME in names:
+            delete_application()
         if self._is_app_ours:
             forget_deployed()
         ray.shutdown()

@@ -17,6 +17,7 @@ from cluster.readiness import url_of, wait_until_ready
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, ignoring_signals, stop_on_signals
 from cluster.start_display import StartDisplay
+from engine.errors import ConfigError
 
 WATCH_PERIOD_S = 1.0
 
@@ -25,7 +26,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
     """Start a cluster, serve until a signal, stop everything. Returns the exit code.
 
     Raises:
-        RefusedStartError, RayUnavailableError: Bad input; nothing is left running.
+        RefusedStartError, RayUnavailableError, ConfigError: Bad input; nothing is left running.
         StartError: It could not start, or ended by itself; nothing is left running but logs.
     """
     is_serving = False
@@ -41,7 +42,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
     except Stopped as stopped:
         keep_logs = False
         return 0 if is_serving else stopped.exit_code
-    except (RefusedStartError, RayUnavailableError):
+    except (RefusedStartError, RayUnavailableError, ConfigError):
         keep_logs = False
         raise
     except StartError as error:

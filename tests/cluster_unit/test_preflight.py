@@ -42,5 +42,5 @@ def test_host_that_is_no_name_is_refused(host: str) -> None:
 
 @pytest.mark.parametrize("address", ["10.0.0..1:6379", "127.0.0.1:" + "9" * 5000])
 def test_ray_address_that_cannot_be_is_refused(address: str) -> None:
-    with pytest.raises(PreflightError, match="no name of a machine|neither HOST:PORT nor 'auto'"):
+    with pytest.raises(PreflightError, match=r"no name of a machine|neither HOST:PORT nor 'auto'"):
         check_ray_address(address)
