@@ -95,6 +95,8 @@ class ConnectorBooks:
         source_block_ids = params.block_ids[first_block:end_block]
         assert len(source_block_ids) == len(block_ids), "the scheduler asked for blocks beyond the hand-over"
         self._spend(params.lease_id)
+        if request_id in self._cancelled:
+            self._cancelled.remove(request_id)  # it was meant for an earlier load, which has ended
         if stream_id is not None:
             del self._gates[stream_id]
         self._loads.append(

@@ -87,6 +87,8 @@ class HostBooks:
     ) -> None:
         """Queue the load of what ``match`` found."""
         assert stream_id is None, "the tier streams nothing"
+        if request_id in self._cancelled:
+            self._cancelled.remove(request_id)  # it was meant for an earlier load, which has ended
         slots, rest = self._matched[: len(block_ids)], self._matched[len(block_ids) :]
         assert len(slots) == len(block_ids), "the scheduler asked for more blocks than were offered"
         self._matched = ()

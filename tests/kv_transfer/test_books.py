@@ -74,6 +74,16 @@ def test_one_lease_is_good_for_one_load() -> None:
     assert orders.releases == ()
 
 
+def test_cancel_of_a_load_that_ended_does_not_hit_the_next_one_of_its_request() -> None:
+    """A request that is aborted as its load ends, and comes back at once, waits for a load of its own."""
+    books = _make_books()
+    books.cancel_load("r")
+    books.cancel_load("another")
+    books.begin_load(request_id="r", params=PARAMS, first_block=0, block_ids=(7, 8, 9))
+
+    assert books.take_orders().cancelled_loads == ("another",)
+
+
 def test_release_is_ordered_once() -> None:
     books = _make_books()
     books.release(PARAMS)

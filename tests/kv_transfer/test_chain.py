@@ -167,3 +167,16 @@ def test_k9_what_lies_behind_a_local_prefix_is_found(world: KVWorld, source: KVE
     assert reader.match(None, 20, 2 * BLOCK_SIZE, PROMPT).num_tokens == 0
     assert reader.match(None, 20, 0, PROMPT[1:]).num_tokens == BLOCK_SIZE, "content is found by its address alone"
     assert reader.match(None, 20, 0, ()).num_tokens == 0
+
+
+@pytest.mark.known_failure(6)
+def test_late_cancel_does_not_hit_the_next_load_from_the_tier(world: KVWorld, source: KVEngine) -> None:
+    """A load from a peer stalls and its request is put back; as that load ends, the request loads from the tier."""
+    reader = _reader(world, source, "host", "inproc")
+    scheduler = reader.connector.scheduler
+    scheduler.cancel_load("request")
+    assert reader.match(None, 20, 0, PROMPT).num_tokens == 2 * BLOCK_SIZE
+    scheduler.begin_load(request_id="request", params=None, first_block=0, block_ids=(20, 21))
+    reader.step()
+
+    assert reader.wait_load("request").error is None
