@@ -99,7 +99,7 @@ class LoadEnded:
     """A load ended: from now on nothing writes its destination.
 
     ``failed_block_ids`` are destination blocks whose content must not be used; empty on success. ``error`` says
-    why, for logs and for the policy ``fail``.
+    why, for logs and for the policy ``fail``. ``is_cancelled``: nobody wanted it any more, or the connector closed.
     """
 
     request_id: str
@@ -107,6 +107,7 @@ class LoadEnded:
     num_bytes: int
     duration_s: float
     error: str | None = None
+    is_cancelled: bool = False
 
 
 class LeaseEnd(StrEnum):

@@ -35,11 +35,11 @@ class TransferCounters:
     num_unknown_notifications: int = 0
     num_injected_faults: int = 0
 
-    def add_load(self, ended: LoadEnded, *, is_cancelled: bool) -> None:
+    def add_load(self, ended: LoadEnded) -> None:
         """Count a load that ended; its blocks and bytes were counted as they came."""
         self.num_transfers += 1
         self.transfer_s += ended.duration_s
-        if is_cancelled:
+        if ended.is_cancelled:
             self.num_cancelled_loads += 1
         elif ended.error is not None:
             self.num_failed_loads += 1

@@ -126,4 +126,5 @@ class Load:
             num_bytes=self.num_bytes,
             duration_s=now_s - self.started_s,
             error=self.error or self.damage,
+            is_cancelled=self.is_cancelled,
         )

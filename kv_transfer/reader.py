@@ -384,7 +384,7 @@ class Reader:
         del self._loads[load.reader_id]
         self.heartbeat.forget(load.order.params)
         ended = load.ended(now_s=self._clock())
-        self._counters.add_load(ended, is_cancelled=load.is_cancelled)
+        self._counters.add_load(ended)
         if load.error is None and not load.is_cancelled:
             self._counters.num_streamed_blocks += load.num_streamed_blocks
             self._counters.num_streamed_bytes += load.num_streamed_blocks * self._region.block_bytes

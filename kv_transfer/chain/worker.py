@@ -14,7 +14,18 @@ from kv_transfer.connector import (
     TransferStats,
     WorkerConnector,
 )
+from kv_transfer.counters import TransferCounters
 from kv_transfer.params import Hello
+
+_COUNTED_WHOLE = (
+    "num_transfers",
+    "transfer_s",
+    "num_failed_loads",
+    "num_failed_blocks",
+    "num_cancelled_loads",
+    "num_stalled_loads",
+)
+"""Each source counts its part of a load; these say something of loads only when all parts are taken together."""
 
 
 @dataclass(slots=True)
@@ -38,6 +49,7 @@ class _OpenLoad:
             num_bytes=sum(part.num_bytes for part in parts),
             duration_s=max(part.duration_s for part in parts),
             error="; ".join(errors) or None,
+            is_cancelled=any(part.is_cancelled for part in parts),
         )
 
 
@@ -48,6 +60,7 @@ class ChainWorker:
         self.sources = tuple(sources)
         self.lender = self.sources[lender]
         self._loads: dict[str, _OpenLoad] = {}
+        self._counters = TransferCounters()
 
     @property
     def is_alive(self) -> bool:
@@ -84,11 +97,10 @@ class ChainWorker:
         return NO_EVENTS if joined.is_empty else joined
 
     def stats(self) -> TransferStats:
-        """The sums over all sources."""
+        """The sums over all sources; a load in several parts counts once, when it was collected."""
         stats = [source.stats() for source in self.sources]
-        return TransferStats(
-            **{item.name: sum(getattr(part, item.name) for part in stats) for item in fields(TransferStats)}
-        )
+        sums = {item.name: sum(getattr(part, item.name) for part in stats) for item in fields(TransferStats)}
+        return TransferStats(**sums | {name: getattr(self._counters, name) for name in _COUNTED_WHOLE})
 
     def accept(self, hello: Hello) -> Hello:
         """Let the lender meet a peer.
@@ -108,6 +120,7 @@ class ChainWorker:
         if load is None or load.has_stalled:
             return False
         load.has_stalled = True
+        self._counters.num_stalled_loads += 1
         return True
 
     def _end_part(self, place: int, part: LoadEnded) -> list[LoadEnded]:
@@ -119,4 +132,6 @@ class ChainWorker:
         if load.num_open:
             return []
         del self._loads[part.request_id]
-        return [load.joined()]
+        joined = load.joined()
+        self._counters.add_load(joined)
+        return [joined]

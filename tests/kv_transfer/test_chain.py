@@ -16,7 +16,11 @@ from kv_transfer.connector import (
     LoadEnded,
     LoadOrder,
     RemoteMatch,
+    TransferStats,
 )
+from kv_transfer.counters import TransferCounters
+from kv_transfer.lease import LeaseCounts
+from kv_transfer.params import KVTransferParams
 from tests.support.kv_engine import KVEngine
 from tests.support.kv_world import KVWorld
 
@@ -70,6 +74,34 @@ def test_k9_each_source_supplies_its_part_in_order(world: KVWorld, source: KVEng
     assert source.wait_lease(params.lease_id).reason is LeaseEnd.DONE
 
 
+def test_k8_a_load_in_two_parts_counts_once(world: KVWorld, source: KVEngine) -> None:
+    """Routers divide by it: two parts beside each other would halve the time that a load seems to take."""
+    reader = _reader(world, source, "host", "inproc")
+
+    good, _ = _load(reader, source, world, (20, 21, 22, 23, 24))
+
+    stats = reader.stats()
+    assert (stats.num_transfers, stats.transfer_s) == (1, good.duration_s)
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_k8_a_load_whose_parts_both_fail_counts_once(world: KVWorld, source: KVEngine, is_cancelled: bool) -> None:
+    sources: list[Any] = [_OneEnd(), _OneEnd()]
+    worker = ChainWorker(sources, lender=1)
+    worker.execute(_two_parts(source.grant("request", (10, 11))))
+    for place in (0, 1):
+        sources[place].happen(stalled="r")
+    worker.collect()
+    for place in (0, 1):
+        sources[place].happen(_part_end(place, is_cancelled=is_cancelled))
+    worker.collect()
+
+    stats = worker.stats()
+    assert (stats.num_transfers, stats.num_stalled_loads, stats.transfer_s) == (1, 1, 2.0)
+    assert (stats.num_cancelled_loads, stats.num_failed_loads) == ((1, 0) if is_cancelled else (0, 1))
+    assert stats.num_failed_blocks == (0 if is_cancelled else 2)
+
+
 def test_k9_the_first_source_in_order_is_asked_first(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "inproc", "host")
 
@@ -121,40 +153,67 @@ def test_k9_a_cancelled_load_ends_once_with_its_last_part(world: KVWorld, source
 
 
 class _OneEnd:
-    """A source all of whose news is the end of one part, when the test has it happen."""
+    """A source all of whose news is what the test has happen to one part. It counts as readers do."""
 
     def __init__(self) -> None:
-        self.ended: LoadEnded | None = None
+        self.events = NO_EVENTS
+        self.counters = TransferCounters()
+
+    def happen(self, ended: LoadEnded | None = None, *, stalled: str | None = None) -> None:
+        """The part ends, or runs out of time."""
+        if ended is not None:
+            self.counters.add_load(ended)
+        self.counters.num_stalled_loads += stalled is not None
+        self.events = ConnectorEvents(
+            loads=() if ended is None else (ended,), stalled=() if stalled is None else (stalled,)
+        )
 
     def execute(self, orders: ConnectorOrders) -> None:
         """Take a part on."""
 
     def collect(self) -> ConnectorEvents:
-        """The end, once."""
-        ended, self.ended = self.ended, None
-        return NO_EVENTS if ended is None else ConnectorEvents(loads=(ended,))
+        """What happened, once."""
+        events, self.events = self.events, NO_EVENTS
+        return events
+
+    def stats(self) -> TransferStats:
+        """Counters since the start."""
+        return self.counters.snapshot(LeaseCounts())
+
+
+def _two_parts(params: KVTransferParams) -> ConnectorOrders:
+    return ConnectorOrders(
+        parts=tuple(
+            ConnectorOrders(
+                loads=(LoadOrder(request_id="r", params=params, source_block_ids=(block_id,), block_ids=(block_id,)),)
+            )
+            for block_id in (20, 21)
+        )
+    )
+
+
+def _part_end(place: int, *, is_cancelled: bool = False) -> LoadEnded:
+    return LoadEnded(
+        request_id="r",
+        failed_block_ids=(20 + place,),
+        num_bytes=0,
+        duration_s=1.0 + place,
+        error=f"source {place}",
+        is_cancelled=is_cancelled,
+    )
 
 
 @pytest.mark.parametrize("order_of_ends", [(0, 1), (1, 0)])
 def test_k9_parts_are_joined_in_the_order_of_their_blocks_however_they_end(
     world: KVWorld, source: KVEngine, order_of_ends: tuple[int, int]
 ) -> None:
-    params = source.grant("request", (10, 11))
     sources: list[Any] = [_OneEnd(), _OneEnd()]
     worker = ChainWorker(sources, lender=1)
-    parts = tuple(
-        ConnectorOrders(
-            loads=(LoadOrder(request_id="r", params=params, source_block_ids=(block_id,), block_ids=(block_id,)),)
-        )
-        for block_id in (20, 21)
-    )
-    worker.execute(ConnectorOrders(parts=parts))
+    worker.execute(_two_parts(source.grant("request", (10, 11))))
 
     loads: list[LoadEnded] = []
     for place in order_of_ends:
-        sources[place].ended = LoadEnded(
-            request_id="r", failed_block_ids=(20 + place,), num_bytes=0, duration_s=0.0, error=f"source {place}"
-        )
+        sources[place].happen(_part_end(place))
         loads.extend(worker.collect().loads)
 
     assert [(ended.failed_block_ids, ended.error) for ended in loads] == [((20, 21), "source 0; source 1")]
