@@ -63,7 +63,7 @@ class NeverEndingLoads:
         block_hashes: Sequence[bytes] = (),  # noqa: ARG002
     ) -> RemoteMatch | None:
         """Offer the whole prompt."""
-        return RemoteMatch(num_tokens=num_prompt_tokens - num_local_tokens if params is not None else 0, is_async=True)
+        return RemoteMatch(num_tokens=num_prompt_tokens - num_local_tokens if params is not None else 0)
 
     def begin_load(
         self,

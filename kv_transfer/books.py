@@ -16,7 +16,7 @@ from kv_transfer.stream_gate import StreamGate
 
 logger = logging.getLogger(f"baton.{__name__}")
 
-_NOTHING = RemoteMatch(num_tokens=0, is_async=False)
+_NOTHING = RemoteMatch(num_tokens=0)
 _NUM_REMEMBERED_LEASES = 65_536
 
 
@@ -78,7 +78,7 @@ class ConnectorBooks:
             logger.warning("hand-over not usable: request_id=%s reason=%s", request_id, reason)
             return _NOTHING
         num_tokens = min(params.num_tokens, num_prompt_tokens) - num_local_tokens
-        return RemoteMatch(num_tokens=num_tokens, is_async=True) if num_tokens > 0 else _NOTHING
+        return RemoteMatch(num_tokens=num_tokens) if num_tokens > 0 else _NOTHING
 
     def begin_load(
         self,

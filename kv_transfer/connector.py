@@ -20,10 +20,9 @@ from kv_transfer.stream_gate import StreamGate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteMatch:
-    """How many tokens beyond the local prefix a connector can supply, and whether the load is asynchronous."""
+    """How many tokens beyond the local prefix a connector can supply. Every load is asynchronous."""
 
     num_tokens: int
-    is_async: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

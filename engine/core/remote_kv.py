@@ -15,7 +15,7 @@ from engine.core.request import Request, RequestState, Span
 from kv_transfer.connector import LoadEnded, RemoteMatch, SchedulerConnector
 from kv_transfer.params import KVTransferParams
 
-NOTHING_REMOTE: Final = RemoteMatch(num_tokens=0, is_async=False)
+NOTHING_REMOTE: Final = RemoteMatch(num_tokens=0)
 
 
 @dataclass(slots=True)

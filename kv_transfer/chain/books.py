@@ -8,7 +8,7 @@ from typing import Final
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, RemoteMatch, SchedulerConnector
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
-_NOTHING: Final = RemoteMatch(num_tokens=0, is_async=False)
+_NOTHING: Final = RemoteMatch(num_tokens=0)
 
 
 class ChainBooks:
@@ -67,7 +67,7 @@ class ChainBooks:
                 break
         if not self._plan:
             return _NOTHING
-        return RemoteMatch(num_tokens=end - num_local_tokens, is_async=True)
+        return RemoteMatch(num_tokens=end - num_local_tokens)
 
     def begin_load(
         self,

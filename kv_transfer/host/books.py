@@ -19,7 +19,7 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.lease import LeaseTable
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 
-_NOTHING: Final = RemoteMatch(num_tokens=0, is_async=False)
+_NOTHING: Final = RemoteMatch(num_tokens=0)
 
 
 class HostBooks:
@@ -74,7 +74,7 @@ class HostBooks:
         if not self._matched:
             return _NOTHING
         self.store.pin(self._matched)
-        return RemoteMatch(num_tokens=len(self._matched) * self._layout.block_size, is_async=True)
+        return RemoteMatch(num_tokens=len(self._matched) * self._layout.block_size)
 
     def begin_load(
         self,

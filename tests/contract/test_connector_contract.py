@@ -60,9 +60,9 @@ def test_partial_pull_reads_only_the_blocks_asked_for(
 def test_match_offers_what_lies_beyond_the_local_prefix(source: Any, reader: KVEngine, request_id: str) -> None:
     params = source.grant(request_id, (1, 2, 3), 10)
 
-    assert reader.match(params, 10, 4) == RemoteMatch(num_tokens=6, is_async=True)
-    assert reader.match(params, 10, 12) == RemoteMatch(num_tokens=0, is_async=False)
-    assert reader.match(None, 10, 0) == RemoteMatch(num_tokens=0, is_async=False)
+    assert reader.match(params, 10, 4) == RemoteMatch(num_tokens=6)
+    assert reader.match(params, 10, 12) == RemoteMatch(num_tokens=0)
+    assert reader.match(None, 10, 0) == RemoteMatch(num_tokens=0)
     source.abort_lease(request_id)
 
 

@@ -22,7 +22,7 @@ PARAMS = KVTransferParams(
     block_ids=(10, 11, 12),
     num_tokens=9,
 )
-NOTHING = RemoteMatch(num_tokens=0, is_async=False)
+NOTHING = RemoteMatch(num_tokens=0)
 
 
 def _make_books() -> ConnectorBooks:
@@ -57,8 +57,8 @@ def test_hand_over_that_cannot_be_used_supplies_nothing(changes: dict[str, objec
 def test_hand_over_supplies_what_is_not_here_already() -> None:
     books = _make_books()
 
-    assert _match(books, PARAMS) == RemoteMatch(num_tokens=9, is_async=True)
-    assert _match(books, PARAMS, num_local_tokens=4) == RemoteMatch(num_tokens=5, is_async=True)
+    assert _match(books, PARAMS) == RemoteMatch(num_tokens=9)
+    assert _match(books, PARAMS, num_local_tokens=4) == RemoteMatch(num_tokens=5)
     assert _match(books, PARAMS, num_local_tokens=9) == NOTHING
     assert _match(books, None) == NOTHING
 

@@ -56,7 +56,7 @@ def _load(reader: KVEngine, source: KVEngine, world: KVWorld, block_ids: tuple[i
     request_id = world.unique("request")
     params = source.grant(request_id, (10, 11, 12, 13, 14))
     num_tokens = len(block_ids) * BLOCK_SIZE
-    assert reader.match(params, 20, 0, PROMPT) == RemoteMatch(num_tokens=num_tokens, is_async=True)
+    assert reader.match(params, 20, 0, PROMPT) == RemoteMatch(num_tokens=num_tokens)
     reader.begin(request_id, params, block_ids)
     return reader.wait_load(request_id), params
 

@@ -95,11 +95,11 @@ class ScriptedConnector:
     ) -> RemoteMatch | None:
         """Offer all of the prompt beyond the local prefix."""
         if params is None:
-            return RemoteMatch(num_tokens=0, is_async=False)
+            return RemoteMatch(num_tokens=0)
         self.num_matches += 1
         if params.lease_id in self.undecided:
             return None
-        return RemoteMatch(num_tokens=max(params.num_tokens - num_local_tokens, 0), is_async=True)
+        return RemoteMatch(num_tokens=max(params.num_tokens - num_local_tokens, 0))
 
     def begin_load(
         self,
