@@ -187,5 +187,6 @@ class Announcements:
         return next(iter(self._subscriptions.values()))
 
     def _changed(self, is_wanted: bool) -> None:
-        if is_wanted and self.on_change is not None:
-            self.on_change()
+        on_change = self.on_change  # the connector's thread takes it away when it ends
+        if is_wanted and on_change is not None:
+            on_change()

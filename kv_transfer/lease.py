@@ -217,5 +217,6 @@ class LeaseTable:
         self._ended.append(LeaseEnded(request_id=lease.request_id, lease_id=lease.lease_id, reason=reason))
 
     def _changed(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
+        on_change = self.on_change  # the connector's thread takes it away when it ends
+        if on_change is not None:
+            on_change()

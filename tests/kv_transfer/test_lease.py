@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -105,6 +106,33 @@ def test_owner_is_told_of_grants_and_ends() -> None:
     table.abort(lease.lease_id)
 
     assert len(changes) == 2
+
+
+class _TakenAway:
+    """A callback that another thread takes away as soon as somebody has seen that it is there."""
+
+    _callback: Callable[[], None] | None = None
+
+    def __get__(self, _owner: object, _kind: type) -> Callable[[], None] | None:
+        callback, self._callback = self._callback, None
+        return callback
+
+    def __set__(self, _owner: object, callback: Callable[[], None] | None) -> None:
+        self._callback = callback
+
+
+def test_owner_may_go_while_it_is_told() -> None:
+    """A connector's thread that dies must not take the engine's along."""
+
+    class Table(LeaseTable):
+        on_change = _TakenAway()  # type: ignore[assignment]
+
+    changes: list[None] = []
+    table = Table(ttl_s=TTL_S, clock=ManualClock(), on_change=lambda: changes.append(None))
+
+    table.grant(request_id="request", block_ids=(1,))
+
+    assert len(changes) == 1
 
 
 class LeaseMachine(RuleBasedStateMachine):
