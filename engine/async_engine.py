@@ -341,17 +341,24 @@ class AsyncEngine:
         return None
 
     def _run_commands(self) -> None:
+        """Do what was asked for; a command that raises ends the engine, but none behind it is left unanswered."""
         with self._lock:
             commands, self._commands = self._commands, []
             self._progress.begin_turn()
         for command in commands:
-            command()
+            try:
+                command()
+            except Exception as error:
+                logger.exception("a command failed")
+                self._failure = self._failure or error
 
     def _run(self) -> None:
         try:
             while not self._is_stopping:
                 self._core.wake.clear()
                 self._run_commands()
+                if self._failure is not None:
+                    break
                 self._core.collect()
                 if self._moves_out:
                     self._core.move_out()
