@@ -61,7 +61,7 @@ class RemoteEvents:
             self._kv_cache.release(block_ids)
 
     def _end_load(self, event: LoadEnded) -> None:
-        ended = self._remote.end(event)
+        ended = self._remote.end(event, block_size=self._kv_cache.block_size)
         if ended.load is None:
             self._counters.num_unknown_ids += 1
             return
@@ -112,7 +112,7 @@ class RemoteEvents:
             only_damaged=self._config.recompute_damaged_only,
         )
         num_local_tokens = load.first_block * self._kv_cache.block_size
-        num_loaded_tokens = min(load.num_tokens, request.num_tokens - 1) - num_local_tokens
+        num_loaded_tokens = load.frontier - num_local_tokens
         request.num_remote_tokens = max(num_loaded_tokens - num_recomputed, 0)
         request.num_cached_tokens = min(num_local_tokens + request.num_remote_tokens, request.num_prompt_tokens)
         self._counters.remote_hit_tokens += request.num_remote_tokens

@@ -29,6 +29,11 @@ class Load:
     num_tokens: int
     is_wanted: bool = True
 
+    @property
+    def frontier(self) -> int:
+        """Tokens that need no computing if all goes well: the last known one is always computed (K3)."""
+        return min(self.num_tokens, self.request.num_tokens - 1)
+
 
 class LoadOutcome(Enum):
     """What a ``LoadEnded`` meant."""
@@ -41,7 +46,10 @@ class LoadOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndedLoad:
-    """A load that ended: ``damaged_blocks`` are indices into the request's block table, ascending."""
+    """A load that ended: ``damaged_blocks`` are indices into the request's block table, ascending.
+
+    A block with nothing but the last token, which is computed in any case, is not among them.
+    """
 
     outcome: LoadOutcome
     load: Load | None = None
@@ -145,7 +153,7 @@ class RemoteKV:
         assert self._connector is not None
         self._connector.cancel_load(request.request_id)
 
-    def end(self, event: LoadEnded) -> EndedLoad:
+    def end(self, event: LoadEnded, *, block_size: int) -> EndedLoad:
         """Close a load; late, duplicate and unknown events are told apart by their outcome."""
         load = self._loads.pop(event.request_id, None)
         if load is None:
@@ -154,7 +162,8 @@ class RemoteKV:
             return EndedLoad(LoadOutcome.ABANDONED, load)
         self.num_loading -= 1
         failed = set(event.failed_block_ids)
-        damaged = tuple(index for index in range(load.first_block, load.end_block) if load.block_ids[index] in failed)
+        end_block = min(load.end_block, -(-load.frontier // block_size))
+        damaged = tuple(index for index in range(load.first_block, end_block) if load.block_ids[index] in failed)
         return EndedLoad(LoadOutcome.DAMAGED if damaged else LoadOutcome.COMPLETE, load, damaged)
 
     def release(self, request: Request) -> None:
@@ -175,12 +184,10 @@ def set_computed(request: Request, load: Load, damaged: Iterable[int], *, block_
     Returns:
         How many loaded tokens must be computed again.
     """
-    frontier = min(load.num_tokens, request.num_tokens - 1)
+    frontier = load.frontier
     holes: list[Span] = []
     for index in damaged:
         start, end = index * block_size, min((index + 1) * block_size, frontier)
-        if start >= frontier:
-            break
         if holes and holes[-1].end == start:
             start = holes.pop().start
         holes.append(Span(start, end))

@@ -180,6 +180,22 @@ def test_k6_policy_fail_does_not_mind_loads_that_succeed() -> None:
     world.check_output("a")
 
 
+@pytest.mark.parametrize("limit", [None, 0])
+def test_k6_damage_to_what_is_computed_in_any_case_fails_nothing(limit: int | None) -> None:
+    world = decode_world(load_failure_policy="fail" if limit is None else "recompute")
+    prompt = fresh_prompt(13)
+    # Nothing was sampled yet: the last token is computed here, and its block holds nothing else.
+    request = make_request("a", prompt, max_tokens=3, kv_transfer=world.connector.offer(prompt))
+    world.add(replace(request, max_recomputed_tokens=limit))
+    world.step()
+    world.end_load("a", [3])
+    world.run()
+
+    world.check_output("a")
+    stats = world.scheduler.stats()
+    assert (stats.failed_blocks, stats.recomputed_tokens, stats.remote_hit_tokens) == (0, 0, 12)
+
+
 @pytest.mark.parametrize(("limit", "is_given_back"), [(0, True), (3, True), (4, False), (None, False)])
 def test_request_goes_back_when_more_is_lost_than_its_sender_wants_computed(
     limit: int | None, is_given_back: bool
