@@ -97,9 +97,9 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, objec
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_num_batched_tokens": 8, "max_num_seqs": 4}, "smaller than a block"),
-        ({"max_num_batched_tokens": 64, "max_num_seqs": 33}, "larger than the number of KV blocks"),
-        ({"max_num_batched_tokens": 64, "max_num_seqs": 4, "enable_chunked_prefill": False}, "never be scheduled"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 4}, "smaller than a block.*lower block_size"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 33}, "larger than the number of KV blocks.*kv_cache_bytes"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 4, "enable_chunked_prefill": False}, "set enable_chunked"),
     ],
 )
 def test_options_that_contradict_the_cache_are_refused(options: dict[str, object], message: str) -> None:
