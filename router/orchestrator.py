@@ -151,8 +151,10 @@ class Orchestrator:
 
     def _forget(self, task: asyncio.Task[None], generation: Generation) -> None:
         self._alive.discard(task)
-        # A task cancelled before its first step never ran _drive.
-        generation.end(RequestCancelledError())
+        if not generation.mailbox.is_ended:
+            # A task cancelled before its first step never ran _drive.
+            self._counters.num_cancelled += 1
+            generation.end(RequestCancelledError())
 
     async def _drive(self, generation: Generation) -> None:
         counters = self._counters

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from engine.messages import SamplingParams
 from router.distribution import Distribution
-from tests.support.router_rig import FAST, RouterRig, router_rig
+from router.service import TextRequest
+from tests.support.router_rig import FAST, RouterRig, router_rig, until
 
 LISTED = ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time")
 OF_SEVERAL_TOKENS = ("request_handover_time", "request_decode_time", "request_time_per_output_token")
@@ -54,6 +56,17 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
     found = [item.value for item in samples if item.name == name and labels.items() <= item.labels.items()]
     assert len(found) == 1, (name, labels, found)
     return found[0]
+
+
+async def test_sequence_that_is_given_up_before_it_begins_is_in_the_totals(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        text = TextRequest(request_id="a", prompt_token_ids=(5, 6), sampling=SamplingParams(max_tokens=9))
+        rig.service.generate(text).cancel()
+        await until(rig.is_at_rest)
+
+        counters = rig.service.counters
+        assert (counters.num_requests, counters.num_cancelled, counters.num_finished) == (1, 1, 0)
+        assert value(await scrape(rig), "baton:request_finishes_total", reason="abort") == 1
 
 
 @given(values=st.lists(st.floats(0, 100), max_size=30), bounds=st.lists(st.floats(0.1, 50), min_size=1, unique=True))
