@@ -12,6 +12,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 import tokenizers
@@ -20,6 +21,7 @@ from router.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _WINDOW_TOKENS = 6
+_LONG_WINDOW_TOKENS = 4 * _WINDOW_TOKENS
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -67,41 +69,58 @@ class WindowDetokenizer:
     """For any tokenizer: decodes a short window around the new tokens.
 
     ``context_ids`` are the last tokens before the output; they decide about a space in front of the first word.
+    Tokens that are not ``is_spelt`` are left out wherever they stand.
     """
 
-    __slots__ = ("_decode", "_num_context", "_tokens")
+    __slots__ = ("_decode", "_is_spelt", "_num_settled", "_num_shown", "_tokens")
 
-    def __init__(self, decode: Callable[[list[int]], str], context_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        context_ids: Sequence[int],
+        is_spelt: Callable[[int], bool] = lambda _: True,
+    ) -> None:
         self._decode = decode
-        self._tokens = list(context_ids[-_WINDOW_TOKENS:])
-        self._num_context = len(self._tokens)
+        self._is_spelt = is_spelt
+        self._tokens = list(islice(filter(is_spelt, reversed(context_ids)), _WINDOW_TOKENS))[::-1]
+        self._num_shown = len(decode(self._tokens))
+        self._num_settled = len(self._tokens)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take new tokens; return the characters that they complete."""
-        self._tokens.extend(token_ids)
-        text = self._new_text()
+        self._tokens.extend(filter(self._is_spelt, token_ids))
+        if not self.is_incomplete:
+            return ""
+        whole = self._decode(self._tokens)
+        text = whole[self._num_shown :]
         # A replacement character at the end is most likely a character cut in two. It cannot be for ever: no
         # character has more than four bytes, so more waiting tokens than that hold bytes that are simply wrong.
-        if not text or (text.endswith(_REPLACEMENT) and len(self._tokens) - self._num_context <= _WINDOW_TOKENS):
+        if text.endswith(_REPLACEMENT) and len(self._tokens) - self._num_settled <= _WINDOW_TOKENS:
             return ""
-        self._tokens = self._tokens[-_WINDOW_TOKENS:]
-        self._num_context = len(self._tokens)
+        if text:
+            self._tokens = self._tokens[-_WINDOW_TOKENS:]
+            self._num_shown = len(self._decode(self._tokens))
+        elif len(self._tokens) > _LONG_WINDOW_TOKENS:
+            self._leave_out_silent(whole)
+        self._num_settled = len(self._tokens)
         return text
 
     @property
     def is_incomplete(self) -> bool:
         """True while tokens wait for what comes after them."""
-        return len(self._tokens) > self._num_context
+        return len(self._tokens) > self._num_settled
 
     def finish(self) -> str:
         """Return what is left."""
-        text = self._new_text()
-        self._num_context = len(self._tokens)
+        text = self._decode(self._tokens)[self._num_shown :]
+        self._num_settled = len(self._tokens)
         return text
 
-    def _new_text(self) -> str:
-        before = self._decode(self._tokens[: self._num_context])
-        return self._decode(self._tokens)[len(before) :]
+    def _leave_out_silent(self, whole: str) -> None:
+        """Forget the middle of a long run of tokens without text: the words before it and its end decide alone."""
+        ends = self._tokens[:_WINDOW_TOKENS] + self._tokens[-_WINDOW_TOKENS:]
+        if self._decode(ends) == whole:
+            self._tokens = ends
 
 
 class DetokenizerFactory:
@@ -128,7 +147,12 @@ class DetokenizerFactory:
         def decode(token_ids: list[int]) -> str:
             return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-        return WindowDetokenizer(decode, prompt_token_ids)
+        skipped = self._tokenizer.special_ids if skip_special_tokens else frozenset()
+
+        def is_spelt(token_id: int) -> bool:
+            return token_id not in skipped and self._tokenizer.token_strings([token_id])[0] is not None
+
+        return WindowDetokenizer(decode, prompt_token_ids, is_spelt)
 
 
 def token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes] | None:

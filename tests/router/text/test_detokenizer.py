@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from router.text.detokenizer import ByteDetokenizer, DetokenizerFactory, WindowDetokenizer
 from router.text.tokenizer import Tokenizer as TextTokenizer
@@ -31,20 +31,34 @@ def word_tokenizer() -> Tokenizer:
     words = {word: index for index, word in enumerate(["[UNK]", "the", "quick", "brown", "fox", "."])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([AddedToken("[SEP]", special=True)])
     return tokenizer
 
 
 def wordpiece_tokenizer() -> Tokenizer:
     """Pieces that join the word before them, and a clean-up of spaces before punctuation."""
-    words = {word: index for index, word in enumerate(["[UNK]", "run", "##ner", "##s", "fast", "."])}
+    words = {word: index for index, word in enumerate(["[UNK]", "run", "##ner", "##s", "fast", ".", "##"])}
     tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens([AddedToken("[SEP]", special=True)])
+    return tokenizer
+
+
+def split_byte_tokenizer() -> Tokenizer:
+    """Bytes and words, with a decoder that is not known to be the same for every token."""
+    tokenizer = sentencepiece_tokenizer()
+    tidying = decoders.Replace(Regex(" +"), " ")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), tidying]
+    )
     return tokenizer
 
 
 BYTE_LEVEL = TextTokenizer(byte_level_tokenizer())
 SENTENCEPIECE = TextTokenizer(sentencepiece_tokenizer())
 WORDS = TextTokenizer(word_tokenizer())
+PIECES = TextTokenizer(wordpiece_tokenizer())
+SPLIT_BYTES = TextTokenizer(split_byte_tokenizer())
 BYTE_LEVEL_FACTORY = DetokenizerFactory(BYTE_LEVEL)
 SENTENCEPIECE_FACTORY = DetokenizerFactory(SENTENCEPIECE)
 
@@ -109,6 +123,58 @@ def test_other_tokenizers_stream_what_decoding_at_once_gives(make: type) -> None
 
     assert isinstance(factory.make(prompt), WindowDetokenizer)
     assert "".join(pieces) == tokenizer.decode([*prompt, *output])[len(tokenizer.decode(prompt)) :]
+
+
+SILENT = {WORDS: ("[SEP]", 999), PIECES: ("[SEP]", "##", 999), SPLIT_BYTES: ("</s>", 9999)}
+"""Tokens without text: special ones, pieces that are empty, and ids that no token has."""
+
+
+def silent_runs(tokenizer: TextTokenizer) -> st.SearchStrategy[list[int]]:
+    """Outputs with runs of tokens without text, some of them longer than any window."""
+    silent = [token if isinstance(token, int) else tokenizer.token_id(token) for token in SILENT[tokenizer]]
+    run = st.builds(lambda token, size: [token] * size, st.sampled_from(silent), st.integers(1, 40))
+    spoken = st.lists(st.integers(1, tokenizer.vocab_size - 1), min_size=1, max_size=4)
+    return st.lists(run | spoken, max_size=6).map(lambda parts: [token for part in parts for token in part])
+
+
+@pytest.mark.parametrize("tokenizer", [WORDS, PIECES], ids=["words", "pieces"])
+@given(data=st.data())
+def test_runs_of_tokens_without_text_leave_the_text_as_decoding_at_once_gives_it(
+    tokenizer: TextTokenizer, data: st.DataObject
+) -> None:
+    output = data.draw(silent_runs(tokenizer))
+    sizes = data.draw(st.lists(st.integers(1, 12), max_size=8))
+
+    pieces = streamed(DetokenizerFactory(tokenizer), [1], output, sizes)
+
+    assert "".join(pieces) == tokenizer.decode([1, *output])[len(tokenizer.decode([1])) :]
+
+
+@given(num_silent=st.integers(0, 40), silent=st.sampled_from(SILENT[SPLIT_BYTES]))
+def test_character_in_parts_is_whole_after_a_run_of_tokens_without_text(num_silent: int, silent: str | int) -> None:
+    token = silent if isinstance(silent, int) else SPLIT_BYTES.token_id(silent)
+    output = [token] * num_silent + SPLIT_BYTES.encode("🙂")[-4:]
+    factory = DetokenizerFactory(SPLIT_BYTES)
+
+    assert isinstance(factory.make([]), WindowDetokenizer)
+    assert "".join(streamed(factory, SPLIT_BYTES.encode("hello"), output, [])) == "🙂"
+
+
+@pytest.mark.parametrize("silent", SILENT[PIECES])
+def test_tokens_without_text_cost_the_same_however_many_came_before(silent: str | int) -> None:
+    token = silent if isinstance(silent, int) else PIECES.token_id(silent)
+    sizes: list[int] = []
+
+    def decode(token_ids: list[int]) -> str:
+        sizes.append(len(token_ids))
+        return PIECES.decode(token_ids)
+
+    detokenizer = WindowDetokenizer(decode, [1])
+    for _ in range(500):
+        assert detokenizer.push([token]) == ""
+        assert not detokenizer.is_incomplete
+    assert detokenizer.push([2]) == "ner"
+    assert max(sizes) < 40
 
 
 def test_tabulated_tokenizers_do_not_ask_the_library_while_streaming() -> None:
