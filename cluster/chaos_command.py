@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
 from cluster.chaos.runner import ChaosRunner
-from cluster.chaos.scenario import load_scenario
+from cluster.chaos.scenario import ScenarioError, load_scenario
 from cluster.client_error import bearer
+from cluster.signals import run_until_stopped
 
 
 def chaos(url: str, path: Path, console: Console, *, api_key: str = "", json_file: Path | None = None) -> bool:
@@ -27,10 +30,27 @@ def chaos(url: str, path: Path, console: Console, *, api_key: str = "", json_fil
     def tell(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
+    if json_file is not None:
+        with writing(json_file), json_file.open("a"):  # now, and not after minutes of load
+            pass
     runner = ChaosRunner(load_scenario(path), url=url, headers=bearer(api_key), tell=tell)
-    report = asyncio.run(runner.run())
+    report = asyncio.run(run_until_stopped(runner.run()))
     for line in report.lines():
         tell(line)
     if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        with writing(json_file):
+            json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
     return not report.problems
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Name the file that cannot be written.
+
+    Raises:
+        ScenarioError: It cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ScenarioError(f"cannot write the report to {file}: {error.strerror or error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from cluster.client_error import bearer
+from cluster.client_error import NotBatonError, answer_of, bearer
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 DATA_PREFIX = "data: "
@@ -75,8 +75,10 @@ def print_answer(pieces: Iterable[str], console: Console) -> str:
 def first_model(client: httpx.Client) -> str:
     """The name of the model that the cluster serves."""
     response = client.get("/v1/models")
-    response.raise_for_status()
-    return str(response.json()["data"][0]["id"])
+    models = answer_of(response, "data")["data"]
+    if not models:
+        raise NotBatonError(f"{response.request.url} lists no model")
+    return str(models[0]["id"])
 
 
 def stream_answer(client: httpx.Client, model: str, messages: list[dict[str, str]]) -> Iterator[str]:

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 
 from cluster.preflight_error import PreflightError
+
+
+class NotBatonError(httpx.HTTPError):
+    """What answered is something else than a cluster."""
+
+
+def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
+    """The object that was answered, which has these keys.
+
+    Raises:
+        httpx.HTTPError: The answer is an error, or is not one of Baton's.
+    """
+    response.raise_for_status()
+    try:
+        answer = response.json()
+    except ValueError as error:
+        raise NotBatonError(f"{response.request.url} answered with something else than JSON") from error
+    if not isinstance(answer, dict) or not all(key in answer for key in keys):
+        raise NotBatonError(f"the answer of {response.request.url} lacks {', '.join(keys)}")
+    return answer
 
 
 def explain(error: httpx.HTTPError, url: str) -> str:
     """One line for somebody who expected a cluster at ``url``."""
     if isinstance(error, httpx.ConnectError):
         return f"nothing answers at {url}: is `baton serve` running there?"
+    if isinstance(error, NotBatonError):
+        return f"what answers at {url} is no Baton cluster: {error}"
     if isinstance(error, httpx.HTTPStatusError):
         return f"{url} answered {error.response.status_code}: {message_of(error.response)}"
     return f"{url}: {type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from cluster.client_error import bearer
+from cluster.client_error import answer_of, bearer
 
 TIMEOUT_S = 15.0
 POLL_PERIOD_S = 0.2
@@ -25,8 +25,7 @@ def drain(url: str, replica: str, console: Console, *, api_key: str = "", wait_s
     """
     with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False) as client:
         response = client.post("/admin/drain", json={"replica": replica})
-        response.raise_for_status()
-        replica_id: str = response.json()["draining"]
+        replica_id: str = answer_of(response, "draining")["draining"]
         started_s = time.monotonic()
         console.print(f"draining {replica_id}: it takes no more requests", highlight=False)
         while row := _row(client, replica_id):
@@ -39,7 +38,6 @@ def drain(url: str, replica: str, console: Console, *, api_key: str = "", wait_s
 
 
 def _row(client: httpx.Client, replica_id: str) -> dict[str, Any] | None:
-    status = client.get("/status")
-    status.raise_for_status()
-    rows: list[dict[str, Any]] = [row for pool in status.json()["pools"].values() for row in pool]
+    pools: dict[str, list[dict[str, Any]]] = answer_of(client.get("/status"), "pools")["pools"]
+    rows = [row for pool in pools.values() for row in pool]
     return next((row for row in rows if row["replica_id"] == replica_id and row["state"] == "running"), None)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -67,3 +71,31 @@ def ignoring_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+async def run_until_stopped(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await ``coroutine``, or cancel it when a signal comes, and wait until it has cleaned up.
+
+    In an event loop a handler that raises ends whichever task runs just then, and no other.
+
+    Raises:
+        Stopped: A signal came.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(coroutine)
+    came: list[int] = []
+
+    def stop(number: int) -> None:
+        if not came:
+            task.cancel()
+        came.append(number)
+
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if came:
+            raise Stopped(came[0]) from None
+        raise

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from cluster.client_error import bearer
+from cluster.client_error import answer_of, bearer
 
 TIMEOUT_S = 10.0
 MAX_WIDTH = 1000
@@ -41,8 +41,7 @@ def status(url: str, console: Console, *, as_json: bool, api_key: str = "") -> N
         httpx.HTTPError: It does not answer, or not well.
     """
     response = httpx.get(f"{url.rstrip('/')}/status", headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False)
-    response.raise_for_status()
-    answer: dict[str, Any] = response.json()
+    answer = answer_of(response, "model", "pools")
     if as_json:
         console.print_json(json.dumps(answer))
         return

@@ -13,6 +13,7 @@ import httpx
 import psutil
 
 from cluster.chaos.scenario import Choice, ScenarioError
+from cluster.client_error import answer_of
 
 PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1.0}
 """What makes workers unreachable for each other: nothing is met, read, or told."""
@@ -41,10 +42,7 @@ class LiveCluster:
         Raises:
             httpx.HTTPError: Nobody answers.
         """
-        response = await self._client.get("/status")
-        response.raise_for_status()
-        answer: dict[str, Any] = response.json()
-        return answer
+        return answer_of(await self._client.get("/status"), "pools", "routers", "totals")
 
     async def choose(self, choice: Choice) -> list[Row]:
         """The workers or routers that are meant, as soon as they have as much to do as the choice asks for.

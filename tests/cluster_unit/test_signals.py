@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from cluster.signals import STOP_SIGNALS, Stopped, holding_signals, stop_on_signals
+from cluster.signals import STOP_SIGNALS, Stopped, holding_signals, run_until_stopped, stop_on_signals
 
 
 @pytest.fixture
@@ -61,3 +62,28 @@ def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_signal_ends_a_whole_run_whichever_of_its_tasks_it_meets(handlers: None) -> None:
+    mended: list[str] = []
+
+    async def stream() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        streams = [asyncio.create_task(stream()), asyncio.create_task(stream())]
+        try:
+            async with asyncio.timeout(60):
+                await asyncio.Event().wait()
+        finally:
+            for task in streams:
+                task.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+            mended.append("all")
+
+    with pytest.raises(Stopped) as stopped:
+        asyncio.run(run_until_stopped(run()))
+
+    assert stopped.value.exit_code == 130
+    assert mended == ["all"]

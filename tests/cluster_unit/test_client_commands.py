@@ -1,0 +1,69 @@
+"""The commands that talk HTTP, where something else than a cluster answers, or a report cannot be written."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.chaos.scenario import ScenarioError
+from cluster.chaos_command import chaos
+from cluster.cli import app
+
+SCENARIO = Path(__file__).parents[2] / "deploy" / "chaos" / "decode-killed.yaml"
+BODIES = {"html": b"<!doctype html>", "object": b'{"status": "ok"}', "list": b"[]", "no models": b'{"data": []}'}
+
+
+class Other(http.server.BaseHTTPRequestHandler):
+    """Answers everything with the same body."""
+
+    body = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def other(request: pytest.FixtureRequest) -> Iterator[str]:
+    handler = type("Handler", (Other,), {"body": BODIES[request.param]})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("other", "command"),
+    [("html", ["status"]), ("object", ["drain", "x"]), ("list", ["status", "--json"]), ("no models", ["chat"])],
+    indirect=["other"],
+)
+def test_something_else_that_answers_is_said_to_be_no_cluster(other: str, command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--url", other])
+
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert f"what answers at {other} is no Baton cluster: " in result.stderr
+
+
+def test_report_that_cannot_be_written_is_refused_before_anything_is_broken(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "report.json"
+
+    with pytest.raises(ScenarioError, match=f"cannot write the report to {file}: No such file"):
+        chaos("http://127.0.0.1:1", SCENARIO, Console(file=io.StringIO()), json_file=file)
