@@ -97,6 +97,10 @@ class Introductions:
                     await asyncio.sleep(LOOK_PERIOD_S / 4)
         except TimeoutError:
             logger.warning("not met within %g s: %s", timeout_s, ", ".join(sorted(self._wanted() - self._peers.ids)))
+        except Exception:
+            # A worker that never counted as healthy would not say why; ``keep_looking`` tries again.
+            logger.exception("meeting the other workers failed")
+            return
         self._tell_met(self._peers.ids)
 
     async def _wait_for_lists(self) -> None:

@@ -91,6 +91,20 @@ async def test_one_that_does_not_answer_holds_nobody_up_for_ever(bench: Bench) -
     assert bench.num_met == 1
 
 
+async def test_connector_that_fails_holds_nobody_up_and_is_asked_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.prefill.replicas["a"] = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.peers, "greet", lambda engine_id: 1 // 0)
+        await bench.introductions.meet_all(timeout_s=5.0)
+    bench.introductions.look()
+    bench.clock.advance(TURN_S)
+    bench.introductions.look()
+
+    assert bench.peers.ids == {"a"}
+
+
 def test_of_two_workers_the_one_with_the_smaller_id_begins_at_once_and_the_other_later(bench: Bench) -> None:
     bench.prefill.replicas = {"a": {}, "z": {}}
     bench.introductions.look()
