@@ -99,6 +99,7 @@ class ClusterView:
             counters=replace(self._counters),
             families=self._metrics.families(),
             departed={pool.role: pool.counters.departed() for pool in self._pools},
+            forgotten={pool.role: pool.counters.forgotten() for pool in self._pools},
             gone=self._board.gone(),
             node_ip=self._node_ip,
         )
@@ -135,7 +136,7 @@ class ClusterView:
 
     def _learn(self, report: RouterReport) -> None:
         for pool in self._pools:
-            pool.counters.learn(report.departed.get(pool.role, ()))
+            pool.counters.learn(report.departed.get(pool.role, ()), report.forgotten.get(pool.role))
 
     async def _keep_meeting(self) -> None:
         while True:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _MAX_REMEMBERED = 64
 """So many departed processes can come back (a look-up of the members that missed one) without being counted twice."""
 
-_MAX_FOLDED = 1024
+_MAX_FOLDED = 256
 """Of those before them so many are known by name, so that another router that still lists one adds nothing."""
 
 FORGOTTEN = "forgotten"
@@ -23,6 +23,14 @@ class DepartedWorker:
     replica_id: str
     incarnation: str
     counters: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenWorkers:
+    """The sums of those that departed long ago, and the names of the last of them: replica id and incarnation."""
+
+    counters: Mapping[str, float]
+    names: tuple[tuple[str, str], ...] = ()
 
 
 class PoolCounters:
@@ -53,8 +61,17 @@ class PoolCounters:
         for replica_id in [known for known in self._living if known not in replica_ids]:
             self._depart(replica_id)
 
-    def learn(self, departed: Iterable[DepartedWorker]) -> None:
-        """Take what another router knows of processes that are gone, where we do not know them."""
+    def learn(self, departed: Iterable[DepartedWorker], forgotten: ForgottenWorkers | None = None) -> None:
+        """Take what another router knows of processes that are gone, where we do not know them.
+
+        What is ``forgotten`` tells only a router that has forgotten nobody itself, such as one that has just come: two
+        sums cannot be told apart.
+        """
+        if forgotten is not None and not self._folded:
+            for key in forgotten.names:
+                self._departed.pop(key, None)
+            self._forgotten.update(forgotten.counters)
+            self._folded.extend(forgotten.names)
         for worker in departed:
             key = (worker.replica_id, worker.incarnation)
             living = self._living.get(worker.replica_id)
@@ -71,6 +88,10 @@ class PoolCounters:
             DepartedWorker(replica_id=replica_id, incarnation=incarnation, counters=counters)
             for (replica_id, incarnation), counters in self._departed.items()
         )
+
+    def forgotten(self) -> ForgottenWorkers:
+        """The processes that were gone before those."""
+        return ForgottenWorkers(counters=dict(self._forgotten), names=tuple(self._folded))
 
     def by_replica(self) -> Mapping[str, Mapping[str, float]]:
         """The counters by replica id, those of all its incarnations together."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
 from router.counters import RouterCounters
 from router.metric_rows import MetricFamily
-from router.pool_counters import DepartedWorker
+from router.pool_counters import DepartedWorker, ForgottenWorkers
 from router.workers import WorkerError
 
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
@@ -23,8 +23,8 @@ MAX_DEPARTED = 64
 class RouterReport:
     """One router at one moment. ``number`` grows with each report of the same router.
 
-    ``departed`` are the workers, by role, that this router saw and that are gone; ``gone`` are the last reports of
-    routers that are gone, so that those who come later know of them too.
+    ``departed`` are the workers, by role, that this router saw and that are gone, ``forgotten`` those before them;
+    ``gone`` are the last reports of routers that are gone, so that those who come later know of them too.
     """
 
     router_id: str
@@ -36,6 +36,7 @@ class RouterReport:
     counters: RouterCounters
     families: tuple[MetricFamily, ...]
     departed: Mapping[str, tuple[DepartedWorker, ...]]
+    forgotten: Mapping[str, ForgottenWorkers] = field(default_factory=dict)
     gone: tuple[RouterReport, ...] = ()
     node_ip: str | None = None
 
@@ -160,4 +161,4 @@ class RouterBoard:
 
 def _departed(known: KnownRouter) -> KnownRouter:
     """The last word of a router that is gone, without the workers that it saw: whoever heard it knows them by now."""
-    return KnownRouter(report=replace(known.report, departed={}), state="departed")
+    return KnownRouter(report=replace(known.report, departed={}, forgotten={}), state="departed")

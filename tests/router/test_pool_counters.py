@@ -53,6 +53,23 @@ def test_what_two_routers_know_of_departed_workers_is_counted_once() -> None:
     assert one.total()["num_steps"] == two.total()["num_steps"] == 300
 
 
+def test_router_that_comes_later_knows_what_all_workers_before_it_counted() -> None:
+    one, two, later = PoolCounters(), PoolCounters(), PoolCounters()
+    for number in range(200):
+        for counters in (one, two):
+            counters.note(f"worker-{number}", "1", {"num_steps": 3.0})
+    one.keep([])
+    two.keep([f"worker-{number}" for number in range(0, 200, 2)])  # in another order
+    two.keep([])
+    later.note("worker-199", "1", {"num_steps": 3.0})  # a list that still has it
+    for other in (one, two, one):
+        later.learn(other.departed(), other.forgotten())
+        other.learn(later.departed(), later.forgotten())
+    later.keep([])
+
+    assert [counters.total()["num_steps"] for counters in (one, two, later)] == [600, 600, 600]
+
+
 async def test_totals_and_metrics_do_not_fall_when_a_replica_is_replaced(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         await rig.complete([5] * 20, max_tokens=4, ignore_eos=True)
