@@ -21,6 +21,8 @@ PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1
 BUSY_TIMEOUT_S = 120.0
 BUSY_POLL_S = 0.02
 NODE_END_S = 30.0
+NOTICED_TIMEOUT_S = 60.0
+NOTICED_POLL_S = 0.2
 
 BUSY = ("num_running", "num_waiting", "num_loading")
 RESTING = (*BUSY, "num_leased_blocks", "num_held_blocks")
@@ -119,8 +121,16 @@ class LiveCluster:
         response.raise_for_status()
 
     async def set_faults(self, faults: dict[str, float]) -> None:
-        """Have all connectors suffer these, and no others."""
-        response = await self._client.post("/admin/faults", json={"faults": faults})
+        """Have all connectors suffer these, and no others.
+
+        A worker that was killed a moment ago does not answer until the cluster has noticed: then it is asked again.
+        """
+        deadline_s = time.monotonic() + NOTICED_TIMEOUT_S
+        while True:
+            response = await self._client.post("/admin/faults", json={"faults": faults})
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline_s:
+                break
+            await asyncio.sleep(NOTICED_POLL_S)
         response.raise_for_status()
 
 

@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from cluster.chaos.live_cluster import is_whole, leaks_of
+from cluster.chaos.live_cluster import LiveCluster, is_whole, leaks_of
 from cluster.chaos.load import Answer, Ask
 from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss, increases
 from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
@@ -136,3 +137,27 @@ def test_cluster_is_whole_when_every_member_takes_requests(change: dict[str, Any
     assert is_whole(whole, wanted)
     assert not is_whole(broken, wanted)
     assert not is_whole(whole, wanted, ended={"r"}), "its end was not noticed yet"
+
+
+async def test_faults_reach_all_workers_though_one_has_just_been_killed() -> None:
+    """It is in the lists until the cluster has noticed, and does not answer."""
+    codes = [503, 503, 200]
+
+    async with httpx.AsyncClient(
+        base_url="http://x", transport=httpx.MockTransport(lambda request: httpx.Response(codes.pop(0)))
+    ) as client:
+        await LiveCluster(client, seed=0).set_faults({"read_fails": 0.5})
+
+    assert codes == []
+
+
+async def test_refused_faults_end_the_scenario_at_once() -> None:
+    codes = [400, 200]
+
+    async with httpx.AsyncClient(
+        base_url="http://x", transport=httpx.MockTransport(lambda request: httpx.Response(codes.pop(0)))
+    ) as client:
+        with pytest.raises(httpx.HTTPStatusError):
+            await LiveCluster(client, seed=0).set_faults({"read_fails": 0.5})
+
+    assert codes == [200]
