@@ -62,6 +62,7 @@ class PrivateRay:
         self._num_cpus = num_cpus
         self._resources = dict(resources)
         self._object_store_bytes = object_store_bytes
+        self._others: set[psutil.Process] = set()
 
     @property
     def logs(self) -> str:
@@ -77,6 +78,7 @@ class PrivateRay:
         Raises:
             RayUnavailableError: It did not start the second time either.
         """
+        self._others = set(psutil.Process().children(recursive=True))
         try:
             self._start()
         except Exception as error:  # Ray has no type of its own for this
@@ -111,8 +113,8 @@ class PrivateRay:
         return ray.is_initialized() and node is not None and not node.dead_processes()
 
     def stop(self) -> None:
-        """End every process, politely and then not."""
-        started = psutil.Process().children(recursive=True)
+        """End every process that came with Ray, politely and then not."""
+        started = [process for process in psutil.Process().children(recursive=True) if process not in self._others]
         ray.shutdown()
         _, alive = psutil.wait_procs(started, timeout=TERMINATE_TIMEOUT_S)
         for process in alive:

@@ -50,6 +50,19 @@ def stubborn(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 
 @pytest.mark.parametrize("stubborn", [1], indirect=True)
+def test_processes_that_ray_did_not_start_outlive_it(
+    home: PrivateRay, stubborn: StubbornRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.ray_home.TERMINATE_TIMEOUT_S", 0.5)
+    with subprocess.Popen(SLEEPER) as other:
+        home.start()
+        home.stop()
+
+        assert other.poll() is None
+        other.kill()
+
+
+@pytest.mark.parametrize("stubborn", [1], indirect=True)
 def test_ray_that_missed_its_time_is_started_again_without_what_was_left(
     home: PrivateRay, stubborn: StubbornRay
 ) -> None:
