@@ -69,7 +69,7 @@ class TextOutput:
         self.num_prompt_tokens = len(generation.request.prompt_token_ids)
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
-        self.cumulative_logprob = 0.0
+        self._sum_logprob = 0.0
 
     @property
     def generation(self) -> Generation:
@@ -80,6 +80,11 @@ class TextOutput:
     def prompt_logprobs(self) -> LogprobTable | None:
         """What was asked for about the prompt; there from the first piece on."""
         return self._prompt_logprobs if self._leader is None else self._leader.prompt_logprobs
+
+    @property
+    def mean_logprob(self) -> float:
+        """The log-probability per token of what was generated, where log-probabilities are computed; else 0."""
+        return self._sum_logprob / max(self.num_output_tokens, 1)
 
     @property
     def request_id(self) -> str:
@@ -190,7 +195,7 @@ class TextOutput:
             return first, self._detokenizer.push(visible[num_first:])
         texts: list[str] = []
         for index, said in enumerate(delta.logprobs.tokens):
-            self.cumulative_logprob += said.logprobs[0]
+            self._sum_logprob += said.logprobs[0]
             text = self._detokenizer.push(visible[index : index + 1]) if index < len(visible) else ""
             texts.append(text)
             if self._trail is not None:

@@ -60,12 +60,12 @@ class AnswerHead:
         return usage(outputs, num_choices_per_prompt=self.num_candidates_per_prompt)
 
     def chosen(self, candidates: Sequence[Collected]) -> list[Collected]:
-        """The candidates to give: of each prompt those with the highest sum of log-probabilities, the best first."""
+        """The candidates to give: of each prompt those with the highest log-probability per token, the best first."""
         size = self.num_candidates_per_prompt
         if size == self.num_choices_per_prompt:
             return list(candidates)
         groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
-        ranked = [sorted(group, key=lambda item: -item.output.cumulative_logprob) for group in groups]
+        ranked = [sorted(group, key=lambda item: -item.output.mean_logprob) for group in groups]
         return [item for group in ranked for item in group[: self.num_choices_per_prompt]]
 
     def prompt_logprobs_json(self, output: TextOutput) -> str:

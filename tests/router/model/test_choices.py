@@ -35,6 +35,11 @@ async def complete(live: ModelRouter, **body: Any) -> Any:
     return await live.client.completions.create(model="tiny", **ask, extra_body=extra)
 
 
+def mean_logprob(choice: Any) -> float:
+    logprobs: list[float] = choice.logprobs.token_logprobs
+    return sum(logprobs) / len(logprobs)
+
+
 FEW = (50, 60, 70, 80, 90)
 
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -130,7 +135,7 @@ async def test_best_of_gives_the_most_likely_candidates(live: ModelRouter) -> No
     best = await complete(live, n=2, best_of=5, **ask)
     with_logprobs = await complete(live, n=1, best_of=5, logprobs=1, **ask)
 
-    ranked = sorted(candidates.choices, key=lambda choice: -sum(choice.logprobs.token_logprobs))
+    ranked = sorted(candidates.choices, key=mean_logprob, reverse=True)
     assert [ids(choice) for choice in best.choices] == [ids(choice) for choice in ranked[:2]]
     assert [choice.index for choice in best.choices] == [0, 1]
     assert [choice.logprobs for choice in best.choices] == [None, None]
@@ -139,6 +144,23 @@ async def test_best_of_gives_the_most_likely_candidates(live: ModelRouter) -> No
     assert with_logprobs.choices[0].logprobs.token_logprobs == pytest.approx(
         ranked[0].logprobs.token_logprobs, abs=1e-4
     )
+
+
+async def test_best_of_does_not_prefer_the_shortest_candidate(live: ModelRouter) -> None:
+    """A sum of log-probabilities falls with each token, so that the shortest has nearly always the highest."""
+    ask: dict[str, Any] = {"temperature": 1.5, "seed": 3, "max_tokens": 8}
+    whole = await complete(live, n=5, logprobs=0, **ask)
+    rows = [list(zip(ids(choice), choice.logprobs.token_logprobs, strict=True)) for choice in whole.choices]
+    unlikely, _ = min((row[0] for row in rows), key=lambda entry: entry[1])
+    ask["extra_body"] = {"stop_token_ids": [unlikely]}
+
+    candidates = await complete(live, n=5, logprobs=0, **ask)
+    best = await complete(live, n=1, best_of=5, **ask)
+
+    by_sum = max(candidates.choices, key=lambda choice: sum(choice.logprobs.token_logprobs))
+    assert ids(by_sum) == [unlikely]
+    assert ids(best.choices[0]) == ids(max(candidates.choices, key=mean_logprob))
+    assert ids(best.choices[0]) != [unlikely]
 
 
 async def test_best_of_ranks_each_prompt_by_itself(live: ModelRouter) -> None:
