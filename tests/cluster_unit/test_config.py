@@ -10,15 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from cluster import cli
-from cluster.config import (
-    BatonConfig,
-    CacheSection,
-    GPUSection,
-    PoolName,
-    RouterSection,
-    SchedulerSection,
-    TransferSection,
-)
+from cluster.config import BatonConfig, PoolName
+from cluster.settings_sections import CacheSection, GPUSection, RouterSection, SchedulerSection, TransferSection
 from engine.config import CacheConfig, GPUConfig, SchedulerConfig
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
