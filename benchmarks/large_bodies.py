@@ -21,6 +21,7 @@ from router.api.chat_body import ChatBody
 from router.api.completion_body import CompletionBody
 from router.api.json_size import exact_size
 from router.api.request_body import read_body, weight
+from router.body_room import BodyRoom
 from router.errors import RouterError
 from router.settings import RouterSettings
 
@@ -90,12 +91,14 @@ def request_of(raw: bytes) -> Request:
 async def measure(kind: str, raw: bytes, *, settings: RouterSettings) -> Row:
     """One kind of body both ways, the best of some repetitions of each."""
     model = KINDS[kind][0]
+    room = BodyRoom(max_bytes=settings.max_reading_bytes, wait_s=settings.reading_wait_s, retry_after_s=1.0)
 
     async def at_once() -> None:
         model.model_validate_json(raw)
 
     async def as_the_api() -> None:
-        await read_body(request_of(raw), model, settings=settings)
+        async with read_body(request_of(raw), model, settings=settings, room=room):
+            pass
 
     before = [await longest_gap_s(at_once) for _ in range(REPEATS)]
     now = [await longest_gap_s(as_the_api) for _ in range(REPEATS)]

@@ -129,6 +129,19 @@ class BodyTimeoutError(RouterError):
         super().__init__(f"the request body did not arrive within {timeout_s:g} s")
 
 
+class BodiesFullError(RouterError):
+    """Other requests' bodies take all the room that there is for bodies."""
+
+    code = "bodies_full"
+
+    def __init__(self, *, max_reading_bytes: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"request bodies of {max_reading_bytes} bytes are being read at the same time, which is the limit; "
+            "try again later",
+            retry_after_s=retry_after_s,
+        )
+
+
 class HeadersTooLargeError(RouterError):
     """More headers, or longer ones, than the router reads."""
 

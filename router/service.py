@@ -14,6 +14,7 @@ from pathlib import Path
 from engine.messages import GenerateRequest, SamplingParams, WorkerInfo
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
+from router.body_room import BodyRoom
 from router.cluster_view import ClusterView
 from router.counters import RouterCounters
 from router.errors import NoReplicaError, UnknownModelError
@@ -81,6 +82,11 @@ class RouterService:
         """
         self.model_name = model_name
         self.settings = settings or RouterSettings()
+        self.body_room = BodyRoom(
+            max_bytes=self.settings.max_reading_bytes,
+            wait_s=self.settings.reading_wait_s,
+            retry_after_s=self.settings.retry_after_s,
+        )
         self.router_id = router_id or uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)
         self.chat_template: ChatTemplate | None = load_chat_template(

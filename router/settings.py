@@ -14,7 +14,9 @@ MetricsCompat = Literal["none", "vllm"]
 
 _AT_LEAST_ONE = ("max_body_bytes", "max_body_values", "max_num_requests", "max_num_choices", "max_prefill_attempts")
 
-_MAY_BE_NO_TIME = frozenset({"recovery_wait_s", "max_write_delay_s", "backoff_max_s", "retry_after_s"})
+_MAY_BE_NO_TIME = frozenset(
+    {"recovery_wait_s", "max_write_delay_s", "backoff_max_s", "retry_after_s", "reading_wait_s"}
+)
 """Times that may be 0. Any other would be a loop that never rests, or a wait in which nobody can ever answer."""
 
 LATE_PERIODS = 1.5
@@ -38,6 +40,8 @@ class RouterSettings:
     the start of a new process takes (20 to 56 s by docs/faults.md). Its own deadline may end it sooner.
     ``max_body_values`` bounds the JSON values of a body, and so how long validating it occupies the event loop (about
     0.1 s for half a million). ``read_timeout_s`` is how long a body may take to arrive.
+    ``max_reading_bytes`` bounds the bodies of more than 64 KiB that are read, parsed or tokenized at the same time; one
+    that finds no room waits for ``reading_wait_s``.
     ``unresponsive_after_s`` is how long a replica, which reports every ``report_period_s``, may neither report nor
     answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
     which the router itself did not run does not count.
@@ -56,6 +60,8 @@ class RouterSettings:
 
     max_body_bytes: int = 8 * 1024 * 1024
     max_body_values: int = 500_000
+    max_reading_bytes: int = 256 * 1024 * 1024
+    reading_wait_s: float = 5.0
     max_num_requests: int = 2048
     max_num_queued: int = 1024
     max_num_choices: int = 128
@@ -119,6 +125,11 @@ class RouterSettings:
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_reading_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_reading_bytes ({self.max_reading_bytes}) is less than max_body_bytes ({self.max_body_bytes}): "
+                "the largest bodies would never find room"
+            )
         self._check_times()
         for role in ("prefill", "decode"):
             make_policy(getattr(self, f"{role}_policy"), role)

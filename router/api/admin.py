@@ -38,16 +38,16 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
     async def drain(request: Request) -> dict[str, object]:
         """Have a worker let its requests go, and exit. Answers at once."""
         check_open(service)
-        body = await read_body(request, DrainBody, settings=service.settings)
-        return {"draining": await service.administration.drain(body.replica)}
+        async with read_body(request, DrainBody, settings=service.settings, room=service.body_room) as body:
+            return {"draining": await service.administration.drain(body.replica)}
 
     @app.post("/admin/faults", openapi_extra=body_schema(FaultsBody))
     async def set_faults(request: Request) -> dict[str, object]:
         """Have the connectors suffer these faults, and no others."""
         check_open(service)
-        body = await read_body(request, FaultsBody, settings=service.settings)
-        options = fault_options(body)
-        return {"replicas": await service.administration.set_faults(options, role=body.role)}
+        async with read_body(request, FaultsBody, settings=service.settings, room=service.body_room) as body:
+            options = fault_options(body)
+            return {"replicas": await service.administration.set_faults(options, role=body.role)}
 
 
 def check_open(service: RouterService) -> None:

@@ -135,26 +135,27 @@ def _add_tokens(app: FastAPI, service: RouterService) -> None:
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text or of a conversation."""
-        body = await read_body(request, TokenizeBody, settings=service.settings)
-        service.check_model(body.model)
-        if body.prompt is None:
-            ids = await encode(service, render_chat(service, body), add_special_tokens=bool(body.add_special_tokens))
-        else:
-            ids = await encode(service, body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        return tokens_response(
-            ids,
-            service.tokenizer,
-            max_model_len=service.max_model_len(),
-            with_strings=bool(body.return_token_strs),
-        )
+        async with read_body(request, TokenizeBody, settings=service.settings, room=service.body_room) as body:
+            service.check_model(body.model)
+            if body.prompt is None:
+                text = render_chat(service, body)
+                ids = await encode(service, text, add_special_tokens=bool(body.add_special_tokens))
+            else:
+                ids = await encode(service, body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            return tokens_response(
+                ids,
+                service.tokenizer,
+                max_model_len=service.max_model_len(),
+                with_strings=bool(body.return_token_strs),
+            )
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids, special tokens included."""
-        body = await read_body(request, DetokenizeBody, settings=service.settings)
-        service.check_model(body.model)
-        check_vocabulary(body.tokens, service.vocab_size(), param="tokens")
-        return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        async with read_body(request, DetokenizeBody, settings=service.settings, room=service.body_room) as body:
+            service.check_model(body.model)
+            check_vocabulary(body.tokens, service.vocab_size(), param="tokens")
+            return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
 def _add_models(app: FastAPI, service: RouterService) -> None:

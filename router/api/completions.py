@@ -39,7 +39,11 @@ async def answer_chat(service: RouterService, request: Request) -> GenerationRes
     Raises:
         RouterError: The request is refused.
     """
-    body = await read_body(request, ChatBody, settings=service.settings)
+    async with read_body(request, ChatBody, settings=service.settings, room=service.body_room) as body:
+        return await _answer_chat(service, request, body)
+
+
+async def _answer_chat(service: RouterService, request: Request, body: ChatBody) -> GenerationResponse:
     _check(service, body)
     limit = _chat_limit(service, body)
     check_num_choices(service, body, num_prompts=1, param="messages")
@@ -61,7 +65,11 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
     Raises:
         RouterError: The request is refused.
     """
-    body = await read_body(request, CompletionBody, settings=service.settings)
+    async with read_body(request, CompletionBody, settings=service.settings, room=service.body_room) as body:
+        return await _answer_completion(service, request, body)
+
+
+async def _answer_completion(service: RouterService, request: Request, body: CompletionBody) -> GenerationResponse:
     _check(service, body)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequestError(

@@ -17,6 +17,7 @@ from router.api.generate_body import UnsupportedValueError
 from router.errors import (
     AdminClosedError,
     AdminKeyError,
+    BodiesFullError,
     BodyNotJsonError,
     BodyTimeoutError,
     BodyTooLargeError,
@@ -47,6 +48,7 @@ _STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
     (BodyTimeoutError, HTTPStatus.REQUEST_TIMEOUT, "invalid_request_error"),
     (HeadersTooLargeError, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error"),
     (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"),
+    (BodiesFullError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
     (NoReplicaError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
     (RequestCancelledError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
     (DeadlineExceededError, HTTPStatus.GATEWAY_TIMEOUT, "timeout_error"),

@@ -62,7 +62,7 @@ _MEANINGS = {
     429: "As many requests as allowed are in progress or waiting.",
     431: "Too many headers, or too long ones.",
     502: "Workers failed, and trying others did not help.",
-    503: "No replica can take the request now.",
+    503: "No replica can take the request now, or too many large bodies are being read.",
     504: "The request was not done by its deadline.",
 }
 

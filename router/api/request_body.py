@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from router.api.errors import invalid_body
 from router.api.json_size import JsonSize, exact_size, rough_size
+from router.body_room import BodyRoom
 from router.errors import (
     BodyNotJsonError,
     BodyTimeoutError,
@@ -29,10 +30,34 @@ _ARRAY_WEIGHT = 2
 """Validating a number takes 0.2 us, a list 0.5 us, a message of a chat 6 us: containers count for more."""
 
 
-async def read_body(request: Request, model: type[BodyT], *, settings: RouterSettings) -> BodyT:
-    """The validated body.
+SMALL_BODY_BYTES = 64 * 1024
+"""A body needs room once it is larger. HTTP servers take in so much of each connection whether it is read or not."""
+
+
+class _Share:
+    """What one body has of the room."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self.num_bytes = 0
+
+    async def take(self, num_bytes: int) -> None:
+        await self._room.take(num_bytes)
+        self.num_bytes = num_bytes
+
+    def give_back(self) -> None:
+        if self.num_bytes:
+            self._room.give_back(self.num_bytes)
+
+
+@asynccontextmanager
+async def read_body(
+    request: Request, model: type[BodyT], *, settings: RouterSettings, room: BodyRoom
+) -> AsyncIterator[BodyT]:
+    """The validated body, which has its share of ``room`` until the context is left.
 
     Raises:
+        BodiesFullError: Other bodies took all the room, and for too long.
         BodyNotJsonError: It does not say that it is JSON.
         BodyTooLargeError: It is larger than allowed; no more than that was read.
         BodyTimeoutError: It did not arrive in time.
@@ -40,12 +65,16 @@ async def read_body(request: Request, model: type[BodyT], *, settings: RouterSet
         RequestCancelledError: The client left before it was complete.
         InvalidRequestError: It is not JSON, or not what ``model`` takes.
     """
-    _check_media_type(request.headers.get("content-type", ""))
+    share = _Share(room)
     try:
-        async with asyncio.timeout(settings.read_timeout_s):
-            raw = await _read(request, settings.max_body_bytes)
-    except TimeoutError:
-        raise BodyTimeoutError(timeout_s=settings.read_timeout_s) from None
+        yield await _validated(request, model, settings, share)
+    finally:
+        share.give_back()
+
+
+async def _validated(request: Request, model: type[BodyT], settings: RouterSettings, share: _Share) -> BodyT:
+    _check_media_type(request.headers.get("content-type", ""))
+    raw = await _read(request, settings, share)
     if weight(rough_size(raw)) > settings.max_body_values:
         size = await asyncio.to_thread(exact_size, raw)
         if weight(size) > settings.max_body_values:
@@ -70,19 +99,46 @@ def _check_media_type(content_type: str) -> None:
         raise BodyNotJsonError(media_type=media_type)
 
 
-async def _read(request: Request, max_body_bytes: int) -> bytes:
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length[:20]) > max_body_bytes:
-        raise BodyTooLargeError(max_body_bytes=max_body_bytes)
+async def _read(request: Request, settings: RouterSettings, share: _Share) -> bytes:
+    limit = settings.max_body_bytes
+    num_bytes = _announced_bytes(request)
+    if num_bytes is not None and num_bytes > limit:
+        raise BodyTooLargeError(max_body_bytes=limit)
     raw = bytearray()
     try:
-        async for chunk in request.stream():
-            raw += chunk
-            if len(raw) > max_body_bytes:
-                raise BodyTooLargeError(max_body_bytes=max_body_bytes)
+        async with asyncio.timeout(settings.read_timeout_s) as deadline:
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > limit:
+                    raise BodyTooLargeError(max_body_bytes=limit)
+                if len(raw) > SMALL_BODY_BYTES and not share.num_bytes:
+                    async with _stopped(deadline):
+                        await share.take(limit if num_bytes is None else num_bytes)
+    except TimeoutError:
+        raise BodyTimeoutError(timeout_s=settings.read_timeout_s) from None
     except ClientDisconnect:
         raise RequestCancelledError from None
     return bytes(raw)
+
+
+def _announced_bytes(request: Request) -> int | None:
+    """How long the body will be; None when that is not known. With a transfer coding the header does not count."""
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal() or "transfer-encoding" in request.headers:
+        return None
+    return int(length[:20])
+
+
+@asynccontextmanager
+async def _stopped(deadline: asyncio.Timeout) -> AsyncIterator[None]:
+    """Time that passes in here is not the client's."""
+    loop = asyncio.get_running_loop()
+    until_s = deadline.when()
+    assert until_s is not None
+    left_s = until_s - loop.time()
+    deadline.reschedule(None)
+    yield
+    deadline.reschedule(loop.time() + left_s)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def test_time_of_zero_is_refused_where_nothing_could_work_with_it(name: str) -> 
         RouterSettings(**{name: 0.0})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["recovery_wait_s", "max_write_delay_s", "retry_after_s"])
+@pytest.mark.parametrize("name", ["recovery_wait_s", "max_write_delay_s", "retry_after_s", "reading_wait_s"])
 def test_time_of_zero_is_taken_where_it_means_not_at_all(name: str) -> None:
     settings = RouterSettings(**{name: 0.0})  # type: ignore[arg-type]
 
@@ -26,3 +26,8 @@ def test_time_of_zero_is_taken_where_it_means_not_at_all(name: str) -> None:
 def test_patience_with_silent_workers_that_is_shorter_than_their_reports_take_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 5.*report_period_s .10.*at least 15"):
         RouterSettings(**{"report_period_s": 10.0, **dict.fromkeys(SILENCES, 60.0), name: 5.0})  # type: ignore[arg-type]
+
+
+def test_room_for_bodies_that_is_smaller_than_one_may_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_reading_bytes \(99\) is less than max_body_bytes \(100\)"):
+        RouterSettings(max_body_bytes=100, max_reading_bytes=99)
