@@ -90,10 +90,11 @@ TransferSection = section_of(
         "keeps blocks that the prefix cache evicts. `[host, nixl]` reads from peers only what is not in main memory.",
         "host_bytes": "Main memory that each worker's host tier may take; committed as it is used.",
         "lease_ttl_s": "How long a prefill worker keeps blocks for a decode worker that does not report.",
-        "handshake_timeout_s": "How long two workers may take to meet.",
+        "handshake_timeout_s": "How long two workers may take to meet; a request whose KV lies at one that was not met "
+        "before waits for that.",
         "load_timeout_s": "How long fetching a prompt's KV may take.",
-        "answer_timeout_s": "How long a worker from which KV is fetched may be silent before others go on without it; "
-        "1 s more for each 16 MiB that are being read from it.",
+        "answer_timeout_s": "How long a worker from which KV is fetched, and that was met before, may be silent before "
+        "others go on without it; 1 s more for each 16 MiB that are being read from it.",
         "streamed": "Fetch a prompt's KV while it is computed, so that only its last part is left to fetch: `true` "
         "after every chunk, `auto` in steps of 50 ms at least where the KV cache lies in host memory.",
         "checksums": "Compare every block that was fetched with what its prefill worker had; null: where the KV cache "

@@ -69,7 +69,12 @@ class Load:
 
     @property
     def awaits_source(self) -> bool:
-        """True while bytes or a message of its source are missing, or are about to be asked for again."""
+        """True while bytes or a message of its source are missing, or are about to be asked for again.
+
+        Nothing is asked of a source that is yet to be met: the handshake goes another way, and has its own timeout.
+        """
+        if self.phase is LoadPhase.MEETING and not self.num_retries:
+            return False
         return not (self.is_confirmed or (self.phase is LoadPhase.STOPPING and self.reads))
 
     def misfit(self, *, num_source_blocks: int, num_blocks: int) -> str | None:

@@ -29,6 +29,36 @@ def test_source_that_falls_silent_is_not_waited_for() -> None:
     assert bench.ended[0].error == "source was silent for 5 s"
 
 
+def test_first_meeting_has_a_bound_of_its_own() -> None:
+    """A handshake goes over Ray and ends by its own timeout; the source is silent from when it is read from."""
+    bench = ReaderBench()
+    bench.begin(meets=False)
+    wait(bench, bench.limits.answer_timeout_s + 4.0)
+    assert bench.ended == []
+
+    bench.finish_handshakes()
+    bench.advance()
+    bench.end_reads()
+    wait(bench, 1.5)
+    assert bench.acknowledge()
+
+    assert [ended.error for ended in bench.ended] == [None]
+
+
+def test_source_that_fell_silent_is_not_waited_for_when_it_is_to_be_met_again() -> None:
+    bench = ReaderBench()
+    bench.begin()
+    bench.advance()
+    bench.end_reads(ReadState.FAILED)
+    bench.advance()
+    wait(bench, bench.limits.answer_timeout_s - 0.5)
+    assert bench.ended == []
+
+    wait(bench, 1.0)
+
+    assert bench.ended[0].error == "source was silent for 5 s"
+
+
 def test_source_that_says_anything_is_not_silent() -> None:
     bench = ReaderBench()
     bench.begin()

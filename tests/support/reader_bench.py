@@ -89,7 +89,9 @@ class ReaderBench:
     def introduce(self, identity: PeerIdentity) -> None:
         self.peers.admit(_hello(identity), is_introduction=True)
 
-    def begin(self, request_id: str = "request", num_blocks: int = 4, source: PeerIdentity = SOURCE) -> None:
+    def begin(
+        self, request_id: str = "request", num_blocks: int = 4, source: PeerIdentity = SOURCE, *, meets: bool = True
+    ) -> None:
         block_ids = tuple(range(num_blocks))
         order = LoadOrder(
             request_id=request_id,
@@ -98,7 +100,8 @@ class ReaderBench:
             block_ids=block_ids,
         )
         self.reader.begin(order)
-        self.finish_handshakes()
+        if meets:
+            self.finish_handshakes()
 
     def finish_handshakes(self) -> None:
         self.peers.close()
