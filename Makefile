@@ -1,7 +1,8 @@
 # make serve: an answer on this machine.   make test: the tests.   make check: the linters and type checkers.
 # make test-cluster: the tests of clusters of several hosts, which it makes on this one (Linux, as root).
 # make fuzz: 5,000 cases made from the OpenAPI document.   make load-clients: evalscope and aiperf against a cluster.
-# make soak: every kind of fault ten times and for 30 minutes, on a cluster of its own.
+# make soak: every kind of fault ten times, and for 30 minutes at least, on a cluster of its own.
+# make test-gpu: what needs CUDA.   make format: the formatter.   make clean: removes what was made.
 # Needs python3 (3.11 or newer) with its venv module. Every target sets up what it needs, once.
 
 PYTHON ?= python3
@@ -50,7 +51,7 @@ endif
 test-cluster: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/cluster $(ARGS)
 
-# The KV cache on a GPU: needs CUDA.
+# All that runs on a GPU: needs CUDA.
 test-gpu: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/gpu
 

@@ -16,8 +16,9 @@ CacheSection = section_of(
     descriptions={
         "block_size": "Tokens in a KV block.",
         "gpu_memory_utilization": "Share of a GPU's memory that weights and KV cache may take together.",
-        "kv_cache_bytes": "Bytes of the KV cache, at least 1; overrides sizing from free memory.",
-        "num_blocks": "Blocks of the KV cache, at least 1; overrides sizing from free memory.",
+        "kv_cache_bytes": "Bytes of the KV cache, at least 1; null: that share of a GPU; on a CPU 1 GiB, or one "
+        "request of full length if that is more, but no more than 40 % of the memory that is free.",
+        "num_blocks": "Blocks of the KV cache, at least 1, instead of bytes; null takes as many as fit.",
         "enable_prefix_caching": "Keep the KV of finished requests for prompts that begin alike.",
     },
 )
@@ -122,14 +123,13 @@ RouterSection = section_of(
         "max_logprobs": "Most likely tokens that a request may ask for beside each token.",
         "default_timeout_s": "Deadline of a request that names none.",
         "max_timeout_s": "Longest deadline that a request may name.",
-        "admin_api": "Take orders to workers at `/admin`. Only where the API listens on this machine alone, or has "
-        "`security.admin_keys`.",
+        "admin_api": "Take orders to workers at `/admin`, where the API is this machine's alone, or asks for keys.",
         "default_max_tokens": "Length of an answer whose request names none; null fills the context.",
         "prefill_timeout_s": "How long a prefill worker may take for one prompt.",
         "submit_timeout_s": "How long a decode worker may take to accept requests.",
         "connect_timeout_s": "How long opening the stream of a decode worker may take.",
-        "stream_silence_timeout_s": "How long a decode worker may say nothing before it counts as lost.",
-        "unresponsive_after_s": "How long a worker may leave status calls unanswered before it counts as lost.",
+        "stream_silence_timeout_s": "How long a decode worker's stream may be silent before it counts as lost.",
+        "unresponsive_after_s": "How long a worker may neither report nor answer before it counts as lost.",
         "local_prefill_tokens": "A prompt of which the decode worker lacks at most so many tokens is computed there, "
         "not on a prefill worker; 0 sends all to prefill workers.",
         "session_header": "Header whose value names a session: its requests go to the same workers; null ignores it.",
@@ -165,7 +165,7 @@ SecuritySection = section_of(
     SecuritySettings,
     descriptions={
         "api_keys": "Hashes of the keys that open the API, from `baton keys new`; without any it is open to all.",
-        "admin_keys": "Hashes of the keys that also open `/status`, `/metrics` and fault injection.",
+        "admin_keys": "Hashes of the keys that also open `/status`, `/metrics` and `/admin` (drains and faults).",
         "api_key_file": "File with more hashes of API keys, one a line; read where `baton serve` runs.",
         "admin_key_file": "File with more hashes of admin keys.",
         "open_metrics": "Let everybody read `/metrics`.",

@@ -37,7 +37,7 @@ class RouterSettings:
     progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV.
     ``growth_headroom_tokens`` is the room beyond its prompt that a request must find there.
     ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure: longer than
-    the start of a new process takes (20 to 56 s by docs/faults.md). Its own deadline may end it sooner.
+    the start of a new process takes (docs/faults.md). Its own deadline may end it sooner.
     ``max_body_values`` bounds the JSON values of a body, and so how long validating it occupies the event loop (about
     0.1 s for half a million). ``read_timeout_s`` is how long a body may take to arrive.
     ``max_reading_bytes`` bounds the bodies of more than 64 KiB that are read, parsed or tokenized at the same time; one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from cluster.config_file import section_type
 
 HEADER = """# Configuration
 
-`baton serve --config baton.yaml` reads a YAML file with the keys below; every key is optional. Each flag of
+`baton serve --config baton.yaml` reads a YAML file with the keys below; keys with a default are optional. Each flag of
 `baton serve` is the key of the same name (`--prefill-replicas` is `prefill_replicas`), and wins over the file. Unknown
 keys are refused.
 
@@ -48,17 +48,17 @@ def configuration_page() -> str:
         title = " and ".join(f"`{pool}`" for pool in POOL_SECTIONS) if is_pool else f"`{name}`"
         about = "What differs between the pools." if is_pool else field.description
         lines += ["", f"## {title}", "", about or "", "", *table(section)]
-        if not is_pool:
-            lines += nested_tables(section, name)
+        lines += nested_tables(section, POOL_SECTIONS if is_pool else (name,))
     return "\n".join(lines) + "\n"
 
 
-def nested_tables(model: type[BaseModel], path: str) -> Iterator[str]:
-    """The sections within a section."""
+def nested_tables(model: type[BaseModel], paths: Sequence[str]) -> Iterator[str]:
+    """The sections within a section, but for those that override one of the top level."""
     for name, field in model.model_fields.items():
         section = section_type(field.annotation)
-        if section is not None:
-            yield from ("", f"### `{path}.{name}`", "", field.description or "", "", *table(section))
+        if section is not None and name not in BatonConfig.model_fields:
+            title = " and ".join(f"`{path}.{name}`" for path in paths)
+            yield from ("", f"### {title}", "", field.description or "", "", *table(section))
 
 
 def table(model: type[BaseModel]) -> Iterator[str]:
@@ -66,9 +66,9 @@ def table(model: type[BaseModel]) -> Iterator[str]:
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     for name, field in model.model_fields.items():
-        kind = "section" if section_type(field.annotation) else type_name(field.annotation)
-        default = "" if kind == "section" else f"`{default_text(field)}`"
-        yield f"| `{name}` | {kind} | {default} | {field.description} |"
+        section = section_type(field.annotation)
+        kind = "section" if section else type_name(field.annotation)
+        yield f"| `{name}` | {kind} | {default_cell(field, is_section=section is not None)} | {field.description} |"
 
 
 def type_name(annotation: Any) -> str:
@@ -81,7 +81,14 @@ def type_name(annotation: Any) -> str:
     names = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path"}
     if annotation is type(None):
         return "`null`"
-    return names.get(annotation, {dict: "mapping of texts", tuple: "list"}.get(origin, str(annotation)))
+    return names.get(annotation, {dict: "mapping to numbers", tuple: "list"}.get(origin, str(annotation)))
+
+
+def default_cell(field: FieldInfo, *, is_section: bool) -> str:
+    """What stands under "default": nothing for a section that is always there."""
+    if field.is_required():
+        return "must be given"
+    return "" if is_section and field.get_default() is not None else f"`{default_text(field)}`"
 
 
 def default_text(field: FieldInfo) -> str:

@@ -198,12 +198,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             title="Retries and alarms",
-            about="Prompts sent to another replica, sequences moved, requests turned away; NaN logits and blocks "
+            about="Prompts sent elsewhere, sequences moved, requests turned away; NaN logits and blocks "
             "that do not add up should never happen.",
             unit="ops",
             lines={
                 "prefill retries": rate("prefill_retries_total"),
                 "moved": rate("migrations_total"),
+                "prompts computed on decode": rate("local_prefills_total"),
                 "refused": rate("requests_refused_total"),
                 "NaN logits": rate("nan_logits_total"),
                 "integrity failures": rate("integrity_failures_total"),

@@ -14,7 +14,7 @@ from router.security import KeyRing, SecuritySettings
 _OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 """What a load balancer asks."""
 
-_ADMIN_PATHS = ("/status", "/metrics", "/faults", "/admin")
+_ADMIN_PATHS = ("/status", "/metrics", "/admin")
 """These and everything below them."""
 
 Access: TypeAlias = Literal["open", "user", "admin"]
