@@ -5,31 +5,35 @@ Imports Ray and Serve, which read their environment at that moment: apply ``clus
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
+from cluster.claim import DEPLOY, SERVE
 from cluster.config import BatonConfig
 from cluster.deploy_record import (
+    PLACES,
+    Books,
     changed_keys,
     forbidden_changes,
     forget_deployed,
-    is_serving,
-    read_deployed,
-    record_deployed,
+    read_books,
+    record_came_up,
 )
 from cluster.deployment import Deployment, RefusedStartError, StartError, TakenOffError
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.plan import make_plan
-from cluster.ray_home import check_http, connect, list_nodes
+from cluster.ray_home import check_http, connect, hold, is_deployed, list_nodes
 from cluster.readiness import url_of, wait_until_ready
-from cluster.serve_status import delete_application
+from cluster.serve_status import applications, delete_application
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, stop_on_signals
 from cluster.start_display import StartDisplay
@@ -49,27 +53,52 @@ def deploy(config: BatonConfig, model: ServedModel, address: str, console: Conso
     # Ray installs a handler for SIGTERM that exits at once.
     stop_on_signals()
     try:
-        is_there = is_deployed()
-        if is_there and is_serving():
-            raise RefusedStartError(
-                f"the cluster on the Ray at {address} is that of a `baton serve`, which takes it off when it ends: "
-                "stop that one first (`baton shutdown` if it is gone), or deploy to another Ray"
-            )
-        running = read_deployed() if is_there else None
-        refuse(config, model, running, address)
-        _announce(running, config, console)
-        with StartDisplay(console) as display, saying_what_goes_on(console):
-            try:
-                _bring_up(Deployment(config=config, model=model), display)
-            except TakenOffError:  # whoever did that wants nothing back
-                raise
-            except StartError as error:
-                _take_back(running, model, display, error)
-        record_deployed(config)
-        urls = ", ".join(url_of(address, config.port) for address in proxy_addresses(config))
-        console.print(f"Serving {model.name} on {urls}", markup=False, highlight=False, soft_wrap=True)
+        held = hold(DEPLOY, what=model.at(config), address=address)
+        try:
+            _update(Deployment(config=config, model=model, claim=held.claim), address, console)
+        finally:
+            held.give_back()
     finally:
         ray.shutdown()
+
+
+def _update(deployment: Deployment, address: str, console: Console) -> None:
+    config, model = deployment.config, deployment.model
+    before = look(address)
+    refuse(config, model, before, address)
+    _announce(before, config, console)
+    with StartDisplay(console) as display, saying_what_goes_on(console):
+        try:
+            _bring_up(deployment, display)
+        except TakenOffError:  # whoever did that wants nothing back
+            raise
+        except StartError as error:
+            _take_back(before, deployment, display, error)
+        record_came_up(config)
+    urls = ", ".join(url_of(address, config.port) for address in proxy_addresses(config))
+    console.print(f"Serving {model.name} on {urls}", markup=False, highlight=False, soft_wrap=True)
+
+
+def look(address: str) -> Books | None:
+    """What is known of the application on the Ray that we are connected to; None where there is none.
+
+    What Serve was told while nobody waited has come up if the application runs.
+
+    Raises:
+        RayUnavailableError: Serve cannot say.
+    """
+    if not is_deployed(address):
+        forget_deployed()  # of one that somebody took off without us
+        return None
+    books = read_books()
+    told = books.told
+    if told is None or not told.is_taken or told.recorded is None or not told.recorded.is_whole:
+        return books
+    application = (applications() or {}).get(APP_NAME)
+    if application is None or application.status != ApplicationStatus.RUNNING:
+        return books
+    record_came_up(told.recorded.config)
+    return dataclasses.replace(books, came_up=told.recorded)
 
 
 @contextmanager
@@ -86,20 +115,16 @@ def saying_what_goes_on(console: Console) -> Iterator[None]:
         raise
 
 
-def refuse(config: BatonConfig, model: ServedModel, running: BatonConfig | None, address: str) -> None:
+def refuse(config: BatonConfig, model: ServedModel, before: Books | None, address: str) -> None:
     """Find what is wrong before anything changes.
 
     Raises:
-        RayUnavailableError: Serve listens elsewhere, or its application is not ours to update.
-        RefusedStartError: It does not fit the machines, or what runs cannot become it.
+        RayUnavailableError: Serve listens elsewhere.
+        RefusedStartError: It does not fit the machines, what runs is not ours to update, or cannot become it.
     """
     check_http(address=address, host=config.host, port=config.port)
-    forbidden = forbidden_changes(running, config) if running is not None else []
-    if forbidden:
-        raise RefusedStartError(
-            f"what runs cannot become this without breaking answers in progress ({'; '.join(forbidden)}): run "
-            "`baton shutdown` first, or deploy to another Ray"
-        )
+    if before is not None:
+        _refuse_over(before, config, address)
     try:
         plan = make_plan(config, model, nodes_of_ray(list_nodes()))
     except ConfigError as error:
@@ -108,16 +133,36 @@ def refuse(config: BatonConfig, model: ServedModel, running: BatonConfig | None,
         raise RefusedStartError("; ".join(plan.problems))
 
 
+def _refuse_over(before: Books, config: BatonConfig, address: str) -> None:
+    """Compare with all that may run: an update that was not waited for may have both."""
+    shutdown_first = f"run `baton shutdown --address {address}` first, or deploy to another Ray"
+    if before.told is not None and before.told.claim.command == SERVE:
+        raise RefusedStartError(
+            f"the Ray at {address} still runs what a `baton serve` left behind: {before.told.claim}: {shutdown_first}"
+        )
+    if not before.configs:
+        raise RefusedStartError(
+            f"a Baton cluster runs on the Ray at {address}, but which model it serves was not recorded, as by another "
+            f"version of Baton: {shutdown_first}"
+        )
+    forbidden = dict.fromkeys(change for old in before.configs for change in forbidden_changes(old, config))
+    if forbidden:
+        raise RefusedStartError(
+            f"what runs cannot become this without breaking answers in progress ({'; '.join(forbidden)}): "
+            f"{shutdown_first}"
+        )
+
+
 def shutdown(address: str, console: Console) -> None:
     """End what `baton deploy` started, and Serve with it unless others use it. Nothing there is no error.
 
     Raises:
-        RayUnavailableError: There is no Ray at the address.
+        RayUnavailableError: There is no Ray at the address, or Serve cannot say what runs.
     """
     connect(address)
     stop_on_signals()
     try:
-        is_there = is_deployed()
+        is_there = is_deployed(address) or _is_begun()
         if is_there:
             remove()
         console.print("stopped" if is_there else "nothing is deployed", highlight=False)
@@ -125,21 +170,19 @@ def shutdown(address: str, console: Console) -> None:
         ray.shutdown()
 
 
+def _is_begun() -> bool:
+    """True when a deployment got as far as Serve, and no further."""
+    return read_books().told is not None and _get_global_client(raise_if_no_controller_running=False) is not None
+
+
 def remove() -> None:
     """Take our application off, and Serve too unless others use it."""
-    if set(serve.status().applications) - {APP_NAME}:
+    known = applications()
+    if known is None or set(known) - {APP_NAME}:
         delete_application()
     else:
         serve.shutdown()  # type: ignore[no-untyped-call]
     forget_deployed()
-
-
-def is_deployed() -> bool:
-    """True when Serve knows our application."""
-    try:
-        return APP_NAME in serve.status().applications
-    except ray.serve.exceptions.RayServeException:  # Serve does not run
-        return False
 
 
 def _bring_up(deployment: Deployment, display: StartDisplay) -> None:
@@ -150,24 +193,38 @@ def _bring_up(deployment: Deployment, display: StartDisplay) -> None:
         wait_until_ready(url_of(address, deployment.config.port))
 
 
-def _take_back(running: BatonConfig | None, model: ServedModel, display: StartDisplay, error: StartError) -> None:
+def _take_back(before: Books | None, failed: Deployment, display: StartDisplay, error: StartError) -> None:
     """Return to what ran before, if anything; always raises, with what became of it."""
-    if running is None:
+    if before is None:
         remove()
         raise error
+    goal = before.came_up or (before.told.recorded if before.told is not None else None)
+    if goal is None or not goal.is_whole:
+        raise type(error)(
+            f"{error} (what ran before was deployed by another version of Baton, and cannot be brought back: deploy "
+            "what works, or run `baton shutdown`)"
+        ) from error
+    places = {name: getattr(failed.config, name) for name in PLACES}
+    deployment = dataclasses.replace(failed, config=goal.config.model_copy(update=places))
     display.stage(f"going back to what ran before: {error}")
     try:
-        _bring_up(Deployment(config=running, model=model), display)
-    except StartError as second:
+        if before.came_up is None:
+            deployment.hand_over()
+        else:
+            _bring_up(deployment, display)
+    except (StartError, ConfigError) as second:
         raise StartError(f"{error}; what ran before did not come back: {second}") from second
-    raise type(error)(f"{error} (what ran before runs again)") from error
+    outcome = "what ran before runs again" if before.came_up else "Serve goes on with what it was told before"
+    raise type(error)(f"{error} ({outcome})") from error
 
 
-def _announce(running: BatonConfig | None, config: BatonConfig, console: Console) -> None:
-    changed: Sequence[str] = changed_keys(running, config) if running is not None else ()
-    if running is None:
+def _announce(before: Books | None, config: BatonConfig, console: Console) -> None:
+    if before is None or before.latest is None:
         return
-    what = f"updating: {', '.join(changed)}" if changed else "the configuration is the one that runs"
+    changed = changed_keys(before.latest, config)
+    is_up = before.came_up is not None and not changed_keys(before.came_up.config, config)
+    same = "the one that runs" if is_up else "the one that Serve was told before, and has not come up yet"
+    what = f"updating: {', '.join(changed)}" if changed else f"the configuration is {same}"
     console.print(what, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve._private.common import DeploymentStatus
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import (
     ApplicationStatus,
     ApplicationStatusOverview,
@@ -17,13 +19,15 @@ from ray.serve.schema import (
 )
 
 from cluster.app import build_graph
+from cluster.claim import Claim
 from cluster.config import BatonConfig
+from cluster.deploy_record import record_told
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.placement import Placement, place, usable_cores
 from cluster.plan import describe_homeless
 from cluster.ray_home import list_nodes
-from cluster.serve_start import ProxyError, begin_serve, wait_for_proxies
+from cluster.serve_start import ProxyError, begin_serve, last_line, wait_for_proxies
 from cluster.serve_status import applications
 from cluster.served_model import ServedModel
 from cluster.start_report import StartReport, clear_start_reports, read_start_reports
@@ -56,6 +60,8 @@ class Deployment:
 
     config: BatonConfig
     model: ServedModel
+    claim: Claim | None = None
+    """Who deploys it; None on a private Ray, which has no other users."""
 
     def place(self) -> Placement:
         """Where everything will go on the machines that Ray has now.
@@ -79,18 +85,38 @@ class Deployment:
             ConfigError: The machines do not have what the configuration asks for.
             StartError: A proxy cannot listen, a replica cannot start, or not all of them started in time.
         """
+        self.hand_over()
+        self.wait(progress)
+
+    def hand_over(self) -> None:
+        """Start Serve, with its proxies on the configured address, and tell it what to run; wait for the proxies only.
+
+        The books say so before Serve knows, and Serve goes on with it whatever becomes of this process.
+
+        Raises:
+            ConfigError: The machines do not have what the configuration asks for.
+            StartError: A proxy cannot listen, or Serve did not take it.
+        """
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         config = self.config
         placement = self.place()
+        self._record(is_taken=False)
         proxies = begin_serve(host=config.host, port=config.port, on_every_node=config.address is not None)
         clear_start_reports()
         graph = build_graph(config, self.model, placement)
-        serve._run(graph, _blocking=False, name=APP_NAME, route_prefix="/")
+        try:
+            serve._run(graph, _blocking=False, name=APP_NAME, route_prefix="/")
+        except (RayError, RayServeException) as error:
+            raise StartError(f"Serve did not take the application: {last_line(error)}") from error
+        self._record(is_taken=True)
         try:
             wait_for_proxies(proxies)
         except ProxyError as error:
             raise StartError(str(error)) from error
-        self.wait(progress)
+
+    def _record(self, *, is_taken: bool) -> None:
+        if self.claim is not None:
+            record_told(self.config, self.claim, is_taken=is_taken)
 
     def wait(self, progress: Progress) -> None:
         """Return when every replica is ready.
@@ -122,10 +148,6 @@ class Deployment:
                     f"{explain(application, reports)}"
                 )
             time.sleep(POLL_PERIOD_S)
-
-    def remove(self) -> None:
-        """Take the cluster off a Ray that goes on."""
-        serve.delete(APP_NAME)
 
 
 def explain(application: ApplicationStatusOverview | None, reports: Sequence[StartReport]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,12 +17,14 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 
+from cluster.claim import SERVE, Claim, ClaimedError, give_back, take_claim
 from cluster.config import BatonConfig
-from cluster.deploy_record import forget_deployed, record_serving
+from cluster.deploy_record import forget_deployed, read_books
 from cluster.names import APP_NAME, NAMESPACE
 from cluster.placement import logical_cpus, usable_cores, wanted_resources
 from cluster.serve_env import ray_token_file
 from cluster.serve_status import applications, delete_application
+from cluster.served_model import served_model
 
 TERMINATE_TIMEOUT_S = 5.0
 
@@ -34,8 +38,8 @@ class RayUnavailableError(Exception):
 class RayHome(Protocol):
     """A Ray to deploy to."""
 
-    def start(self) -> None:
-        """Connect, starting what is needed."""
+    def start(self) -> Claim | None:
+        """Connect, starting what is needed; the claim to it, where others could use it, too."""
 
     def is_alive(self) -> bool:
         """True while a cluster on it can serve."""
@@ -130,12 +134,14 @@ class PrivateRay:
 
 
 class SharedRay:
-    """A Ray that was there before and stays: only what we started goes."""
+    """A Ray that was there before and stays: only what we started goes. ``what`` tells others what that is."""
 
-    def __init__(self, *, address: str, host: str, port: int) -> None:
+    def __init__(self, *, address: str, host: str, port: int, what: str) -> None:
         self._address = address
         self._host = host
         self._port = port
+        self._what = what
+        self._held: HeldClaim | None = None
         self._is_serve_ours = False
         self._is_app_ours = False
 
@@ -144,24 +150,26 @@ class SharedRay:
         """Ray keeps them on its nodes."""
         return "`ray logs` on the Ray cluster"
 
-    def start(self) -> None:
+    def start(self) -> Claim:
         """Connect. From here on an application of our name is ours.
 
         Raises:
-            RayUnavailableError: There is no Ray at the address, a cluster runs on it, or its Serve listens elsewhere.
+            RayUnavailableError: There is no Ray at the address, a cluster runs or is being started on it, or its Serve
+                listens elsewhere.
         """
         connect(self._address)
-        client: Any = _get_global_client(raise_if_no_controller_running=False)
-        if client is not None and APP_NAME in serve.status().applications:
+        self._held = hold(SERVE, what=self._what, address=self._address)
+        if is_deployed(self._address):
+            told = read_books().told
             raise RayUnavailableError(
-                f"the Ray at {self._address} already runs a Baton cluster, which answers on "
-                f"{client.http_config.host}:{client.http_config.port}: stop the `baton serve` that started it first "
-                "(`baton shutdown` if it is gone), or name another Ray with --address"
+                f"the Ray at {self._address} already runs a Baton cluster{f', {told.claim}' if told else ''}: end it "
+                f"with `baton shutdown --address {self._address}`, or name another Ray with --address"
             )
         check_http(address=self._address, host=self._host, port=self._port)
-        self._is_serve_ours = client is None
+        forget_deployed()
+        self._is_serve_ours = _get_global_client(raise_if_no_controller_running=False) is None
         self._is_app_ours = True
-        record_serving()
+        return self._held.claim
 
     def is_alive(self) -> bool:
         """True while the driver is connected and Serve knows the application."""
@@ -181,10 +189,66 @@ class SharedRay:
             delete_application()
         if self._is_app_ours:
             forget_deployed()
+        if self._held is not None:
+            self._held.give_back()
         ray.shutdown()
 
     def remove_logs(self) -> None:
         """Leave Ray's logs where they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldClaim:
+    """A claim that is ours."""
+
+    claim: Claim
+    number: int
+
+    def give_back(self) -> None:
+        """Let others work on the cluster; if Ray is gone, so is the claim."""
+        with contextlib.suppress(RayError):
+            give_back(self.number)
+
+
+def hold(command: str, *, what: str, address: str) -> HeldClaim:
+    """Become the one command that works on the cluster of the Ray that we are connected to.
+
+    Raises:
+        RayUnavailableError: Another one does.
+    """
+    claim = Claim.of_this_process(command, what=what, job_id=ray.get_runtime_context().get_job_id())
+    try:
+        return HeldClaim(claim=claim, number=take_claim(claim, living_jobs))
+    except ClaimedError as error:
+        if error.holder.command == SERVE:
+            state = "already runs a Baton cluster"
+            remedy = f"stop that one first, there (pid {error.holder.pid}) or with `baton shutdown --address {address}`"
+        else:
+            state = "is being deployed to"
+            remedy = f"wait until that has ended, or stop it there (pid {error.holder.pid})"
+        raise RayUnavailableError(
+            f"the Ray at {address} {state}: {error.holder}: {remedy}, or name another Ray with --address"
+        ) from error
+
+
+def living_jobs() -> set[str]:
+    """The ids of the drivers that are connected to Ray."""
+    jobs: list[Mapping[str, Any]] = ray._private.state.jobs()  # type: ignore[no-untyped-call]
+    return {str(job["JobID"]) for job in jobs if not job["IsDead"]}
+
+
+def is_deployed(address: str) -> bool:
+    """True when Serve knows our application.
+
+    Raises:
+        RayUnavailableError: It cannot say.
+    """
+    known = applications()
+    if known is None:
+        raise RayUnavailableError(
+            f"Serve's controller on the Ray at {address} restarts and cannot say what runs: try again in a moment"
+        )
+    return APP_NAME in known
 
 
 def connect(address: str) -> None:
@@ -243,7 +307,9 @@ def authentication_hint() -> str:
 def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
     """The Ray that a configuration asks for; ``folder`` is for the files of a private one."""
     if config.address is not None:
-        return SharedRay(address=config.address, host=config.host, port=config.port)
+        return SharedRay(
+            address=config.address, host=config.host, port=config.port, what=served_model(config).at(config)
+        )
     assert folder is not None
     return PrivateRay(
         folder=folder,

@@ -10,17 +10,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ray
 from ray import serve
 
 from cluster.app import build_graph
+from cluster.claim import Claim
 from cluster.config import BatonConfig
 from cluster.config_file import ConfigFileError, config_of
+from cluster.deploy_record import forget_deployed, record_told
 from cluster.inventory import nodes_of_ray
 from cluster.placement import Placement
 from cluster.plan import make_plan
 from cluster.preflight import preflight
 from cluster.ray_home import list_nodes
-from cluster.served_model import ServedModel
+from cluster.served_model import ServedModel, served_model
 from engine.errors import ConfigError
 
 POLL_PERIOD_S = 1.0
@@ -39,7 +42,18 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises:
         ConfigFileError, ConfigError, CheckpointError, PreflightError: It cannot be; Serve shows the message.
     """
-    return application(args, list_nodes)
+    built = application(args, list_nodes)
+    _record(_config_of(args))
+    return built
+
+
+def _record(config: BatonConfig) -> None:
+    """Let `baton deploy`, which may come later, know what runs. Serve takes what it is given, whatever ran before."""
+    claim = Claim.of_this_process(
+        "serve deploy", what=served_model(config).name, job_id=ray.get_runtime_context().get_job_id()
+    )
+    forget_deployed()
+    record_told(config, claim, is_taken=True)
 
 
 def application(

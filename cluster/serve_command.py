@@ -33,7 +33,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
     keep_logs = True
     try:
         with StartDisplay(console) as display:
-            _start(Deployment(config=config, model=model), home, display)
+            _start(config, model, home, display)
         is_serving = True
         _introduce(config, model, console)
         while home.is_alive():
@@ -55,15 +55,15 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
                 home.remove_logs()
 
 
-def _start(deployment: Deployment, home: RayHome, display: StartDisplay) -> None:
+def _start(config: BatonConfig, model: ServedModel, home: RayHome, display: StartDisplay) -> None:
     display.stage("starting Ray")
-    home.start()
+    claim = home.start()
     # Ray installs a handler for SIGTERM that exits at once.
     stop_on_signals()
     display.stage("starting Ray Serve")
-    deployment.start(display.workers)
+    Deployment(config=config, model=model, claim=claim).start(display.workers)
     display.stage("waiting until the router sees the workers")
-    wait_until_ready(base_url(deployment.config))
+    wait_until_ready(base_url(config))
 
 
 def base_url(config: BatonConfig) -> str:

@@ -49,4 +49,10 @@ def wait_for_proxies(proxies: Sequence[Any], *, timeout_s: float = PROXY_TIMEOUT
     except GetTimeoutError as error:
         raise ProxyError(f"Serve's proxies did not listen within {timeout_s:g} s") from error
     except (RayError, OSError, RuntimeError) as error:
-        raise ProxyError(f"a proxy of Serve cannot listen: {str(error).strip().splitlines()[-1]}") from error
+        raise ProxyError(f"a proxy of Serve cannot listen: {last_line(error)}") from error
+
+
+def last_line(error: Exception) -> str:
+    """The reason at the end of what Ray says, often after somebody else's traceback."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

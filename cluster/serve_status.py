@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ray import serve
 from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatusOverview
 
 from cluster.names import APP_NAME
@@ -18,7 +19,7 @@ def applications() -> Mapping[str, ApplicationStatusOverview] | None:
         return serve.status().applications
     except ActorUnavailableError:
         return None
-    except RayActorError:
+    except (RayActorError, RayServeException):
         return {}
 
 

@@ -18,6 +18,10 @@ class ServedModel:
     path: Path
     name: str
 
+    def at(self, config: BatonConfig) -> str:
+        """What is served where, in words."""
+        return f"{self.name} on {config.host}:{config.port}"
+
 
 def served_model(config: BatonConfig) -> ServedModel:
     """The configured model, or the built-in one."""

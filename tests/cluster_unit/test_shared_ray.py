@@ -94,7 +94,7 @@ def test_cluster_lives_while_serve_has_it_or_cannot_say(
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     answer_in_turn(monkeypatch, says)
 
-    assert SharedRay(address="auto", host="127.0.0.1", port=8000).is_alive() is is_alive
+    assert SharedRay(address="auto", host="127.0.0.1", port=8000, what="tiny").is_alive() is is_alive
 
 
 def test_application_that_drains_for_longer_than_a_minute_is_left_to_serve(monkeypatch: pytest.MonkeyPatch) -> None:

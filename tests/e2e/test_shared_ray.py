@@ -65,7 +65,8 @@ def assert_deployment_over_it_is_refused(ray: SharedRayProcess) -> None:
     )
 
     assert result.returncode == 2, result.stderr
-    assert "is that of a `baton serve`" in result.stderr
+    assert "already runs a Baton cluster" in result.stderr
+    assert "of the `baton serve` that" in result.stderr
 
 
 @pytest.mark.timeout(400)
