@@ -53,6 +53,9 @@ class NeverEndingLoads:
     def expect(self, params: KVTransferParams) -> None:
         """Nothing to keep alive."""
 
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Nothing was kept alive."""
+
     def match(
         self,
         *,

@@ -46,6 +46,7 @@ class ConnectorBooks:
         self._cancelled: list[str] = []
         self._releases: list[KVTransferParams] = []
         self._expected: list[KVTransferParams] = []
+        self._passed_on: list[KVTransferParams] = []
         self._streams: list[StreamOrder] = []
         self._cancelled_streams: list[str] = []
         self._gates: dict[str, StreamGate] = {}
@@ -60,6 +61,10 @@ class ConnectorBooks:
         """Have the lease of a waiting request kept alive, if what it holds can be used."""
         if params.lease_id not in self._spent and self._why_unusable(params) is None:
             self._expected.append(params)
+
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Have the lease of a request that goes on elsewhere kept alive no longer."""
+        self._passed_on.append(params)
 
     def match(
         self,
@@ -198,6 +203,7 @@ class ConnectorBooks:
             cancelled_loads=tuple(self._cancelled),
             releases=tuple(self._releases),
             expected=tuple(self._expected),
+            passed_on=tuple(self._passed_on),
             streams=tuple(self._streams),
             cancelled_streams=tuple(self._cancelled_streams),
         )
@@ -207,6 +213,7 @@ class ConnectorBooks:
         self._cancelled.clear()
         self._releases.clear()
         self._expected.clear()
+        self._passed_on.clear()
         self._streams.clear()
         self._cancelled_streams.clear()
         return orders

@@ -72,15 +72,17 @@ class ConnectorOrders:
     ``releases`` are hand-overs that will not be read by this engine at all (request refused, aborted before its
     load began, prompt already here): their leases end on the peer. ``cancelled_loads`` names loads whose result
     nobody wants; each is still reported as ended, and its destination stays held until then. ``expected`` are
-    hand-overs of requests that wait here: their leases are kept alive until they are loaded or released. ``streams``
-    begin before ``loads``, which may take them over. ``stores`` are done, in order, before anything else. ``parts`` are
-    the orders of each source of a chain, which has no others.
+    hand-overs of requests that wait here: their leases are kept alive until they are loaded, released, or
+    ``passed_on``: then their requests go on elsewhere, and have one more time-to-live to get there. ``streams`` begin
+    before ``loads``, which may take them over. ``stores`` are done, in order, before anything else. ``parts`` are the
+    orders of each source of a chain, which has no others.
     """
 
     loads: tuple[LoadOrder, ...] = ()
     cancelled_loads: tuple[str, ...] = ()
     releases: tuple[KVTransferParams, ...] = ()
     expected: tuple[KVTransferParams, ...] = ()
+    passed_on: tuple[KVTransferParams, ...] = ()
     streams: tuple[StreamOrder, ...] = ()
     cancelled_streams: tuple[str, ...] = ()
     stores: tuple[StoreOrder, ...] = ()
@@ -89,8 +91,9 @@ class ConnectorOrders:
     @property
     def is_empty(self) -> bool:
         """True when there is nothing to do."""
-        work = (self.loads, self.cancelled_loads, self.releases, self.expected, self.streams, self.cancelled_streams)
-        return not (any(work) or self.stores) and all(part.is_empty for part in self.parts)
+        loads = (self.loads, self.cancelled_loads, self.streams, self.cancelled_streams, self.stores)
+        leases = (self.releases, self.expected, self.passed_on)
+        return not (any(loads) or any(leases)) and all(part.is_empty for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +208,10 @@ class SchedulerConnector(Protocol):
         """True when ``announce`` and ``begin_stream`` do something."""
 
     def expect(self, params: KVTransferParams) -> None:
-        """A request with this hand-over waits here: keep its lease alive until ``begin_load`` or ``release``."""
+        """A request with this hand-over waits here: keep its lease until ``begin_load``, ``release`` or ``pass_on``."""
+
+    def pass_on(self, params: KVTransferParams) -> None:
+        """A request that waited here goes on elsewhere: its lease is kept alive from there, or ends by itself."""
 
     def match(
         self,

@@ -37,7 +37,7 @@ class Heartbeat:
         self._releases: list[tuple[Handshake, KVTransferParams]] = []
 
     def expect(self, params: KVTransferParams) -> None:
-        """Renew a lease until ``forget`` or ``release``."""
+        """Renew a lease until ``forget``, ``release`` or ``pass_on``."""
         self._awaited[params.lease_id] = params
         if self._peers.find(params.source) is None:
             self._peers.meet(params.source)
@@ -45,6 +45,12 @@ class Heartbeat:
     def forget(self, params: KVTransferParams) -> None:
         """Renew a lease no longer."""
         self._awaited.pop(params.lease_id, None)
+
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Renew a lease for the last time: another engine is to read under it, if anybody."""
+        peer = self._peers.find(params.source)
+        if self._awaited.pop(params.lease_id, None) is not None and peer is not None:
+            self._send(peer, Renew(lease_ids=(params.lease_id,)))
 
     def release(self, params: KVTransferParams) -> None:
         """Tell the peer that its lease can end."""

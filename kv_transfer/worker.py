@@ -224,6 +224,8 @@ class TransferWorker:
     def _begin(self, orders: ConnectorOrders) -> None:
         for params in orders.expected:
             self._reader.heartbeat.expect(params)
+        for params in orders.passed_on:
+            self._reader.heartbeat.pass_on(params)
         for stream in orders.streams:
             self._reader.streams.begin(stream)
         for order in orders.loads:

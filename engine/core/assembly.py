@@ -122,7 +122,7 @@ def assemble(
         outcome=outcome,
         remote_events=_remote_events(config, state, outcome),
         prompt_delay=delay,
-        evacuation=Evacuation(table=state.table, book=state.book, counters=state.counters),
+        evacuation=Evacuation(table=state.table, book=state.book, remote=state.remote, counters=state.counters),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.core.counters import Counters
+from engine.core.remote_kv import RemoteKV
 from engine.core.request import Request
 from engine.core.request_book import RequestBook
 from engine.core.row_table import RowTable
@@ -17,9 +18,10 @@ class Evacuation:
     One whose KV is being loaded goes when it runs: what is on its way here would be lost.
     """
 
-    def __init__(self, *, table: RowTable, book: RequestBook, counters: Counters) -> None:
+    def __init__(self, *, table: RowTable, book: RequestBook, remote: RemoteKV, counters: Counters) -> None:
         self._table = table
         self._book = book
+        self._remote = remote
         self._counters = counters
 
     def run(self) -> int:
@@ -33,7 +35,7 @@ class Evacuation:
             self._hand_over(request)
         waiting = [request for request in self._book.live.values() if request.is_waiting]
         for request in waiting:
-            params, request.kv_transfer = request.kv_transfer, None
+            params = self._remote.pass_on(request)
             if params is None:
                 self._counters.recomputed_tokens += request.num_preempted_tokens
             self._book.finish(request)

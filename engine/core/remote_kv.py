@@ -86,6 +86,13 @@ class RemoteKV:
         if self._connector is not None:
             self._connector.expect(params)
 
+    def pass_on(self, request: Request) -> KVTransferParams | None:
+        """The hand-over of a request that goes on elsewhere, if it has one: nothing is done for it here any more."""
+        params, request.kv_transfer = request.kv_transfer, None
+        if params is not None and self._connector is not None:
+            self._connector.pass_on(params)
+        return params
+
     def wanted_load(self, request_id: str) -> Load | None:
         """The load in flight that this request waits for."""
         load = self._loads.get(request_id)

@@ -37,6 +37,11 @@ class ChainBooks:
         for source in self.sources:
             source.expect(params)
 
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Every source ignores what it does not keep alive."""
+        for source in self.sources:
+            source.pass_on(params)
+
     def match(
         self,
         *,

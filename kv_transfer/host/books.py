@@ -56,6 +56,9 @@ class HostBooks:
     def expect(self, params: KVTransferParams) -> None:
         """Hand-overs are not the tier's."""
 
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Hand-overs are not the tier's."""
+
     def match(
         self,
         *,

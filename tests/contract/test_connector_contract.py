@@ -197,6 +197,32 @@ def test_lease_of_a_waiting_request_is_kept_alive(world: KVWorld, source: Any, r
     assert reader.content((9,)) == source.content((1,))
 
 
+def test_lease_of_a_request_that_goes_on_elsewhere_is_kept_for_one_more_time_to_live(
+    world: KVWorld, source: Any, reader: KVEngine
+) -> None:
+    """A drained worker may live on for a minute, and must not hold for so long what nobody may ever read."""
+    ttl_s = source.spec.lease_ttl_s
+    met, read, unread, renewed, later = (world.unique("request") for _ in range(5))
+    assert reader.load(met, source.grant(met, (3,)), (3,)).error is None
+    passed_on = [source.grant(name, (block_id,)) for name, block_id in ((read, 1), (unread, 2))]
+    for params in passed_on:
+        reader.expect(params)
+    source.advance_clock(ttl_s * 0.8)
+
+    for params in passed_on:
+        reader.pass_on(params)
+
+    # Messages of one reader arrive in order: when this load is confirmed, the last renewals have arrived.
+    assert reader.load(renewed, source.grant(renewed, (3,)), (3,)).error is None
+    source.advance_clock(ttl_s * 0.8)
+    heir = world.make_reader(world.spec("heir"))
+    assert heir.load(read, passed_on[0], (1,)).error is None
+    reader.advance_clock(reader.spec.lease_ttl_s / 3)
+    assert reader.load(later, source.grant(later, (3,)), (3,)).error is None
+    source.advance_clock(ttl_s * 0.3)
+    assert source.wait_lease(passed_on[1].lease_id).reason is LeaseEnd.EXPIRED
+
+
 def _beyond_the_end(source: Any, params: KVTransferParams) -> KVTransferParams:
     """The hand-over as one of a block that its source does not have."""
     return replace(params, block_ids=(source.spec.num_blocks,))

@@ -236,6 +236,11 @@ class KVEngine:
         self.connector.scheduler.expect(params)
         self.step()
 
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Let a hand-over's request, which waited here, go on elsewhere."""
+        self.connector.scheduler.pass_on(params)
+        self.step()
+
     def wait_load(self, request_id: str) -> LoadEnded:
         """The end of a load."""
         self._wait_until(lambda: any(load.request_id == request_id for load in self.loads))

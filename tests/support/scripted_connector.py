@@ -60,6 +60,7 @@ class ScriptedConnector:
         self.can_stream = True
         self.open_leases: dict[str, OpenLease] = {}
         self.released: list[str] = []
+        self.passed_on: list[str] = []
         self.cancelled: list[str] = []
         self.aborted_leases: list[str] = []
         self.num_matches = 0
@@ -83,6 +84,12 @@ class ScriptedConnector:
         """Note that a hand-over's request waits here."""
         assert params.lease_id in self.offers
         self.expected.add(params.lease_id)
+
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Note that a hand-over's request goes on elsewhere; once."""
+        self.expected.remove(params.lease_id)
+        del self.offers[params.lease_id]
+        self.passed_on.append(params.lease_id)
 
     def match(
         self,

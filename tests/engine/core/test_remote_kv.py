@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import DuplicateRequestError, PromptTooLongError, RequestRefusedError
+from engine.messages import FinishReason
 from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
 from tests.support.decode_world import add_handed_over, decode_world, first_token
 from tests.support.scheduler_requests import fresh_prompt, make_config, make_request
@@ -243,6 +244,24 @@ def test_a_request_that_ends_before_its_load_began_releases_the_peers_lease() ->
 
     assert len(world.connector.released) == 1
     assert not world.scheduler.schedule().connector_orders.is_empty
+
+
+def test_a_waiting_request_that_is_moved_passes_its_hand_over_on() -> None:
+    """Nobody here will read it: its lease is neither ended nor renewed from here any more."""
+    world = decode_world(seqs=1)
+    world.add(make_request("runs", 8))
+    world.step()
+    add_handed_over(world, "waits", fresh_prompt(8))
+
+    assert world.scheduler.move_out() == 2
+
+    world.run()
+    ending = world.endings["waits"].last
+    assert ending is not None
+    assert ending.finish_reason is FinishReason.HANDED_OVER
+    assert ending.kv_transfer is not None
+    assert world.connector.passed_on == [ending.kv_transfer.lease_id]
+    assert world.connector.released == []
 
 
 @pytest.mark.known_failure(4)
