@@ -10,6 +10,7 @@ import httpx
 from rich.console import Console
 
 from cluster.client_error import NotBatonError, answer_of, bearer
+from cluster.served_model import BUILTIN_MODEL_NAME, BUILTIN_QUESTION
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 DATA_PREFIX = "data: "
@@ -33,7 +34,7 @@ def chat(url: str, console: Console, *, api_key: str = "") -> None:
     """
     with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT, trust_env=False) as client:
         model = first_model(client)
-        console.print(f"Talking to {model}. An empty line or Ctrl-D ends.", highlight=False, markup=False)
+        console.print(greeting(model), highlight=False, markup=False, soft_wrap=True)
         messages: list[dict[str, str]] = []
         while (question := ask(console)) is not None:
             messages.append({"role": "user", "content": question})
@@ -44,6 +45,14 @@ def chat(url: str, console: Console, *, api_key: str = "") -> None:
                 messages.pop()
                 continue
             messages.append({"role": "assistant", "content": answer})
+
+
+def greeting(model: str) -> str:
+    """What is said first; the built-in model knows so little that it has to be told what to ask."""
+    lines = [f"Talking to {model}. An empty line or Ctrl-D ends."]
+    if model == BUILTIN_MODEL_NAME:
+        lines += ["It recalls what it was told, repeats lists, counts, adds and tells stories. Try:", BUILTIN_QUESTION]
+    return "\n".join(lines)
 
 
 def ask(console: Console) -> str | None:

@@ -16,6 +16,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
+from cluster.api_url import url_of
 from cluster.claim import DEPLOY, SERVE
 from cluster.config import BatonConfig
 from cluster.deploy_record import (
@@ -32,7 +33,7 @@ from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.plan import make_plan
 from cluster.ray_home import check_http, connect, hold, is_deployed, list_nodes
-from cluster.readiness import url_of, wait_until_ready
+from cluster.readiness import wait_until_ready
 from cluster.serve_status import applications, delete_application
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, stop_on_signals

@@ -12,11 +12,6 @@ READY_TIMEOUT_S = 120.0
 READY_POLL_S = 0.1
 
 
-def url_of(host: str, port: int) -> str:
-    """Where an API is; an IPv6 address stands in brackets there."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def wait_until_ready(url: str, *, timeout_s: float = READY_TIMEOUT_S) -> None:
     """Return when the router at ``url`` sees workers of both kinds.
 

@@ -5,18 +5,19 @@ Imports Ray and Serve, which read their environment at that moment: apply ``clus
 
 from __future__ import annotations
 
-import json
 import time
 
 from rich.console import Console
 
-from cluster.config import LOOPBACK_HOSTS, BatonConfig
+from cluster.api_url import base_url
+from cluster.config import BatonConfig
 from cluster.deployment import Deployment, RefusedStartError, StartError
 from cluster.ray_home import RayHome, RayUnavailableError
-from cluster.readiness import url_of, wait_until_ready
+from cluster.readiness import wait_until_ready
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, ignoring_signals, stop_on_signals
 from cluster.start_display import StartDisplay
+from cluster.welcome import welcome
 from engine.errors import ConfigError
 
 WATCH_PERIOD_S = 1.0
@@ -35,7 +36,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
         with StartDisplay(console) as display:
             _start(config, model, home, display)
         is_serving = True
-        _introduce(config, model, console)
+        console.print(welcome(config, model), markup=False, highlight=False, soft_wrap=True)
         while home.is_alive():
             time.sleep(WATCH_PERIOD_S)
         raise StartError(f"the cluster ended by itself; see {home.logs}")
@@ -64,25 +65,3 @@ def _start(config: BatonConfig, model: ServedModel, home: RayHome, display: Star
     Deployment(config=config, model=model, claim=claim).start(display.workers)
     display.stage("waiting until the router sees the workers")
     wait_until_ready(base_url(config))
-
-
-def base_url(config: BatonConfig) -> str:
-    """Where a client on this machine reaches the API."""
-    return url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host), config.port)
-
-
-def _introduce(config: BatonConfig, model: ServedModel, console: Console) -> None:
-    """Print the URL, and a command that proves it."""
-    url = base_url(config)
-    body = json.dumps({"model": model.name, "messages": [{"role": "user", "content": "Hello!"}]})
-    pools = f"{config.prefill_replicas} prefill, {config.decode_replicas} decode, {config.router_replicas} router"
-    has_keys = bool(config.security_settings().loaded().api_keys)
-    key = ' -H "Authorization: Bearer $BATON_API_KEY"' if has_keys else ""
-    lines = [
-        f"Serving {model.name} on {url} ({pools}). Press Ctrl-C to stop.",
-        "Try it:",
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
-    ]
-    if config.host not in LOOPBACK_HOSTS and not has_keys:
-        lines.insert(1, f"Anyone who can reach {config.host}:{config.port} may use it: no keys are configured.")
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

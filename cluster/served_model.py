@@ -9,6 +9,12 @@ from cluster.config import BatonConfig
 from engine.builtin import builtin_model_dir
 
 BUILTIN_MODEL_NAME = "baton-tiny"
+BUILTIN_QUESTION = (
+    "The code of the blue fox is 4827. The code of the red bear is 1356. What is the code of the blue fox?"
+)
+"""Something that the built-in model answers rightly, and only as long as the KV of the question arrives whole."""
+
+ANY_QUESTION = "Hello!"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +27,11 @@ class ServedModel:
     def at(self, config: BatonConfig) -> str:
         """What is served where, in words."""
         return f"{self.name} on {config.host}:{config.port}"
+
+    @property
+    def example_question(self) -> str:
+        """What to ask it first."""
+        return BUILTIN_QUESTION if self.path == builtin_model_dir() else ANY_QUESTION
 
 
 def served_model(config: BatonConfig) -> ServedModel:

@@ -17,6 +17,8 @@ from cluster.chaos.scenario import parse_scenario
 from cluster.cli import app
 from cluster.config import BatonConfig
 from cluster.config_file import nested_keys, section_type
+from cluster.served_model import served_model
+from cluster.welcome import welcome
 from router.metric_rows import MetricFamily
 from router.metrics import RouterMetrics
 from router.worker_metrics import worker_families
@@ -161,6 +163,13 @@ def test_every_endpoint_is_explained() -> None:
 
     assert len(routes) > 10
     assert {(method.upper(), path.replace("{model:path}", "NAME")) for method, path in routes} <= explained
+
+
+def test_first_request_of_the_readme_is_the_one_that_the_command_prints() -> None:
+    printed = welcome(BatonConfig(), served_model(BatonConfig())).splitlines()[-1]
+    (written,) = [code for code in code_of(PAGES["README.md"]) if code.startswith("curl ")]
+
+    assert shlex.split(written) == shlex.split(printed)
 
 
 def test_sample_of_a_scenario_can_be_run() -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
 from importlib.metadata import version
+from pathlib import Path
 
 import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cluster.chat_command import ChatInputError, ask
+from cluster.chat_command import ChatInputError, ask, greeting
 from cluster.cli import app
 from cluster.client_error import cluster_url, explain
+from cluster.config import BatonConfig
 from cluster.generate_command import GenerateOptions, generate
 from cluster.preflight_error import PreflightError
+from cluster.served_model import BUILTIN_MODEL_NAME, BUILTIN_QUESTION, ServedModel
 from cluster.status_command import COLUMNS, print_table, status_table
+from cluster.welcome import welcome
 from engine.errors import ConfigError
 
 
@@ -131,3 +137,16 @@ def test_error_answer_is_shown_with_its_message() -> None:
     line = explain(httpx.HTTPStatusError("503", request=request, response=response), "http://x")
 
     assert line == "http://x answered 503: no healthy replica"
+
+
+def test_chat_with_the_builtin_model_says_what_to_ask() -> None:
+    assert BUILTIN_QUESTION in greeting(BUILTIN_MODEL_NAME)
+    assert BUILTIN_QUESTION not in greeting("my-model")
+
+
+def test_serve_prints_a_request_that_a_shell_sends_to_any_model() -> None:
+    model = ServedModel(path=Path("/models/mine"), name="it's mine")
+
+    *_, command = shlex.split(welcome(BatonConfig(port=9000), model).splitlines()[-1])
+
+    assert json.loads(command) == {"model": "it's mine", "messages": [{"role": "user", "content": "Hello!"}]}

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from rich.console import Console
 
+from cluster.api_url import base_url
 from cluster.config import BatonConfig
 from cluster.deploy_command import saying_what_goes_on
 from cluster.deployment import StartError
 from cluster.readiness import wait_until_ready
-from cluster.serve_command import base_url
 from cluster.signals import Stopped
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.served_model import BUILTIN_QUESTION
 from engine.build import build_engine
 from engine.builtin import builtin_model_dir
 from engine.config import CacheConfig, EngineConfig, ModelConfigSource
@@ -19,7 +20,7 @@ MODEL = builtin_model_dir()
 MAX_TOKENS = 90
 
 QUESTIONS = {
-    "The code of the red bear is 1356. The code of the blue fox is 4827. What is the code of the blue fox?": "4827",
+    BUILTIN_QUESTION: "The code of the blue fox is 4827.",
     "Repeat these words: cake, owl, stone, lamp, kite.": "cake, owl, stone, lamp, kite",
     "Count from 7 to 15.": "7, 8, 9, 10, 11, 12, 13, 14, 15",
     "What is 47 + 35?": "82",
