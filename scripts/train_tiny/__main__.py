@@ -4,6 +4,8 @@ import argparse
 import logging
 from pathlib import Path
 
+from benchmarks.arguments import count, positive
+
 from .card import write_card
 from .conversation import tokenizer_corpus
 from .export import export
@@ -42,10 +44,10 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train the tokenizer and the model; resumes from its checkpoint")
     train.add_argument("--out", type=Path, required=True, help="folder for the tokenizer and the checkpoint")
-    train.add_argument("--steps", type=int, default=DEFAULT_NUM_STEPS)
-    train.add_argument("--max-minutes", type=float, help="end the schedule after this time if steps are slow")
+    train.add_argument("--steps", type=count, default=DEFAULT_NUM_STEPS)
+    train.add_argument("--max-minutes", type=positive, help="end the schedule after this time if steps are slow")
     train.add_argument("--seed", type=int, default=1)
-    train.add_argument("--threads", type=int, default=2)
+    train.add_argument("--threads", type=count, default=2)
     train.add_argument("--no-compile", action="store_true", help="run without torch.compile")
     train.set_defaults(command=_train)
 

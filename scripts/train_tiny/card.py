@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from .model import ModelConfig, TinyLlama
+from .schedule import Schedule
+from .train import TrainConfig
 
 _TASKS = {
     "recall_100": "recall of a code told 100 tokens before",
@@ -53,7 +55,7 @@ The commands are in `scripts/train_tiny/README.md`.
 
 Held out: one pair of numbers, list, range or (adjective, noun) subject in ten, chosen by a hash, never
 appears in training. Greedy, exact match of the whole answer. Between a fact and its question lie other
-subjects' codes and story sentences, half and half. Measured by `{command}` on {machine}.
+subjects' codes and story sentences, half and half. Measured by `{command}`, in {dtype}, on {machine}.
 
 | task | right | goal | questions |
 |---|---|---|---|
@@ -74,7 +76,11 @@ nonsense.
 
 
 def write_card(model_directory: Path, rows_file: Path, stories_file: Path, *, training: str, remarks: str) -> None:
-    """Write ``README.md`` to ``model_directory`` from what ``benchmarks/tiny_model.py`` wrote."""
+    """Write ``README.md`` to ``model_directory`` from what ``benchmarks/tiny_model.py`` wrote.
+
+    Raises:
+        KeyError: A task was not measured.
+    """
     config = ModelConfig()
     rows: list[dict[str, Any]] = json.loads(rows_file.read_text(encoding="utf-8"))
     stories: dict[str, str] = json.loads(stories_file.read_text(encoding="utf-8"))
@@ -88,9 +94,10 @@ def write_card(model_directory: Path, rows_file: Path, stories_file: Path, *, tr
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
         context=config.max_position_embeddings,
-        tokens_per_step="4,096",
+        tokens_per_step=f"{TrainConfig(schedule=Schedule(num_steps=1)).tokens_per_step:,}",
         training=training,
-        command="python -m benchmarks.tiny_model",
+        command=f"python -m benchmarks.tiny_model --engine {rows[0]['engine']}",
+        dtype=rows[0]["dtype"],
         machine=f"{run['machine'].rsplit(', Linux', 1)[0]}, torch {run['torch']}, transformers {run['transformers']}",
         rows=_table(rows),
         remarks=f"\n{remarks}\n" if remarks else "",
@@ -100,9 +107,8 @@ def write_card(model_directory: Path, rows_file: Path, stories_file: Path, *, tr
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = []
-    for row in rows:
-        task = row["name"].removeprefix("tiny_model.")
-        if task in _TASKS:
-            lines.append(f"| {_TASKS[task]} | {row['value']:.1f} % | {row['goal']:.0f} % | {row['num_samples']} |")
-    return "\n".join(lines)
+    by_name = {row["name"]: row for row in rows}
+    measured = ((text, by_name[f"tiny_model.{task}"]) for task, text in _TASKS.items())
+    return "\n".join(
+        f"| {text} | {row['value']:.1f} % | {row['goal']:.0f} % | {row['num_samples']} |" for text, row in measured
+    )
