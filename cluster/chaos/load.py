@@ -8,6 +8,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import httpx
 
@@ -22,6 +23,12 @@ RETRIED = (429, 503)
 """Answers that ask the client to try again; nothing had been accepted."""
 
 
+WORDS_OF_PROXIES = "Internal Server Error"
+"""What Serve's proxy and HAProxy say where the router that they chose is gone. Baton's own errors are JSON."""
+
+Breaker: TypeAlias = Literal["connection", "proxy"] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request, the same each time."""
@@ -32,7 +39,10 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What came. Times are on the monotonic clock; ``error`` is empty when it ended well."""
+    """What came. Times are on the monotonic clock; ``error`` is empty when it ended well.
+
+    ``broken_by`` is what ended it without a word of Baton: the connection, or a proxy that says so.
+    """
 
     ask: Ask
     started_s: float
@@ -40,6 +50,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     event_times_s: list[float] = field(default_factory=list)
     error: str = ""
+    broken_by: Breaker = None
     num_refusals: int = 0
 
     def longest_pause_s(self, since_s: float, until_s: float) -> float:
@@ -126,11 +137,13 @@ class LoadRun:
                     break
                 await asyncio.sleep(RETRY_PAUSE_S)
         except httpx.HTTPError as error:
-            answer.error = f"{type(error).__name__}: {error}"
+            if not answer.error:
+                answer.error, answer.broken_by = f"{type(error).__name__}: {error}", "connection"
         finally:
             answer.ended_s = time.monotonic()
         if not answer.error and len(answer.tokens) != ask.num_tokens:
             answer.error = f"ended after {len(answer.tokens)} of {ask.num_tokens} tokens without saying why"
+            answer.broken_by = "connection"
         return answer
 
     async def _try(self, answer: Answer) -> bool:
@@ -147,7 +160,10 @@ class LoadRun:
             if response.status_code in RETRIED:
                 return False
             if response.status_code != httpx.codes.OK:
-                answer.error = f"HTTP {response.status_code}: {(await response.aread())[:300].decode(errors='replace')}"
+                said = (await response.aread())[:300].decode(errors="replace")
+                answer.error = f"HTTP {response.status_code}: {said}"
+                if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and said == WORDS_OF_PROXIES:
+                    answer.broken_by = "proxy"
                 return True
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):

@@ -23,9 +23,6 @@ class FaultRecord:
 NOTICE_S = 5.0
 """For so long Serve's proxies may still choose a router that is gone."""
 
-BROKEN_BY_PROXY = "HTTP 500"
-"""What they answer then."""
-
 
 def increases(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """How much each total grew. Routers keep the totals and tell each other: when all were gone at once these begin at
@@ -44,16 +41,16 @@ class RouterLoss:
     num_open: int
 
     def excused(self, answers: Sequence[Answer]) -> int:
-        """How many broken answers these routers explain: none that began later, and no more than they had, with those
-        that may have been on their way to them."""
+        """How many broken answers these routers explain: none that began later, no more than they had, with those that
+        may have been on their way to them, and none that ended with an error of Baton: whoever told it lives."""
         was_open = [answer for answer in answers if self._may_have_had(answer)]
-        num_broken = sum(bool(answer.error) for answer in was_open)
+        num_broken = sum(answer.broken_by is not None for answer in was_open)
         num_unheard = sum(not any(time_s <= self.asked_s for time_s in answer.event_times_s) for answer in was_open)
         return min(num_broken, self.num_open + num_unheard)
 
     def _may_have_had(self, answer: Answer) -> bool:
         """True for what was open when they ended, and for what the proxies sent to them before they noticed."""
-        until_s = self.gone_s + (NOTICE_S if answer.error.startswith(BROKEN_BY_PROXY) else 0.0)
+        until_s = self.gone_s + (NOTICE_S if answer.broken_by == "proxy" else 0.0)
         return answer.started_s <= until_s and answer.ended_s >= self.asked_s
 
 
@@ -83,7 +80,8 @@ class ChaosReport:
         """Count what was lost and what is wrong, and how long the streams were silent around each fault."""
         self.num_requests = len(answers)
         failed = [answer for answer in answers if answer.error]
-        self.num_broken_with_router = min(len(failed), sum(loss.excused(answers) for loss in losses))
+        num_broken = sum(answer.broken_by is not None for answer in failed)
+        self.num_broken_with_router = min(num_broken, sum(loss.excused(answers) for loss in losses))
         self.num_lost = len(failed) - self.num_broken_with_router
         self.errors = [answer.error for answer in failed][:20]
         for answer in answers:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.chaos.live_cluster import LiveCluster, is_whole, leaks_of
-from cluster.chaos.load import Answer, Ask
+from cluster.chaos.load import Answer, Ask, Breaker, LoadRun
 from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss, increases
 from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
+from router.api.errors import error_event, error_response
+from router.errors import InternalError
+from tests.support.live_app import live_app
 
 SAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "chaos").glob("*.yaml"))
 
@@ -60,8 +66,23 @@ def test_totals_that_began_again_are_not_less_than_nothing(
 LOSS = RouterLoss(asked_s=2.0, gone_s=2.5, num_open=1)
 
 
-def answer(ask: Ask, tokens: list[int], times: list[float], *, error: str = "", started_s: float = 0.0) -> Answer:
-    return Answer(ask=ask, started_s=started_s, tokens=tokens, event_times_s=times, error=error)
+def answer(
+    ask: Ask,
+    tokens: list[int],
+    times: list[float],
+    *,
+    error: str = "",
+    started_s: float = 0.0,
+    broken_by: Breaker = "connection",
+) -> Answer:
+    return Answer(
+        ask=ask,
+        started_s=started_s,
+        tokens=tokens,
+        event_times_s=times,
+        error=error,
+        broken_by=broken_by if error else None,
+    )
 
 
 def test_lost_and_wrong_answers_are_counted_apart() -> None:
@@ -103,13 +124,69 @@ def test_killed_router_excuses_what_was_open_there_then_and_no_more() -> None:
 def test_proxy_that_has_not_noticed_yet_is_excused_too() -> None:
     """It sent a request to a router that was gone."""
     ask = Ask(prompt=(1,), num_tokens=3)
-    at_once, too_late = (answer(ask, [], [], error="HTTP 500: x", started_s=when) for when in (3.0, 8.0))
-    elsewhere = answer(ask, [], [], error="HTTP 502: x", started_s=3.0)
+    at_once, too_late = (
+        answer(ask, [], [], error="HTTP 500: x", started_s=when, broken_by="proxy") for when in (3.0, 8.0)
+    )
+    elsewhere = answer(ask, [], [], error="broke", started_s=3.0)
     report = ChaosReport(scenario="x")
 
     report.judge_answers([at_once, too_late, elsewhere], {ask: [4, 5, 6]}, losses=[LOSS])
 
     assert (report.num_broken_with_router, report.num_lost) == (1, 2)
+
+
+@pytest.mark.parametrize("started_s", [1.9, 3.0])
+def test_error_that_baton_tells_is_excused_by_no_router(started_s: float) -> None:
+    """Whoever tells it lives. Two routers were killed, one of which had a request that broke."""
+    ask = Ask(prompt=(1,), num_tokens=3)
+    told = answer(ask, [], [], error='HTTP 500: {"error": {}}', started_s=started_s, broken_by=None)
+    broken = answer(ask, [4], [1.0], error="broke")
+    report = ChaosReport(scenario="x")
+
+    report.judge_answers([told, broken], {ask: [4, 5, 6]}, losses=[LOSS, LOSS])
+
+    assert (report.num_broken_with_router, report.num_lost) == (1, 1)
+
+
+async def _serves_nobody(scope: Scope, receive: Receive, send: Send) -> None:
+    """What Serve's proxy does with an answer that does not come: it leaves the words to its server."""
+
+
+async def _breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"transfer-encoding", b"chunked")]})
+    await send({"type": "http.response.body", "body": b'data: {"choices":[]}\n\n', "more_body": True})
+
+
+async def _ends_early(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response('data: {"choices":[]}\n\n')(scope, receive, send)
+
+
+async def _tells_in_the_stream(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(error_event(InternalError()))(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("app", "broken_by"),
+    [
+        (_serves_nobody, "proxy"),
+        (_breaks_off, "connection"),
+        (_ends_early, "connection"),
+        (error_response(InternalError()), None),
+        (_tells_in_the_stream, None),
+    ],
+)
+async def test_error_of_baton_is_told_apart_from_one_of_what_stands_before_it(app: ASGIApp, broken_by: str) -> None:
+    ask = Ask(prompt=(1,), num_tokens=3)
+    async with live_app(app) as url, httpx.AsyncClient(base_url=url) as client:
+        load = LoadRun(client, [ask], num_streams=1)
+        load.start()
+        async with asyncio.timeout(30):
+            while not load.answers:  # noqa: ASYNC110 (the load offers no event)
+                await asyncio.sleep(0.001)
+        await load.finish()
+
+    assert load.answers[0].error
+    assert load.answers[0].broken_by == broken_by
 
 
 def row(**changes: Any) -> dict[str, Any]:
