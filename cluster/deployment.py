@@ -25,7 +25,7 @@ from cluster.deploy_record import record_told
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.placement import Placement, place, usable_cores
-from cluster.plan import describe_homeless
+from cluster.plan import placement_problem
 from cluster.ray_home import list_nodes
 from cluster.serve_start import ProxyError, begin_serve, last_line, wait_for_proxies
 from cluster.serve_status import applications
@@ -73,9 +73,10 @@ class Deployment:
         if self.config.address is None:  # a private Ray claims more CPUs than are really there
             nodes = [dataclasses.replace(node, num_cores=usable_cores()) for node in nodes]
         placement = place(self.config, nodes)
-        homeless = placement.homeless()
-        if homeless and self.config.address is None:  # to the Ray of others a machine may still come
-            raise ConfigError(describe_homeless(homeless[0], nodes))
+        if self.config.address is None:  # to the Ray of others a machine may still come
+            problem = placement_problem(self.config, nodes, placement)
+            if problem:
+                raise ConfigError(problem)
         return placement
 
     def start(self, progress: Progress) -> None:

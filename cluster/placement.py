@@ -125,7 +125,7 @@ def demands_of(config: BatonConfig, pool: PoolName, nodes: Sequence[Node]) -> Ma
     num_gpus = sum(node.num_gpus for node in nodes)
     wants_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus > 0)
     if wants_gpu and num_gpus < 1:
-        raise ConfigError("device 'cuda' was asked for, but Ray sees no GPU; use --device cpu or auto")
+        raise ConfigError("device is cuda, but no machine has a GPU", remedy="set device to cpu or auto")
     share = 0.0
     if wants_gpu:
         is_one_machine = sum(node.num_gpus > 0 for node in nodes) == 1

@@ -2,26 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+from cluster.change import Change, Key, first_that_helps
 from cluster.config import BatonConfig, PoolName
 from cluster.inventory import Node
+from cluster.memory_remedies import memory_changes, memory_remedy
+from cluster.place_remedies import describe_lack, machine_remedy, place_changes
 from cluster.placement import POOLS, Placed, Placement, WorkerShare, num_workers_on, place
 from cluster.served_model import ServedModel
-from cluster.sizing import EngineSize, ModelSize, size_engine
+from cluster.sizing import EngineRoom, EngineSize, MisfitError, ModelSize, size_engine
 from engine.errors import ConfigError
+
+MAX_REMEDIES = 3
+"""Named for one problem. The first ones change the least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that is known before anything starts. ``problems`` are reasons not to start it."""
+    """Everything that is known before anything starts. ``problems`` are reasons not to start it, with remedies."""
 
     nodes: tuple[Node, ...]
     model: ModelSize
     placement: Placement
     sizes: Mapping[PoolName, EngineSize]
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    """What does not fit: a deployment on its machines, or an engine in its memory."""
+
+    subject: tuple[str, str]
+    stage: int
+    """The problems of one subject come one after another: behind this one there may be those of higher stages."""
+
+    what: str
+    changes: Callable[[], Iterable[Iterator[Change]]]
+    """Groups of changes that may help: of each, the first one that does is worth naming."""
+
+    otherwise: str
+    """What helps without a change of the configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A plan whose problems nobody has looked for remedies for."""
+
+    placement: Placement
+    sizes: Mapping[PoolName, EngineSize]
+    problems: tuple[_Problem, ...]
+
+    @property
+    def stages(self) -> dict[tuple[str, str], int]:
+        return {problem.subject: problem.stage for problem in self.problems}
 
 
 def make_plan(config: BatonConfig, model: ServedModel, nodes: Sequence[Node], *, cpu_dtype: str = "") -> Plan:
@@ -31,21 +67,110 @@ def make_plan(config: BatonConfig, model: ServedModel, nodes: Sequence[Node], *,
         CheckpointError: The model cannot be read here.
         ConfigError: GPUs were asked for, and there are none.
     """
-    placement = place(config, nodes)
     weights = ModelSize.of(model.path)
-    problems = [describe_homeless(placed, nodes) for placed in _first_of_each(placement.homeless())]
+
+    def draft(changed: BatonConfig) -> _Draft:
+        placement = place(changed, nodes)
+        sizes, problems = _sizes(changed, model, weights, placement, cpu_dtype)
+        return _Draft(placement=placement, sizes=sizes, problems=(*_homeless(changed, placement, nodes), *problems))
+
+    made = draft(config)
+    return Plan(
+        nodes=tuple(nodes),
+        model=weights,
+        placement=made.placement,
+        sizes=made.sizes,
+        problems=tuple(_describe(problem, made, config, draft) for problem in made.problems),
+    )
+
+
+def placement_problem(config: BatonConfig, nodes: Sequence[Node], placement: Placement) -> str:
+    """Why not everything finds a place on the one machine of a private Ray, with remedies; empty where all does."""
+
+    def draft(changed: BatonConfig) -> _Draft:
+        tried = place(changed, nodes)
+        return _Draft(placement=tried, sizes={}, problems=tuple(_homeless(changed, tried, nodes)))
+
+    elsewhere = "name a Ray of more machines with --address"
+    problems = (replace(problem, otherwise=elsewhere) for problem in _homeless(config, placement, nodes))
+    made = _Draft(placement=placement, sizes={}, problems=tuple(problems))
+    return "; ".join(_describe(problem, made, config, draft) for problem in made.problems)
+
+
+def _describe(problem: _Problem, made: _Draft, config: BatonConfig, draft: Callable[[BatonConfig], _Draft]) -> str:
+    """What is wrong, and what would mend it."""
+    remedies = [change.describe(config) for change in _tried_changes(problem, made, config, draft)]
+    every = [*remedies, problem.otherwise] if problem.otherwise else remedies
+    return f"{problem.what}; {', or '.join(every)}" if every else problem.what
+
+
+def _tried_changes(
+    problem: _Problem, made: _Draft, config: BatonConfig, draft: Callable[[BatonConfig], _Draft]
+) -> list[Change]:
+    """Changes that mend a problem and break nothing else; where there are none, those after which only what comes
+    behind this problem is left."""
+    before = made.stages
+
+    def helps(changed: BatonConfig, *, wholly: bool) -> bool:
+        try:
+            after = draft(changed).stages
+        except ConfigError:
+            return False
+        stage = after.get(problem.subject)
+        is_gone = stage is None or (not wholly and stage > problem.stage)
+        return is_gone and all(subject in before and stage >= before[subject] for subject, stage in after.items())
+
+    for wholly in (True, False):
+        first: dict[tuple[Key, ...], Change] = {}
+        for changes in problem.changes():
+            change = first_that_helps(changes, config, partial(helps, wholly=wholly))
+            if change is not None:
+                first.setdefault(change.keys, change)
+        if first:
+            return list(first.values())[:MAX_REMEDIES]
+    return []
+
+
+def _homeless(config: BatonConfig, placement: Placement, nodes: Sequence[Node]) -> Iterator[_Problem]:
+    for placed in _first_of_each(placement.homeless()):
+        count = sum(item.deployment == placed.deployment for item in placement.placed)
+        yield _Problem(
+            subject=(placed.deployment, "place"),
+            stage=0,
+            what=describe_lack(placed, nodes),
+            changes=partial(place_changes, placed, placement, config, nodes),
+            otherwise=machine_remedy(placed, nodes, count=count),
+        )
+
+
+def _sizes(
+    config: BatonConfig, model: ServedModel, weights: ModelSize, placement: Placement, cpu_dtype: str
+) -> tuple[dict[PoolName, EngineSize], list[_Problem]]:
     sizes: dict[PoolName, EngineSize] = {}
+    problems: list[_Problem] = []
     for pool in POOLS:
         share = placement.shares[pool]
-        engine = share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads))
-        memory_bytes = _memory_of(pool, share, placement)
+        room = EngineRoom.of(
+            share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads)),
+            weights,
+            on_gpu=share.num_gpus > 0,
+            memory_bytes=_memory_of(pool, share, placement),
+            gpu_share=share.gpu_share,
+            cpu_dtype=cpu_dtype,
+        )
         try:
-            sizes[pool] = size_engine(
-                engine, weights, on_gpu=share.num_gpus > 0, memory_bytes=memory_bytes, cpu_dtype=cpu_dtype
+            sizes[pool] = size_engine(room)
+        except MisfitError as error:
+            problems.append(
+                _Problem(
+                    subject=(pool, "memory"),
+                    stage=error.stage,
+                    what=f"{pool}: {error.what}",
+                    changes=partial(memory_changes, pool, room, config),
+                    otherwise=memory_remedy(room),
+                )
             )
-        except ConfigError as error:
-            problems.append(f"{pool}: {error}")
-    return Plan(nodes=tuple(nodes), model=weights, placement=placement, sizes=sizes, problems=tuple(problems))
+    return sizes, problems
 
 
 def _memory_of(pool: PoolName, share: WorkerShare, placement: Placement) -> int | None:
@@ -62,26 +187,3 @@ def _first_of_each(homeless: Sequence[Placed]) -> list[Placed]:
     for placed in homeless:
         first.setdefault(placed.deployment, placed)
     return list(first.values())
-
-
-def describe_homeless(placed: Placed, nodes: Sequence[Node]) -> str:
-    """Why a process finds no machine: what it takes, and what the machines offer of that."""
-    takes = {name: amount for name, amount in placed.demands.items() if amount > 0}
-    never = [name for name, amount in takes.items() if all(node.offers.get(name, 0.0) < amount for node in nodes)]
-    what = f"{placed.deployment} replica {placed.number} finds no machine: it takes {describe(takes)}"
-    if never:
-        custom = next((name for name in never if name not in ("CPU", "GPU")), None)
-        remedy = f"; start Ray on the machines meant for it with --resources='{{\"{custom}\": 1}}'" if custom else ""
-        return f"{what}, and no machine offers {describe({name: takes[name] for name in never})}{remedy}"
-    offered = {name: sum(node.offers.get(name, 0.0) for node in nodes) for name in takes}
-    fewer = f"{placed.deployment}_replicas" if placed.deployment in POOLS else "router_replicas"
-    num_able = sum(all(node.offers.get(name, 0.0) >= amount for name, amount in takes.items()) for node in nodes)
-    if placed.at_most is not None and placed.number > placed.at_most * num_able:
-        remedy = f"add machines, lower {fewer}, or raise {placed.deployment}.max_per_node"
-        return f"{what}, {num_able} machines offer that, and each may have {placed.at_most} at most; {remedy}"
-    return f"{what}, and the {len(nodes)} machines together offer {describe(offered)}; add machines or lower {fewer}"
-
-
-def describe(amounts: Mapping[str, float]) -> str:
-    """Resources as people read them."""
-    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items())

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from cluster.config import BatonConfig
 from cluster.inventory import GIB, Node, load_nodes
+from cluster.place_remedies import describe
 from cluster.placement import Placement, first_replicas, pool_section, this_machine
-from cluster.plan import Plan, describe, make_plan
+from cluster.plan import Plan, make_plan
 from cluster.served_model import ServedModel
 from cluster.sizing import EngineSize
 from engine.models.model_config import load_model_config
@@ -52,7 +53,7 @@ def report(config: BatonConfig, model: ServedModel, made: Plan) -> Iterator[str]
         yield f"{pool}: {count} {'worker' if count == 1 else 'workers'}{bounds}, each:"
         yield from (f"  {line}" for line in _describe_engine(engine, made.placement.shares[pool].num_gpus))
     for problem in made.problems:
-        yield f"cannot be placed: {problem}"
+        yield f"does not fit: {problem}"
     for name in ("prefill", "decode"):
         if not made.placement.room[name] and not made.problems:
             yield f"note: no room for one more {name} worker: an update stops one before it starts its successor"

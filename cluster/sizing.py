@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,70 +58,158 @@ class EngineSize:
         return self.num_blocks * self.demand.layout.block_size if self.num_blocks is not None else None
 
 
-def size_engine(
-    engine: EngineConfig, model: ModelSize, *, on_gpu: bool, memory_bytes: int | None, cpu_dtype: str = ""
-) -> EngineSize:
-    """What an engine takes and what it can hold. ``memory_bytes`` is its device's, or its part of the host's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRoom:
+    """What one engine asks for and what its device has, before anybody looks whether that fits.
+
+    memory_bytes: its device's, or its part of the host's; None where that is not known before it starts.
+    gpu_share: its part of a GPU that it shares. step_bytes: about what a step takes beside the weights.
+    """
+
+    engine: EngineConfig
+    dtype: str
+    demand: CacheDemand
+    on_gpu: bool
+    memory_bytes: int | None
+    weight_bytes: int
+    step_bytes: int
+    gpu_share: float
+
+    @classmethod
+    def of(
+        cls,
+        engine: EngineConfig,
+        model: ModelSize,
+        *,
+        on_gpu: bool,
+        memory_bytes: int | None,
+        gpu_share: float = 1.0,
+        cpu_dtype: str = "",
+    ) -> EngineRoom:
+        """An engine with these settings; a part of a GPU's memory is in them already."""
+        config = model.config
+        name = engine.model.dtype
+        dtype = name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
+        layout = KVLayout(
+            model_hash="",
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=engine.cache.block_size,
+            dtype=dtype,
+            bytes_per_element=DTYPE_BYTES[dtype],
+        )
+        demand = CacheDemand(
+            layout=layout,
+            max_model_len=engine.scheduler.max_model_len or config.max_model_len,
+            max_num_seqs=engine.scheduler.max_num_seqs,
+        )
+        return cls(
+            engine=engine,
+            dtype=dtype,
+            demand=demand,
+            on_gpu=on_gpu,
+            memory_bytes=memory_bytes,
+            weight_bytes=model.num_parameters * DTYPE_BYTES[dtype],
+            step_bytes=_step_bytes(engine, config, DTYPE_BYTES[dtype]),
+            gpu_share=gpu_share,
+        )
+
+    def with_memory(self, memory_bytes: int) -> EngineRoom:
+        """The same engine on a device that has so much."""
+        return dataclasses.replace(self, memory_bytes=memory_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """What the engine takes of its memory beside the KV cache."""
+        return self.weight_bytes + (GPU_CONTEXT_BYTES + self.step_bytes if self.on_gpu else 0)
+
+    @property
+    def budget(self) -> MemoryBudget | None:
+        """What the KV cache may take; None while that is not known."""
+        cache = self.engine.cache
+        if self.memory_bytes is None and cache.kv_cache_bytes is None:
+            return None
+        if not self.on_gpu:
+            available_bytes = max((self.memory_bytes or 0) - self.weight_bytes, 0)
+            return cpu_budget(cache, self.demand, available_bytes=available_bytes)
+        return gpu_budget(
+            cache,
+            total_bytes=self.memory_bytes or 0,
+            used_bytes=self.weight_bytes + GPU_CONTEXT_BYTES,
+            peak_step_bytes=self.step_bytes,
+        )
+
+    @property
+    def num_affordable_blocks(self) -> int | None:
+        """KV blocks that it may have; None while that is not known."""
+        if self.engine.cache.num_blocks is not None:
+            return self.engine.cache.num_blocks
+        budget = self.budget
+        return budget.num_bytes // self.demand.layout.block_bytes if budget is not None else None
+
+
+class MisfitError(ConfigError):
+    """Settings of an engine that do not fit its device or each other. Of several, the one of the lowest ``stage``."""
+
+    def __init__(self, error: ConfigError, *, stage: int) -> None:
+        super().__init__(error.what, remedy=error.remedy)
+        self.stage = stage
+
+
+def size_engine(room: EngineRoom) -> EngineSize:
+    """What an engine takes and what it can hold.
 
     Raises:
-        ConfigError: The device does not compute in this precision, or the KV cache could not hold one request; the
-            message holds the arithmetic.
+        MisfitError: The device does not compute in this precision, the KV cache could not hold one request, or the
+            scheduler would refuse it; the message holds the arithmetic.
     """
-    config = model.config
-    name = engine.model.dtype
-    dtype = name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
-    if on_gpu and dtype == "float32":
-        raise ConfigError(f"dtype float32 ({name}) does not run on cuda; use dtype bfloat16 or float16, or device cpu")
-    layout = KVLayout(
-        model_hash="",
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=engine.cache.block_size,
-        dtype=dtype,
-        bytes_per_element=DTYPE_BYTES[dtype],
-    )
-    demand = CacheDemand(
-        layout=layout,
-        max_model_len=engine.scheduler.max_model_len or config.max_model_len,
-        max_num_seqs=engine.scheduler.max_num_seqs,
-    )
-    weight_bytes = model.num_parameters * DTYPE_BYTES[dtype]
-    budget = _budget(engine, demand, model, weight_bytes=weight_bytes, on_gpu=on_gpu, memory_bytes=memory_bytes)
-    is_known = budget is not None or engine.cache.num_blocks is not None
+    for stage, check in enumerate((_check_dtype, _choose, _check_block, _check_requests, _check_prompt)):
+        try:
+            check(room)
+        except ConfigError as error:
+            raise MisfitError(error, stage=stage) from error
     return EngineSize(
-        dtype=dtype,
-        weight_bytes=weight_bytes,
-        demand=demand,
-        budget=budget,
-        num_blocks=choose_num_blocks(engine.cache, demand, budget or _NOTHING) if is_known else None,
+        dtype=room.dtype,
+        weight_bytes=room.weight_bytes,
+        demand=room.demand,
+        budget=room.budget,
+        num_blocks=_choose(room),
     )
+
+
+def _check_dtype(room: EngineRoom) -> None:
+    if room.on_gpu and room.dtype == "float32":
+        raise ConfigError(
+            f"dtype float32 ({room.engine.model.dtype}) does not run on cuda",
+            remedy="use dtype bfloat16 or float16, or device cpu",
+        )
+
+
+def _choose(room: EngineRoom) -> int | None:
+    """The blocks that it will have; None while that is not known."""
+    if room.num_affordable_blocks is None:
+        return None
+    return choose_num_blocks(room.engine.cache, room.demand, room.budget or _NOTHING)
+
+
+def _check_block(room: EngineRoom) -> None:
+    block_size = room.demand.layout.block_size
+    room.engine.scheduler.check_fits(block_size=block_size, num_blocks=room.demand.max_num_seqs, max_model_len=0)
+
+
+def _check_requests(room: EngineRoom) -> None:
+    num_blocks = _choose(room)
+    if num_blocks is not None:
+        room.engine.scheduler.check_fits(block_size=0, num_blocks=num_blocks, max_model_len=0)
+
+
+def _check_prompt(room: EngineRoom) -> None:
+    demand = room.demand
+    room.engine.scheduler.check_fits(block_size=0, num_blocks=demand.max_num_seqs, max_model_len=demand.max_model_len)
 
 
 _NOTHING = MemoryBudget(num_bytes=0, reason="not asked for")
-
-
-def _budget(
-    engine: EngineConfig,
-    demand: CacheDemand,
-    model: ModelSize,
-    *,
-    weight_bytes: int,
-    on_gpu: bool,
-    memory_bytes: int | None,
-) -> MemoryBudget | None:
-    if not on_gpu:
-        if memory_bytes is None and engine.cache.kv_cache_bytes is None:
-            return None
-        return cpu_budget(engine.cache, demand, available_bytes=max((memory_bytes or 0) - weight_bytes, 0))
-    if memory_bytes is None and engine.cache.kv_cache_bytes is None:
-        return None
-    return gpu_budget(
-        engine.cache,
-        total_bytes=memory_bytes or 0,
-        used_bytes=weight_bytes + GPU_CONTEXT_BYTES,
-        peak_step_bytes=_step_bytes(engine, model.config, DTYPE_BYTES[demand.layout.dtype]),
-    )
 
 
 def _step_bytes(engine: EngineConfig, config: ModelConfig, bytes_per_element: int) -> int:

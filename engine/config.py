@@ -158,20 +158,21 @@ class SchedulerConfig:
         """
         if self.max_num_batched_tokens < block_size:
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than a block ({block_size} tokens)"
-                "; raise it or lower block_size"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than a block ({block_size} tokens)",
+                remedy="raise it or lower block_size",
             )
         if self.max_num_seqs > num_blocks:
             raise ConfigError(
                 f"max_num_seqs ({self.max_num_seqs}) is larger than the number of KV blocks ({num_blocks}): not every "
-                "running request could hold one; lower max_num_seqs, or give the KV cache more memory (num_blocks, "
-                "kv_cache_bytes or gpu_memory_utilization)"
+                "running request could hold one",
+                remedy="lower max_num_seqs, or give the KV cache more memory (num_blocks, kv_cache_bytes or "
+                "gpu_memory_utilization)",
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
             raise ConfigError(
                 f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) must not be smaller "
-                f"than max_model_len ({max_model_len}): a prompt that long could never be scheduled; raise it, lower "
-                "max_model_len or set enable_chunked_prefill"
+                f"than max_model_len ({max_model_len}): a prompt that long could never be scheduled",
+                remedy="raise it, lower max_model_len or set enable_chunked_prefill",
             )
 
 

@@ -8,7 +8,12 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError):
-    """Settings that contradict each other or the machine."""
+    """Settings that contradict each other or the machine. ``what`` and ``remedy`` are the message's parts."""
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what = what
+        self.remedy = remedy
 
 
 class CaptureRefusedError(EngineError):

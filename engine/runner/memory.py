@@ -75,7 +75,7 @@ def gpu_budget(
     return MemoryBudget(
         num_bytes=max(share - used_bytes - peak_step_bytes - graph_bytes, 0),
         reason=(
-            f"gpu_memory_utilization {cache.gpu_memory_utilization} of {_mib(total_bytes)} = {_mib(share)}, less "
+            f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of {_mib(total_bytes)} = {_mib(share)}, less "
             f"{_mib(used_bytes)} in use and {_mib(peak_step_bytes)} for a step"
             + (f" and {_mib(graph_bytes)} for decode graphs" if graph_bytes else "")
         ),
@@ -102,7 +102,8 @@ def choose_num_blocks(cache: CacheConfig, demand: CacheDemand, budget: MemoryBud
         f"the KV cache is too small for one request of max_model_len {demand.max_model_len}: that takes "
         f"{demand.blocks_per_sequence} blocks of {layout.block_size} tokens x {layout.kv_bytes_per_token} bytes = "
         f"{_mib(demand.bytes_per_sequence)}, but {reason} gives {num_blocks} blocks = "
-        f"{_mib(num_blocks * layout.block_bytes)}; {shorter}give the cache more memory"
+        f"{_mib(num_blocks * layout.block_bytes)}",
+        remedy=f"{shorter}give the cache more memory",
     )
 
 

@@ -115,7 +115,7 @@ def test_parts_fill_a_gpu_before_they_break_another() -> None:
 
 
 def test_cuda_without_a_gpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no GPU"):
+    with pytest.raises(ConfigError, match="device is cuda, but no machine has a GPU; set device to cpu or auto"):
         share_out(BatonConfig(device="cuda"), "prefill", LAPTOP)
 
 
