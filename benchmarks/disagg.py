@@ -5,7 +5,7 @@
 ``disagg``: one prefill and one decode worker with one thread each. ``single``: one engine with two threads that does
 both, in chunks. ``single_small``: the same with chunks of ``--small-chunk`` tokens, for short gaps at the cost of the
 prompts. ``two``: two engines like ``single`` with one thread each. The load is open loop: streams (short prompt, long
-answer) at a steady rate, and bursts of long prompts with short answers. Rows, for each cluster and rate:
+answer) at random times with a mean rate, and bursts of long prompts with short answers. Rows of a cluster and a rate:
 ``<cluster>/itl_p99_ms/rate=<r>`` and so on of the streams, ``<cluster>/burst_ttft_p50_ms/...`` of the bursts, and
 ``<cluster>/goodput/...``: requests per second that met the limits on time to first token and on their own p90 gap
 between tokens. ``ratio/itl_p99/...`` is the separated cluster's over the single engine's, ``ratio/itl_p99_small/...``
@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from benchmarks.arguments import at_least, count, positive
 from benchmarks.load import Arrival, LoadSpec, Timing, percentile, poisson_arrivals, send_all
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
@@ -140,18 +141,18 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="directory of a model with a vocabulary of 32,000; default: random")
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="streams per second")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long streams arrive at each rate")
-    parser.add_argument("--stream-prompt-tokens", type=int, default=64)
-    parser.add_argument("--stream-output-tokens", type=int, default=64)
-    parser.add_argument("--burst-period", type=float, default=5.0, help="seconds between bursts")
-    parser.add_argument("--burst-share", type=float, default=0.4, help="long prompts for each stream")
-    parser.add_argument("--burst-prompt-tokens", type=int, default=1024)
-    parser.add_argument("--burst-output-tokens", type=int, default=8)
-    parser.add_argument("--small-chunk", type=int, default=128, help="token budget of a step of single_small")
-    parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--ttft-limit-ms", type=float, default=4000.0)
-    parser.add_argument("--itl-limit-ms", type=float, default=150.0)
+    parser.add_argument("--rates", type=positive, nargs="+", default=[0.5, 1.0, 2.0], help="streams per second")
+    parser.add_argument("--seconds", type=positive, default=30.0, help="how long streams arrive at each rate")
+    parser.add_argument("--stream-prompt-tokens", type=count, default=64)
+    parser.add_argument("--stream-output-tokens", type=at_least(2), default=64)
+    parser.add_argument("--burst-period", type=positive, default=5.0, help="seconds between bursts")
+    parser.add_argument("--burst-share", type=positive, default=0.4, help="long prompts for each stream")
+    parser.add_argument("--burst-prompt-tokens", type=count, default=1024)
+    parser.add_argument("--burst-output-tokens", type=count, default=8)
+    parser.add_argument("--small-chunk", type=count, default=128, help="token budget of a step of single_small")
+    parser.add_argument("--max-model-len", type=count, default=2048)
+    parser.add_argument("--ttft-limit-ms", type=positive, default=4000.0)
+    parser.add_argument("--itl-limit-ms", type=positive, default=150.0)
     add_json_option(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

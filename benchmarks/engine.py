@@ -16,12 +16,13 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from benchmarks.arguments import count
 from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
 from benchmarks.peers.process import PEERS, PeerProcess
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
@@ -29,15 +30,19 @@ from benchmarks.report import Row, add_json_option, publish
 from engine.engine_core import EngineCore
 
 PREFILL_BATCH, PREFILL_TOKENS, DECODE_PROMPT_TOKENS = 16, 512, 32
+MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 64
+"""What every side is set up for: a larger batch would not be one, and a longer output would end early."""
+
+Prompts = list[list[int]]
 
 
 class Side(Protocol):
     """One engine under measurement."""
 
-    def prefill_s(self, prompts: list[list[int]]) -> float:
+    def prefill_s(self, prompts: Prompts) -> float:
         """Seconds from the prompts to the first token of every one of them."""
 
-    def decode_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+    def decode_s(self, prompts: Prompts, num_tokens: int) -> float:
         """Seconds to generate ``num_tokens`` tokens of each prompt after its first one."""
 
 
@@ -52,25 +57,27 @@ class BatonSide:
         config = EngineConfig(
             model=ModelConfigSource(path=directory, device="cpu", dtype=dtype, num_threads=num_threads),  # type: ignore[arg-type]
             cache=CacheConfig(kv_cache_bytes=1 << 30),
-            scheduler=SchedulerConfig(max_model_len=1024, max_num_batched_tokens=2048, max_num_seqs=64),
+            scheduler=SchedulerConfig(
+                max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=2048, max_num_seqs=MAX_NUM_SEQS
+            ),
         )
         self._core = build_engine(config).core
 
-    def prefill_s(self, prompts: list[list[int]]) -> float:
+    def prefill_s(self, prompts: Prompts) -> float:
         started = time.perf_counter()
         self._add(prompts, max_tokens=1)
         while self._core.has_unfinished():
             self._core.step()
         return time.perf_counter() - started
 
-    def decode_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+    def decode_s(self, prompts: Prompts, num_tokens: int) -> float:
         self.start(prompts, max_tokens=num_tokens + 1)
         started = time.perf_counter()
         while self._core.has_unfinished():
             self._core.step()
         return time.perf_counter() - started
 
-    def start(self, prompts: list[list[int]], *, max_tokens: int) -> EngineCore:
+    def start(self, prompts: Prompts, *, max_tokens: int) -> EngineCore:
         """Compute the prompts up to their first tokens; the engine goes on from there."""
         self._add(prompts, max_tokens=max_tokens)
         num_started = 0
@@ -78,7 +85,7 @@ class BatonSide:
             num_started += sum(len(deltas) for deltas in self._core.step().values())
         return self._core
 
-    def _add(self, prompts: list[list[int]], *, max_tokens: int) -> None:
+    def _add(self, prompts: Prompts, *, max_tokens: int) -> None:
         from engine.messages import GenerateRequest, SamplingParams
 
         for prompt in prompts:
@@ -101,13 +108,13 @@ class TransformersSide:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
         self._model.eval()
 
-    def prefill_s(self, prompts: list[list[int]]) -> float:
+    def prefill_s(self, prompts: Prompts) -> float:
         return self._generate_s(prompts, 1)
 
-    def decode_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+    def decode_s(self, prompts: Prompts, num_tokens: int) -> float:
         return self._generate_s(prompts, num_tokens + 1) - self._generate_s(prompts, 1)
 
-    def _generate_s(self, prompts: list[list[int]], num_tokens: int) -> float:
+    def _generate_s(self, prompts: Prompts, num_tokens: int) -> float:
         ids = torch.tensor(prompts)
         started = time.perf_counter()
         with torch.inference_mode():
@@ -121,18 +128,25 @@ class TransformersSide:
         return time.perf_counter() - started
 
 
-def random_prompts(generator: torch.Generator, count: int, length: int) -> list[list[int]]:
+def random_prompts(generator: torch.Generator, count: int, length: int) -> Prompts:
     """Prompts that share no prefix."""
-    rows: list[list[int]] = torch.randint(1, VOCAB_SIZE, (count, length), generator=generator).tolist()
+    rows: Prompts = torch.randint(1, VOCAB_SIZE, (count, length), generator=generator).tolist()
     return rows
 
 
-def alternate(sides: dict[str, Side], measure: Callable[[Side], float], num_repeats: int) -> dict[str, float]:
-    """Median seconds of each side, measured in turn after one round that does not count."""
+def alternate(
+    sides: dict[str, Side],
+    draw: Callable[[], Prompts],
+    measure: Callable[[Side, Prompts], float],
+    num_repeats: int,
+) -> dict[str, float]:
+    """Median seconds of each side, measured in turn on the same prompts, new ones in each round; the first round does
+    not count."""
     durations: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(num_repeats + 1):
+        prompts = draw()
         for name, side in sides.items():
-            duration = measure(side)
+            duration = measure(side, prompts)
             if round_number:
                 durations[name].append(duration)
     return {name: statistics.median(values) for name, values in durations.items()}
@@ -151,26 +165,23 @@ def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path, st
     generator = torch.Generator().manual_seed(1)
     rows = [Row(name=f"{dtype_name}/ceiling/matmul", value=matmul_gflops(dtype), unit="GFLOP/s")]
 
-    def rate_rows(name: str, num_tokens: int, measure: Callable[[Side], float]) -> None:
-        seconds = alternate(sides, measure, args.repeats)
+    def seconds_of(measure: Callable[[Side, Prompts], float], count: int, length: int) -> dict[str, float]:
+        return alternate(sides, lambda: random_prompts(generator, count, length), measure, args.repeats)
+
+    def rate_rows(name: str, num_tokens: int, seconds: dict[str, float]) -> None:
         rows.extend(compare(f"{dtype_name}/{name}", {side: num_tokens / s for side, s in seconds.items()}, "tokens/s"))
 
-    def prompts(count: int, length: int) -> list[list[int]]:
-        return random_prompts(generator, count, length)
+    def prefill(side: Side, prompts: Prompts) -> float:
+        return side.prefill_s(prompts)
 
-    rate_rows(
-        "prefill",
-        PREFILL_BATCH * PREFILL_TOKENS,
-        lambda side: side.prefill_s(prompts(PREFILL_BATCH, PREFILL_TOKENS)),
-    )
-    ttft = alternate(sides, lambda side: side.prefill_s(prompts(1, PREFILL_TOKENS)), args.repeats)
+    def decode(side: Side, prompts: Prompts) -> float:
+        return side.decode_s(prompts, args.decode_tokens)
+
+    rate_rows("prefill", PREFILL_BATCH * PREFILL_TOKENS, seconds_of(prefill, PREFILL_BATCH, PREFILL_TOKENS))
+    ttft = seconds_of(prefill, 1, PREFILL_TOKENS)
     rows.extend(compare(f"{dtype_name}/ttft/{PREFILL_TOKENS}", {k: s * 1e3 for k, s in ttft.items()}, "ms"))
     for batch in args.batches:
-        rate_rows(
-            f"decode/{batch}",
-            batch * args.decode_tokens,
-            lambda side, batch=batch: side.decode_s(prompts(batch, DECODE_PROMPT_TOKENS), args.decode_tokens),
-        )
+        rate_rows(f"decode/{batch}", batch * args.decode_tokens, seconds_of(decode, batch, DECODE_PROMPT_TOKENS))
     return rows
 
 
@@ -186,17 +197,26 @@ def compare(name: str, values: dict[str, float], unit: str) -> list[Row]:
     return rows
 
 
+def check_batches(parser: argparse.ArgumentParser, batches: Sequence[int], *, num_tokens: int) -> None:
+    """Refuse what the engines are not set up for."""
+    if max(batches) > MAX_NUM_SEQS:
+        parser.error(f"--batches: {max(batches)} is more than the {MAX_NUM_SEQS} requests that run at once")
+    if DECODE_PROMPT_TOKENS + num_tokens > MAX_MODEL_LEN:
+        parser.error(f"{num_tokens} tokens after a prompt of {DECODE_PROMPT_TOKENS} are more than {MAX_MODEL_LEN}")
+
+
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", nargs="+", choices=("transformers", *PEERS, "none"), default=["transformers"])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
-    parser.add_argument("--decode-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32, 64])
+    parser.add_argument("--decode-tokens", type=count, default=64)
+    parser.add_argument("--repeats", type=count, default=3)
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     add_json_option(parser)
     args = parser.parse_args()
+    check_batches(parser, args.batches, num_tokens=args.decode_tokens + 1)
     torch.set_num_threads(args.threads)
     rows = [Row(name="ceiling/memory_read", value=memory_read_gb_per_s(), unit="GB/s")]
     for dtype_name in args.dtypes:

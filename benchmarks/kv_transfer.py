@@ -3,9 +3,9 @@
     python -m benchmarks.kv_transfer --json benchmarks/results/kv_transfer.json
 
 A row ``{transport}/{block}/{number}/{order}`` is the median time from ``begin_load`` to the collected, confirmed end,
-in milliseconds. Beside it, for the same blocks and alternating with it: ``memcpy_ms`` within one process; ``raw_ms``,
-bare NIXL from making the request to its end, one descriptor a block, no lease and no confirmation;
-``no_checksums_ms``, Baton without verifying. ``of_raw`` is raw_ms / value and ``fixed_ms`` the difference to raw_ms
+in milliseconds. Beside it, for the same blocks and alternating with it: ``raw_ms``, bare NIXL from making the request
+to its end, one descriptor a block, no lease and no confirmation; ``no_checksums_ms``, Baton without verifying; and
+after them ``memcpy_ms``, within one process. ``of_raw`` is raw_ms / value and ``fixed_ms`` the difference to raw_ms
 without checksums. ``grant_ms`` is the source's part, with checksums and the pipe that carries the parameters here.
 ``share/{tokens}`` is the hand-over in percent of the time to first token of the built-in model on one CPU thread, and
 of the first gap between tokens; ``checksums_percent`` is the part of both sides' checksums in the former.

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.arguments import count
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
 from engine.builtin import builtin_model_dir
@@ -92,16 +93,19 @@ class Client:
         """
         with tempfile.TemporaryDirectory() as folder:
             command = [str(self.folder / "bin" / self.name), *self.arguments(url, model, load, Path(folder))]
-            result = subprocess.run(
-                command,
-                cwd=folder,
-                env=client_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=RUN_TIMEOUT_S,
-                check=False,
-            )
+            try:
+                result = subprocess.run(
+                    command,
+                    cwd=folder,
+                    env=client_environment(),
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=RUN_TIMEOUT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise ClientError(f"{self.name} did not end within {RUN_TIMEOUT_S} s") from error
             said = (result.stdout + result.stderr)[-4000:]
             if result.returncode != 0:
                 raise ClientError(f"{self.name} ended with {result.returncode}:\n{said}")
@@ -239,10 +243,10 @@ def run_clients(url: str, versions: dict[str, str], load: Load, clients: Sequenc
 def main() -> int:
     """Install, run, publish; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=48)
+    parser.add_argument("--requests", type=count, default=64)
+    parser.add_argument("--concurrency", type=count, default=8)
+    parser.add_argument("--prompt-tokens", type=count, default=128)
+    parser.add_argument("--output-tokens", type=count, default=48)
     parser.add_argument("--url", help="a cluster that runs already")
     add_json_option(parser)
     options = parser.parse_args()

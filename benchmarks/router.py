@@ -4,7 +4,8 @@
 
 Beside it, in the same run, a plain Ray Serve application (an ingress, and a deployment that streams one item a token)
 with Serve's defaults and with its fast settings, and one hop of Serve alone. Client, proxy, router and workers share
-the machine's cores, so ratios tell more than figures. Rows: ``<metric>/<who>/streams=<n>/tokens=<n>``.
+the machine's cores, so ratios tell more than figures. Rows: ``<metric>/<who>/streams=<n>/tokens=<n>``, and
+``ttft/<who>/idle`` of requests one by one. ``memory/growth`` leaves out the first tenth of ``--memory-requests``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from benchmarks.arguments import at_least, count
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import free_port
 from benchmarks.sse_load import StreamLoad, StreamResult, run_streams
@@ -181,7 +183,7 @@ def memory(target: Stage, num_requests: int) -> list[Row]:
 
 def parsed_load(text: str) -> tuple[int, int, int]:
     """``STREAMSxREQUESTSxTOKENS``."""
-    num_streams, num_requests, num_tokens = (int(part) for part in text.split("x"))
+    num_streams, num_requests, num_tokens = (count(part) for part in text.split("x"))
     return num_streams, num_requests, num_tokens
 
 
@@ -196,8 +198,10 @@ def main() -> None:
         default=[(1, 2, 512), (64, 64, 512), (64, 512, 64), (512, 512, 64)],
         metavar="STREAMSxREQUESTSxTOKENS",
     )
-    parser.add_argument("--idle-requests", type=int, default=100, help="requests one by one, for the TTFT at idle")
-    parser.add_argument("--memory-requests", type=int, default=0, help="also watch the router's memory over so many")
+    parser.add_argument("--idle-requests", type=count, default=100, help="requests one by one, for the TTFT at idle")
+    parser.add_argument(
+        "--memory-requests", type=at_least(0), default=0, help="also watch the router's memory over so many"
+    )
     add_json_option(parser)
     args = parser.parse_args()
     rows: list[Row] = []

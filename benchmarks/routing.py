@@ -6,8 +6,8 @@ The trace has one JSON object a line: timestamp (ms), input_length, output_lengt
 block of the prompt; equal ids, equal prefix). Lengths are scaled down by 32, so that a block of the trace is one of 16
 tokens, and its time so that prefill would be ``--load`` busy if nothing were cached. Time is simulated; the choices,
 the mirrors, the reservations and the block pools are the real ones, and the time of a choice is measured. Rows:
-``<metric>/<policy>/replicas=<in each pool>``; ``vs_random`` is the ratio (for hit rates the difference). And
-``choice_<state>/<policy>/<role>``: one choice among 256 replicas.
+``<metric>/<policy>/replicas=<in each pool>``; ``vs_random`` is the ratio (for hit rates the difference), none where
+``random`` has 0. And ``choice_<state>/<policy>/<role>``: one choice among 256 replicas.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.arguments import at_least, count, positive
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.simulated_replicas import Events, Job, SimulatedDecode, SimulatedPrefill, SimulatedReplica
 from engine.block_hash import NO_KEYS_ROOT, BlockHash, hash_chain
@@ -197,6 +198,12 @@ class World:
         for number in range(NUM_SAMPLES):
             self.events.at(end_s * (0.2 + 0.8 * number / NUM_SAMPLES), self._sample)
         self.events.run()
+        stuck = [replica for replica in (*self.prefill.values(), *self.decode.values()) if replica.load().num_waiting]
+        if stuck:
+            raise SystemExit(
+                f"{stuck[0].name} has {stuck[0].load().num_waiting} requests that never fit into its "
+                f"{stuck[0].kv_cache.num_blocks} blocks: give --decode-blocks more"
+            )
 
     def _sample(self) -> None:
         self.gaps.append(statistics.pstdev(replica.load().kv_usage for replica in self.decode.values()))
@@ -269,8 +276,11 @@ def with_ratios(rows: list[Row]) -> list[Row]:
         if base is None or policy == "random" or metric == "choice":
             out.append(row)
             continue
-        versus = row.value - base if metric.endswith("hit_rate") else row.value / base if base else 0.0
-        out.append(Row(name=row.name, value=row.value, unit=row.unit, detail={"vs_random": versus}))
+        if metric.endswith("hit_rate"):
+            row.detail["vs_random"] = row.value - base
+        elif base:
+            row.detail["vs_random"] = row.value / base
+        out.append(row)
     return out
 
 
@@ -278,12 +288,19 @@ def main() -> None:
     """Replay and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=TRACE, help="the trace; default: %(default)s in this folder")
-    parser.add_argument("--requests", type=int, default=6000, help="requests of the trace to replay")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[4, 16, 256], help="replicas in each pool")
-    parser.add_argument("--policies", nargs="+", default=["random", *(n for n in policy_names() if n != "random")])
-    parser.add_argument("--load", type=float, default=0.9, help="share of prefill's time if nothing were cached")
-    parser.add_argument("--prefill-blocks", type=int, default=8000, help="KV blocks of a prefill replica")
-    parser.add_argument("--decode-blocks", type=int, nargs=2, default=[700, 1400], help="of every other decode replica")
+    parser.add_argument("--requests", type=at_least(2), default=6000, help="requests of the trace to replay")
+    parser.add_argument("--replicas", type=count, nargs="+", default=[4, 16, 256], help="replicas in each pool")
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        choices=policy_names(),
+        default=["random", *(n for n in policy_names() if n != "random")],
+    )
+    parser.add_argument("--load", type=positive, default=0.9, help="share of prefill's time if nothing were cached")
+    parser.add_argument("--prefill-blocks", type=count, default=8000, help="KV blocks of a prefill replica")
+    parser.add_argument(
+        "--decode-blocks", type=count, nargs=2, default=[700, 1400], help="of every other decode replica"
+    )
     add_json_option(parser)
     args = parser.parse_args()
     requests = read_trace(args.trace, args.requests)

@@ -3,7 +3,8 @@
     python -m benchmarks.serving --rates 1 2 4 --json benchmarks/results/serving.json
 
 Starts its own cluster (1 prefill, 1 decode worker), or measures ``--url``. The ceiling beside it, in the same run, is
-one engine without HTTP, Ray or hand-over that gets all the requests at once. Rows: ``<metric>/rate=<requests/s>``.
+one engine without HTTP, Ray or hand-over that gets all the requests at once. Rows: ``<metric>/rate=<requests/s>``, of
+the requests that succeeded; the command ends with 1 where any failed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import contextlib
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
 
+from benchmarks.arguments import at_least, count, positive
 from benchmarks.load import LoadResult, LoadSpec, run_load
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
@@ -92,15 +94,25 @@ def measure(url: str, args: argparse.Namespace, vocab_size: int) -> list[Row]:
     return rows
 
 
+def transferred_bytes(url: str) -> float:
+    """Bytes of KV that the cluster has moved since its start."""
+    return float(httpx.get(f"{url}/status", timeout=30, trust_env=False).json()["totals"]["transferred_bytes"])
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """At which rates how many requests failed, in words."""
+    return [f"{row.value:g} requests failed: {row.name}" for row in rows if row.unit == "requests" and row.value]
+
+
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="a running cluster; default: start one")
     parser.add_argument("--model", type=Path, help="the model's directory; default: the built-in model")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 2.0, 4.0], help="requests per second")
-    parser.add_argument("--requests", type=int, default=40, help="requests at each rate")
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--rates", type=positive, nargs="+", default=[1.0, 2.0, 4.0], help="requests per second")
+    parser.add_argument("--requests", type=count, default=40, help="requests at each rate")
+    parser.add_argument("--prompt-tokens", type=count, default=128)
+    parser.add_argument("--output-tokens", type=at_least(2), default=64)
     add_json_option(parser)
     args = parser.parse_args()
     if args.model is None:
@@ -112,8 +124,9 @@ def main() -> None:
     vocab_size = load_model_config(args.model).vocab_size
     with contextlib.ExitStack() as stack:
         url = args.url or stack.enter_context(served_cluster(["--model", str(args.model)]))
+        before = transferred_bytes(url)
         rows = measure(url, args, vocab_size)
-        status = httpx.get(f"{url}/status", timeout=30).json()
+        transferred = transferred_bytes(url) - before
     spec = LoadSpec(
         rate=1.0,
         num_requests=args.requests,
@@ -123,13 +136,15 @@ def main() -> None:
         seed=0,
     )
     rows.append(Row(name="ceiling/one_engine", value=one_engine_tokens_per_s(args.model, spec), unit="tokens/s"))
-    rows.append(Row(name="transferred", value=float(status["totals"]["transferred_bytes"]), unit="bytes"))
+    rows.append(Row(name="transferred", value=transferred, unit="bytes"))
     publish(
         rows,
         packages=("torch", "ray", "nixl"),
         json_file=args.json,
         title=f"serving: {args.model.name}, {args.prompt_tokens} tokens in, {args.output_tokens} out, open loop",
     )
+    if failed := failures(rows):
+        sys.exit("; ".join(failed))
 
 
 if __name__ == "__main__":

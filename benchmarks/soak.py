@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.arguments import count, positive
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.two_nodes import SECOND_NODE_IP, TwoNodes, two_nodes
 from cluster.chaos.live_cluster import LiveCluster, is_whole
@@ -220,8 +221,8 @@ def _sizes(report: ChaosReport, role: str) -> list[int]:
 def main() -> None:
     """Run, print the figures, and end with 1 if anything was lost, wrong or leaked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long at least")
-    parser.add_argument("--each", type=int, default=10, help="how often every kind of fault must occur")
+    parser.add_argument("--minutes", type=positive, default=30.0, help="how long at least")
+    parser.add_argument("--each", type=count, default=10, help="how often every kind of fault must occur")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS), default=list(KINDS), metavar="KIND")
     add_json_option(parser)

@@ -22,12 +22,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine import DECODE_PROMPT_TOKENS, BatonSide, random_prompts
+from benchmarks.arguments import count
+from benchmarks.engine import DECODE_PROMPT_TOKENS, BatonSide, check_batches, random_prompts
 from benchmarks.random_llama import write_random_llama
 from benchmarks.report import Row, add_json_option, publish
 from engine.engine_core import EngineCore
 
 MODEL_PARTS = ("forward", "logits")
+NUM_SPARE_STEPS = 8
+"""More than are timed, so that no request ends in one that is."""
 
 
 class StepClock:
@@ -72,7 +75,7 @@ class StepClock:
 def measure(side: BatonSide, dtype_name: str, batch: int, num_steps: int) -> list[Row]:
     """The rows of one batch size, of steps that decode all of it."""
     generator = torch.Generator().manual_seed(batch)
-    core = side.start(random_prompts(generator, batch, DECODE_PROMPT_TOKENS), max_tokens=num_steps + 8)
+    core = side.start(random_prompts(generator, batch, DECODE_PROMPT_TOKENS), max_tokens=num_steps + NUM_SPARE_STEPS)
     clock = StepClock(core)
     for _ in range(num_steps):
         clock.step()
@@ -95,11 +98,12 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
-    parser.add_argument("--steps", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32, 64])
+    parser.add_argument("--steps", type=count, default=64)
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     add_json_option(parser)
     args = parser.parse_args()
+    check_batches(parser, args.batches, num_tokens=args.steps + NUM_SPARE_STEPS)
     torch.set_num_threads(args.threads)
     rows: list[Row] = []
     for dtype_name in args.dtypes:

@@ -12,13 +12,15 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
 import yaml
 
+from benchmarks.arguments import count
 from benchmarks.served import served_cluster
 from router.security import hash_key, new_key
 
@@ -118,7 +120,7 @@ def check_at_rest(target: Target) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start a cluster, send the cases, tell the outcome; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=5000, help="how many at least")
+    parser.add_argument("--cases", type=count, default=5000, help="how many at least")
     parser.add_argument("--seed", type=int, default=1, help="same seed, same cases")
     options = parser.parse_args(arguments)
     key = new_key()
@@ -128,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config.write_text(yaml.safe_dump({**CLUSTER, "security": keys}))
         try:
             with served_cluster(["--config", str(config)]) as url:
-                num_cases = run_rounds(Target(url=url, key=key), num_cases=options.cases, seed=options.seed)
+                target = Target(url=url, key=key)
+                num_cases = run_rounds(partial(one_round, target), num_cases=options.cases, seed=options.seed)
         except FuzzError as error:
             print(error, file=sys.stderr)
             return 1
@@ -136,17 +139,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_rounds(target: Target, *, num_cases: int, seed: int) -> int:
-    """Round after round with other seeds, until there were enough cases."""
+def one_round(target: Target, number: int, seed: int) -> int:
+    """The cases of a round, after which nothing may be left behind; returns how many there were.
+
+    Raises:
+        FuzzError: A check failed, or something is left.
+    """
+    phases = "coverage,fuzzing" if number == 0 else "fuzzing"
+    num_cases = fuzz(target, phases=phases, num_examples=EXAMPLES_A_ROUND, seed=seed)
+    check_at_rest(target)
+    return num_cases
+
+
+def run_rounds(do_round: Callable[[int, int], int], *, num_cases: int, seed: int) -> int:
+    """Round after round with other seeds, until there were enough cases.
+
+    Raises:
+        FuzzError: A check failed, or so many rounds did not make so many cases.
+    """
     total = 0
     for number in range(MAX_ROUNDS):
-        phases = "coverage,fuzzing" if number == 0 else "fuzzing"
-        total += fuzz(target, phases=phases, num_examples=EXAMPLES_A_ROUND, seed=seed + number)
-        check_at_rest(target)
+        total += do_round(number, seed + number)
         print(f"{total} cases", flush=True)
         if total >= num_cases:
-            break
-    return total
+            return total
+    raise FuzzError(f"{MAX_ROUNDS} rounds made {total} cases, {num_cases} were asked for")
 
 
 if __name__ == "__main__":

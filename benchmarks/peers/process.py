@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -82,12 +82,21 @@ def peer_environment(name: str, num_threads: int) -> dict[str, str]:
     return {**ours, **offline, **PEERS[name].variables(num_threads)}
 
 
+def has_exactly(python: Path, requirements: Sequence[str]) -> bool:
+    """True when an environment holds the versions that ``NAME==VERSION`` and ``NAME[EXTRA]==VERSION`` ask for."""
+    pins = {name.partition("[")[0]: version for name, _, version in (item.partition("==") for item in requirements)}
+    code = "import sys, importlib.metadata as found; print(*(found.version(name) for name in sys.argv[1:]))"
+    asked = subprocess.run([str(python), "-c", code, *pins], capture_output=True, text=True, check=False)
+    return asked.returncode == 0 and asked.stdout.split() == list(pins.values())
+
+
 def peer_python(name: str) -> Path:
     """The interpreter of a peer's environment, made at the first call: several GB, and minutes."""
     directory = ENVIRONMENTS / name
     python = directory / "bin" / "python"
     done = directory / ".installed"
-    if not done.exists():
+    # The figures of another version would bear the wrong name.
+    if not done.exists() or not has_exactly(python, PEERS[name].requirements):
         print(f"installing {name} into {directory}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
         pip = [str(python), "-m", "pip"]
