@@ -27,7 +27,7 @@ _ROUTER_TOTALS = {
     "local_prefills": "num_local_prefills",
 }
 
-_TOTALS = {
+WORKER_TOTALS = {
     "transfers": "num_transfers",
     "transferred_bytes": "num_bytes",
     "transferred_blocks": "num_blocks",
@@ -43,6 +43,7 @@ _TOTALS = {
     "leases_expired": "num_leases_expired",
     "leases_aborted": "num_leases_aborted",
 }
+"""Totals of what workers count, and the names of their counters."""
 
 
 async def cluster_status(
@@ -96,7 +97,7 @@ def _totals(sums: Mapping[str, float], counters: Sequence[RouterCounters]) -> di
     totals: dict[str, object] = {
         name: sum(getattr(item, key) for item in counters) for name, key in _ROUTER_TOTALS.items()
     }
-    totals.update({name: _whole(sums.get(key, 0)) for name, key in _TOTALS.items()})
+    totals.update({name: _whole(sums.get(key, 0)) for name, key in WORKER_TOTALS.items()})
     totals["counters"] = {name: _whole(value) for name, value in sorted(sums.items())}
     return totals
 

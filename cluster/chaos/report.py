@@ -24,13 +24,6 @@ NOTICE_S = 5.0
 """For so long Serve's proxies may still choose a router that is gone."""
 
 
-def increases(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """How much each total grew. Routers keep the totals and tell each other: when all were gone at once these begin at
-    zero again, which is seen by any that is less than it was."""
-    has_reset = any(after[name] < before.get(name, 0) for name in after)
-    return {name: value if has_reset else value - before.get(name, 0) for name, value in after.items()}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLoss:
     """Routers that were killed: ``num_open`` requests were theirs when they were asked, a moment before, and their

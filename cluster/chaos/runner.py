@@ -14,8 +14,9 @@ import psutil
 
 from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members, name_of, running_of
 from cluster.chaos.load import LoadRun, make_asks
-from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss, increases
+from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
 from cluster.chaos.scenario import Choice, Command, Scenario, ScenarioError, Step
+from cluster.chaos.tally import Tally
 
 POLL_PERIOD_S = 0.2
 TIMEOUT = httpx.Timeout(300.0, connect=10.0)
@@ -35,6 +36,7 @@ class ChaosRunner:
         self._headers = headers
         self._tell = tell
         self._report = ChaosReport(scenario=scenario.name)
+        self._tally = Tally(COUNTED)
         self._ended: set[str] = set()
         self._losses: list[RouterLoss] = []
         self._wanted: dict[str, int] = {}
@@ -58,7 +60,7 @@ class ChaosRunner:
             load = LoadRun(client, make_asks(self._scenario.load), num_streams=self._scenario.load.streams)
             self._tell(f"{self._scenario.name}: the undisturbed run")
             undisturbed = await load.once()
-            before = (await cluster.status())["totals"]
+            await self._ask(cluster)
             started_s = time.monotonic()
             load.start()
             try:
@@ -72,8 +74,8 @@ class ChaosRunner:
             self._report.duration_s = time.monotonic() - started_s
             self._report.judge_answers(load.answers, undisturbed, losses=self._losses)
             self._report.leaks = await self._wait_for_rest(cluster)
-            after = (await self._ask(cluster))["totals"]
-            self._report.counted = increases(before, {name: after[name] for name in COUNTED})
+            await self._ask(cluster)
+            self._report.counted = self._tally.counted
         self._check()
         return self._report
 
@@ -218,11 +220,13 @@ class ChaosRunner:
         return leaks
 
     async def _ask(self, cluster: LiveCluster) -> dict[str, Any]:
-        """The status, even if the router that is asked was just killed."""
+        """The status, even if the router that is asked was just killed; what it counts is noted."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         while True:
             try:
-                return await cluster.status()
+                status = await cluster.status()
+                self._tally.note(status)
+                return status
             except httpx.HTTPError:
                 if time.monotonic() > deadline_s:
                     raise

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.chaos.live_cluster import LiveCluster, is_whole, leaks_of
 from cluster.chaos.load import Answer, Ask, Breaker, LoadRun
-from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss, increases
+from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
 from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
 from router.api.errors import error_event, error_response
 from router.errors import InternalError
@@ -46,21 +46,6 @@ def test_sample_scenario_can_be_read(path: Path) -> None:
 def test_mistake_in_a_scenario_is_named(content: Any, problem: str) -> None:
     with pytest.raises(ScenarioError, match=problem):
         parse_scenario(content, where="file")
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "grown"),
-    [
-        ({"moves": 3, "loads": 5}, {"moves": 4, "loads": 5}, {"moves": 1, "loads": 0}),
-        ({}, {"moves": 2, "loads": 0}, {"moves": 2, "loads": 0}),
-        ({"moves": 3, "loads": 1}, {"moves": 0, "loads": 2}, {"moves": 0, "loads": 2}),
-    ],
-    ids=["grown", "new", "all routers were gone"],
-)
-def test_totals_that_began_again_are_not_less_than_nothing(
-    before: dict[str, float], after: dict[str, float], grown: dict[str, float]
-) -> None:
-    assert increases(before, after) == grown
 
 
 LOSS = RouterLoss(asked_s=2.0, gone_s=2.5, num_open=1)
