@@ -18,7 +18,9 @@ MAX_FUNCTION_LINES = 60
 LONG_FILES: dict[str, str] = {}
 """Files that may be longer, each with the reason."""
 
-LONG_FUNCTIONS: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {
+    "engine/attention/paged_decode.py:_attend_parts": "a kernel, whose 28 parameters take a line each",
+}
 """Functions (``path:name``) that may be longer, each with the reason."""
 
 

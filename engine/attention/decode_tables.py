@@ -12,12 +12,14 @@ class DecodeTables:
     """Tensors on the model's device for steps in which each of a number of rows computes one token.
 
     query_starts: [num_rows + 1] int32, 0, 1, 2, ... key_rows: [num_rows] int64 where in ``KVCache.slot_rows`` the keys
-    of layer 0 go. seq_lens: [num_rows] int32. block_tables: [num_rows, max_blocks] int32.
+    of layer 0 go. seq_lens: [num_rows] int32. key_starts: [num_rows + 1] int32, the sum of those before each.
+    block_tables: [num_rows, max_blocks] int32.
     max_seq_len: no entry of ``seq_lens`` will ever be larger.
     """
 
     query_starts: torch.Tensor
     key_rows: torch.Tensor
     seq_lens: torch.Tensor
+    key_starts: torch.Tensor
     block_tables: torch.Tensor
     max_seq_len: int

@@ -10,7 +10,7 @@ from engine.runner.kv_cache import KVCache
 def build_attention(cache: KVCache) -> AttentionBackend:
     """The fastest backend for the device that the cache lies on."""
     if cache.blocks.device.type == "cuda":
-        from engine.attention.cuda import CUDAAttention  # imported late: its kernel takes a second to import
+        from engine.attention.cuda import CUDAAttention  # imported late: CPUs have no use for it
 
         return CUDAAttention(cache)
     return CPUAttention(cache)

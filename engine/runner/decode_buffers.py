@@ -38,7 +38,7 @@ class DecodeBuffers:
         self._max_model_len = max_model_len
         self._num_columns = -(-max_model_len // cache.layout.block_size)
         at = cache.blocks.device
-        # One piece, one copy a step: ids, positions, key rows, and as 32-bit numbers the lengths.
+        # One piece, one copy a step: ids, positions, key rows, and as 32-bit numbers the lengths and their sums.
         self._numbers = torch.zeros(_num_words(max_batch_size), dtype=torch.int64, device=at)
         self._block_tables = torch.zeros(max_batch_size, self._num_columns, dtype=torch.int32, device=at)
         self._query_starts = torch.arange(max_batch_size + 1, dtype=torch.int32, device=at)
@@ -61,7 +61,7 @@ class DecodeBuffers:
 
     def view(self, batch_size: int) -> DecodeView:
         """The buffers as a graph of ``batch_size`` rows sees them."""
-        ids, positions, key_rows, seq_lens = _parts(self._numbers, self._max_batch_size)
+        ids, positions, key_rows, seq_lens, key_starts = _parts(self._numbers, self._max_batch_size)
         return DecodeView(
             input_ids=ids[:batch_size],
             positions=positions[:batch_size],
@@ -69,6 +69,7 @@ class DecodeBuffers:
                 query_starts=self._query_starts[: batch_size + 1],
                 key_rows=key_rows[:batch_size],
                 seq_lens=seq_lens[:batch_size],
+                key_starts=key_starts[: batch_size + 1],
                 block_tables=self._block_tables[:batch_size],
                 max_seq_len=self._max_model_len,
             ),
@@ -79,7 +80,7 @@ class DecodeBuffers:
         attention = inputs.attention
         num_rows, num_columns = attention.block_tables.shape
         staging = self._next_staging()
-        ids, positions, key_rows, seq_lens = (part.numpy() for part in staging.parts)
+        ids, positions, key_rows, seq_lens, _ = (part.numpy() for part in staging.parts)
         ids[:num_rows] = inputs.input_ids
         positions[:num_rows] = inputs.positions
         key_rows[:num_rows] = self._cache.key_rows(attention.slots)
@@ -97,11 +98,13 @@ class DecodeBuffers:
         """Pad what is staged and queue its copies. Columns past ``num_columns`` keep what they held: block ids that
         no row is long enough to look at.
         """
-        ids, positions, key_rows, seq_lens = (part[num_rows:batch_size].numpy() for part in staging.parts)
+        ids, positions, key_rows, seq_lens, _ = (part[num_rows:batch_size].numpy() for part in staging.parts)
         ids[:] = 0
         positions[:] = 0
         key_rows[:] = self._scratch_row
         seq_lens[:] = 1
+        *_, all_lens, key_starts = staging.parts
+        np.cumsum(all_lens[:batch_size].numpy(), out=key_starts[1 : batch_size + 1].numpy())
         table = staging.table(batch_size, num_columns)
         table[num_rows:].numpy()[:] = self._cache.scratch_block
         self._numbers.copy_(staging.numbers, non_blocking=True)
@@ -124,9 +127,11 @@ class _Staging:
 
 
 def _num_words(batch_size: int) -> int:
-    return 3 * batch_size + (batch_size + 1) // 2
+    return 4 * batch_size + 1
 
 
-def _parts(numbers: torch.Tensor, batch_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _parts(numbers: torch.Tensor, batch_size: int) -> tuple[torch.Tensor, ...]:
+    """Token ids, positions and key rows in 64 bits, then lengths and where keys start in 32."""
     ids, positions, key_rows = numbers[: 3 * batch_size].view(3, batch_size).unbind()
-    return ids, positions, key_rows, numbers[3 * batch_size :].view(torch.int32)[:batch_size]
+    small = numbers[3 * batch_size :].view(torch.int32)
+    return ids, positions, key_rows, small[:batch_size], small[batch_size : 2 * batch_size + 1]

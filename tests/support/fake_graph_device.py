@@ -12,7 +12,7 @@ from engine.runner.device_parts import DeviceParts
 from engine.runner.graph_device import Event, Graph, Work
 from engine.runner.kv_cache import KVCache
 from tests.support.graph_trace import GraphTrace
-from tests.support.varlen_double import VarlenDouble
+from tests.support.varlen_double import VarlenDouble, kernels_over
 
 
 class FakeEvent:
@@ -131,7 +131,8 @@ class FakeGraphDevice:
 
     def attention(self, cache: KVCache, *, block_multiple: int = 1) -> CUDAAttention:
         """The GPU's attention, over a kernel that computes what its documentation says."""
-        return CUDAAttention(cache, kernel=self.traced(VarlenDouble(block_multiple=block_multiple)))
+        kernel = self.traced(VarlenDouble(block_multiple=block_multiple))
+        return CUDAAttention(cache, kernels=kernels_over(kernel, cache))
 
     def parts(self, *, block_multiple: int = 1) -> DeviceParts:
         """A runner's parts that go through this device."""

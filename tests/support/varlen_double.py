@@ -6,14 +6,26 @@ import math
 
 import torch
 
-from engine.attention.varlen import VarlenShape
+from engine.attention.kernel_choice import CUDAKernels, KernelCandidates, choose_kernels
+from engine.attention.varlen import VarlenKernel, VarlenShape
+from engine.runner.kv_cache import KVCache
+
+
+def kernels_over(kernel: VarlenKernel, cache: KVCache, *, decode: VarlenKernel | None = None) -> CUDAKernels:
+    """The kernels of a GPU that has one alone, or one beside it for decode rows."""
+    candidates = KernelCandidates(packed=(kernel,), paged=(kernel,), decode=() if decode is None else (decode,))
+    return choose_kernels(cache.layout, cache.blocks.dtype, cache.blocks.device, candidates)
 
 
 class VarlenDouble:
-    """Refuses blocks whose size is no multiple of ``block_multiple``, as FlashAttention 2 does with 256."""
+    """Refuses blocks whose size is no multiple of ``block_multiple``, as FlashAttention 2 does with 256.
+
+    num_keys: how many keys each call was given back to back.
+    """
 
     def __init__(self, *, block_multiple: int) -> None:
         self.block_multiple = block_multiple
+        self.num_keys: list[int] = []
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
@@ -21,6 +33,8 @@ class VarlenDouble:
         """Attend one request after the other in float64."""
         if shape.block_tables is not None and key.shape[1] % self.block_multiple:
             raise RuntimeError(f"Paged KV cache block size must be divisible by {self.block_multiple}")
+        if shape.block_tables is None:
+            self.num_keys.append(len(key))
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for request in range(len(shape.seq_lens)):
             start, end = shape.query_starts[request : request + 2].tolist()
@@ -33,7 +47,6 @@ class VarlenDouble:
         if shape.block_tables is not None:
             pages = tensor[shape.block_tables[request].long()]
             return pages.flatten(0, 1)[: int(shape.seq_lens[request])]
-        assert shape.key_starts is not None
         start, end = shape.key_starts[request : request + 2].tolist()
         return tensor[start:end]
 

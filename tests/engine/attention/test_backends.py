@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from engine.attention import cuda
 from engine.attention.backend import AttentionBackend
 from engine.attention.cpu import CPUAttention
 from engine.attention.cuda import CUDAAttention
 from engine.attention.reference import ReferenceAttention
 from engine.runner.kv_cache import KVCache
 from tests.support.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
-from tests.support.varlen_double import VarlenDouble
+from tests.support.varlen_double import VarlenDouble, kernels_over
 
 TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
 
@@ -41,18 +42,37 @@ def test_cpu_backend_agrees_with_the_reference(dtype: str, case: AttentionCase) 
     assert torch.equal(_written(caches[0]), _written(caches[1]))
 
 
-@pytest.mark.parametrize("block_multiple", [1, 256])
+@pytest.mark.parametrize("takes", ["all blocks", "blocks of decode rows", "no blocks"])
 @settings(max_examples=12, deadline=None)
 @given(case=attention_cases())
-def test_cuda_backend_feeds_its_kernel_the_right_keys(block_multiple: int, case: AttentionCase) -> None:
+def test_cuda_backend_feeds_its_kernels_the_right_keys(takes: str, case: AttentionCase) -> None:
     inputs = make_inputs(case, "float32")
     caches = inputs.new_cache(), inputs.new_cache()
     expected = _attend(ReferenceAttention(caches[0]), inputs, case)
-    backend = CUDAAttention(caches[1], kernel=VarlenDouble(block_multiple=block_multiple))
-    result = _attend(backend, inputs, case)
-    assert backend.is_paged == (block_multiple == 1)
+    anything, multiples = VarlenDouble(block_multiple=1), VarlenDouble(block_multiple=256)
+    kernels = kernels_over(
+        anything if takes == "all blocks" else multiples,
+        caches[1],
+        decode=anything if takes == "blocks of decode rows" else None,
+    )
+    result = _attend(CUDAAttention(caches[1], kernels=kernels), inputs, case)
+    assert (kernels.paged is not None, kernels.decode is not None) == (takes == "all blocks", takes != "no blocks")
     torch.testing.assert_close(result, expected, atol=2e-6, rtol=2e-6)
     assert torch.equal(_written(caches[0]), _written(caches[1]))
+
+
+def test_cuda_backend_gathers_a_bounded_number_of_keys_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "MAX_GATHERED_TOKENS", 130)
+    inputs = make_inputs(CASE, "float32")
+    caches = inputs.new_cache(), inputs.new_cache()
+    expected = _attend(ReferenceAttention(caches[0]), inputs, CASE)
+    double = VarlenDouble(block_multiple=256)
+    kernels = kernels_over(double, caches[1])
+    double.num_keys.clear()
+    result = _attend(CUDAAttention(caches[1], kernels=kernels), inputs, CASE)
+    torch.testing.assert_close(result, expected, atol=2e-6, rtol=2e-6)
+    assert double.num_keys == [41 + 30, 334, 103, 77]
+    assert CUDAAttention(caches[1], kernels=kernels).gathered_bytes(1000) == 1000 * 2 * 2 * 16 * 4
 
 
 CASE = AttentionCase(

@@ -147,14 +147,16 @@ def test_a_kernel_that_does_not_page_has_no_graphs(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         rig.capture()
-    assert "takes no blocks of 16 tokens here" in caplog.text
+    assert "no attention kernel takes blocks of 16 tokens here" in caplog.text
     assert "set cache.block_size to 256" in caplog.text
     assert rig.graphs.captured_sizes == ()
 
 
 def test_required_graphs_that_cannot_be_captured_end_the_start(checkpoint: CheckpointMaker) -> None:
     rig = DecodeRig.build(checkpoint("llama"), sizes=SIZES, block_multiple=256, is_required=True)
-    with pytest.raises(ConfigError, match=r"gpu\.cuda_graphs is true, but .* takes no blocks of 16 tokens here"):
+    with pytest.raises(
+        ConfigError, match=r"gpu\.cuda_graphs is true, but .*no attention kernel takes blocks of 16 tokens here"
+    ):
         rig.capture()
 
 
@@ -185,7 +187,7 @@ def test_memory_is_estimated_from_the_two_largest_and_given_back(checkpoint: Che
     rig = DecodeRig.build(checkpoint("llama"), sizes=SIZES, device=device)
     num_bytes = rig.graphs.measure(rig.cache, rig.attention)
     num_columns = -(-MAX_MODEL_LEN // rig.cache.layout.block_size)
-    buffers = 8 * (3 * 8 + 4) + 4 * 8 * num_columns + 4 * 9
+    buffers = 8 * (4 * 8 + 1) + 4 * 8 * num_columns + 4 * 9
     assert num_bytes == rig.cache.layout.block_bytes + buffers + 5000 + 3 * 300
     assert device.graphs == {}
     assert rig.graphs.captured_sizes == ()

@@ -1,0 +1,101 @@
+"""torch's own attention kernels for GPUs, and the forms in which its versions take the same call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from engine.attention.varlen import VarlenShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlashVarlen:
+    """FlashAttention, by the operator below ``torch.nn.attention.varlen``.
+
+    The function above it came with torch 2.10, takes other parameters in each version, and adds an operator of its own
+    and a fill to every call.
+
+    num_splits: 1, so that a request's numbers do not depend on the batch around it. Versions up to 2.11 know no other
+        number, 2.12 refuses to be given one by FlashAttention 2.
+    names_key_starts: with paged keys FlashAttention 2 insists on being told where they would start, though it looks
+        at ``seq_lens``; versions 3 and 4 refuse to be told.
+    """
+
+    num_splits: int | None = 1
+    names_key_starts: bool = True
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
+    ) -> torch.Tensor:
+        """See ``VarlenKernel``."""
+        options: dict[str, Any] = {}
+        if self.num_splits is not None and "num_splits" in _flash_parameters():
+            options["num_splits"] = self.num_splits
+        if shape.block_tables is not None:
+            if "block_table" not in _flash_parameters():
+                raise NotImplementedError(f"FlashAttention of torch {torch.__version__} takes no blocks")
+            options |= {"seqused_k": shape.seq_lens, "block_table": shape.block_tables}
+        has_key_starts = shape.block_tables is None or self.names_key_starts
+        output: torch.Tensor = torch.ops.aten._flash_attention_forward(
+            query,
+            key,
+            value,
+            shape.query_starts,
+            shape.key_starts if has_key_starts else None,
+            shape.max_query_len,
+            shape.max_seq_len,
+            0.0,
+            window is None,
+            False,
+            # the kernel counts the positions to the left of a token, ours counts the token as well
+            window_size_left=-1 if window is None else window - 1,
+            window_size_right=0,
+            **options,
+        )[0]
+        return output
+
+
+FLASH_FORMS: Final = tuple(
+    FlashVarlen(num_splits=num_splits, names_key_starts=names_key_starts)
+    for names_key_starts in (True, False)
+    for num_splits in (1, None)
+)
+"""In the order in which they are tried: the first is that of the version we are tested with."""
+
+
+@cache
+def _flash_parameters() -> frozenset[str]:
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    return frozenset(argument.name for argument in schema.arguments)
+
+
+_CAUSAL_FROM_THE_END: Final = 2
+"""torch's number for causal masks that are aligned at the last query and the last key."""
+
+
+def efficient_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
+) -> torch.Tensor:
+    """Memory-efficient attention, for GPUs that FlashAttention does not run on (before compute capability 8.0)."""
+    if shape.block_tables is not None:
+        raise NotImplementedError("memory-efficient attention takes no blocks")
+    group = query.shape[1] // key.shape[1]
+    # it knows no grouped heads
+    key, value = (tensor.repeat_interleave(group, dim=1)[None] for tensor in (key, value))
+    output: torch.Tensor = torch.ops.aten._efficient_attention_forward(
+        query[None],
+        key,
+        value,
+        None,
+        shape.query_starts,
+        shape.key_starts,
+        shape.max_query_len,
+        shape.max_seq_len,
+        0.0,
+        _CAUSAL_FROM_THE_END,
+        window_size=window,
+    )[0]
+    return output[0]

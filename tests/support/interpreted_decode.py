@@ -1,0 +1,83 @@
+"""The kernel for decode rows as Triton's interpreter runs it, on the CPU; in a process of its own, because Triton
+decides when it is imported whether it interprets.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.attention.varlen import VarlenKernel, VarlenShape
+
+TIMEOUT_S = 200.0
+TABLE_PADDING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCase:
+    """Rows of ``lengths`` tokens, the last of which attends to all of them or to ``window``."""
+
+    lengths: tuple[int, ...]
+    num_kv_heads: int = 1
+    group: int = 1
+    head_dim: int = 16
+    block_size: int = 16
+    window: int | None = None
+
+    def attend(self, kernel: VarlenKernel, *, num_rows: int | None = None) -> torch.Tensor:
+        """The outputs of the first ``num_rows`` rows. Blocks lie scattered, and what pads tables holds no number."""
+        counts = [-(-length // self.block_size) for length in self.lengths]
+        generator = torch.Generator().manual_seed(1)
+        order = torch.randperm(sum(counts), generator=generator).to(torch.int32) + 1
+        tables = torch.zeros(len(self.lengths), max(counts) + TABLE_PADDING, dtype=torch.int32)
+        for row, row_blocks in enumerate(order.split(counts)):
+            tables[row, : len(row_blocks)] = row_blocks
+        blocks = torch.randn(
+            sum(counts) + 1, 2, 2, self.block_size, self.num_kv_heads, self.head_dim, generator=generator
+        )
+        blocks[0] = torch.nan
+        num_heads = self.group * self.num_kv_heads
+        fused = torch.randn(len(self.lengths), num_heads + 2 * self.num_kv_heads, self.head_dim, generator=generator)
+        rows = slice(0, num_rows or len(self.lengths))
+        lengths = torch.tensor(self.lengths[rows], dtype=torch.int32)
+        shape = VarlenShape(
+            query_starts=torch.arange(len(lengths) + 1, dtype=torch.int32),
+            seq_lens=lengths,
+            key_starts=torch.cat((torch.zeros(1), lengths.cumsum(0))).to(torch.int32),
+            block_tables=tables[rows],
+            max_query_len=1,
+            max_seq_len=max(self.lengths[rows]),
+        )
+        return kernel(fused[rows, :num_heads], blocks[:, 1, 0], blocks[:, 1, 1], shape, self.window)
+
+
+def interpret(cases: list[tuple[DecodeCase, int | None]], directory: Path) -> list[torch.Tensor]:
+    """What the kernel says of each case and number of rows."""
+    questions, answers = directory / "cases", directory / "outputs"
+    torch.save(cases, questions)
+    subprocess.run(
+        [sys.executable, "-m", __name__, str(questions), str(answers)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    outputs: list[torch.Tensor] = torch.load(answers)
+    return outputs
+
+
+def main() -> None:
+    """Answer all questions."""
+    from engine.attention.paged_decode import paged_decode
+
+    questions, answers = sys.argv[1:]
+    cases = torch.load(questions, weights_only=False)
+    torch.save([case.attend(paged_decode, num_rows=num_rows) for case, num_rows in cases], answers)
+
+
+if __name__ == "__main__":
+    main()
