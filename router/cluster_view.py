@@ -102,6 +102,7 @@ class ClusterView:
             forgotten={pool.role: pool.counters.forgotten() for pool in self._pools},
             gone=self._board.gone(),
             node_ip=self._node_ip,
+            forgotten_routers=self._board.forgotten,
         )
 
     async def status(self) -> dict[str, object]:
@@ -109,6 +110,7 @@ class ClusterView:
         return await cluster_status(
             model=self._model_name,
             routers=await self._routers(),
+            forgotten=self._board.forgotten.counters,
             pools=self._pools,
             timeout_s=self._settings.status_timeout_s,
         )

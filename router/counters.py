@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,3 +27,9 @@ class RouterCounters:
     num_migrations: int = 0
     num_drain_moves: int = 0
     num_local_prefills: int = 0
+
+    def plus(self, other: RouterCounters) -> RouterCounters:
+        """The sums of both."""
+        return RouterCounters(
+            **{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(RouterCounters)}
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Literal, Protocol, TypeAlias
 
 from router.counters import RouterCounters
@@ -16,7 +16,26 @@ from router.workers import WorkerError
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
 
 MAX_DEPARTED = 64
-"""So many routers that are gone stay in the totals."""
+"""So many routers that are gone are told of by name."""
+
+_MAX_FORGOTTEN_NAMES = 256
+"""Of those before them so many names are known, so that another router that still tells of one adds nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenRouters:
+    """What routers counted that are gone for long, in sum, and the names of the last of them."""
+
+    counters: RouterCounters = field(default_factory=RouterCounters)
+    names: tuple[str, ...] = ()
+
+    def with_more(self, reports: Sequence[RouterReport]) -> ForgottenRouters:
+        """These, too."""
+        counters = self.counters
+        for report in reports:
+            counters = counters.plus(report.counters)
+        names = self.names + tuple(report.router_id for report in reports)
+        return ForgottenRouters(counters=counters, names=names[-_MAX_FORGOTTEN_NAMES:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +43,10 @@ class RouterReport:
     """One router at one moment. ``number`` grows with each report of the same router.
 
     ``departed`` are the workers, by role, that this router saw and that are gone, ``forgotten`` those before them;
-    ``gone`` are the last reports of routers that are gone, so that those who come later know of them too.
+    ``gone`` are the last reports of routers that are gone, ``forgotten_routers`` those before them, so that those who
+    come later know of them too.
+
+    Routers of two versions tell each other of themselves during an update: fields are added at the end, with a default.
     """
 
     router_id: str
@@ -39,6 +61,16 @@ class RouterReport:
     forgotten: Mapping[str, ForgottenWorkers] = field(default_factory=dict)
     gone: tuple[RouterReport, ...] = ()
     node_ip: str | None = None
+    forgotten_routers: ForgottenRouters = field(default_factory=ForgottenRouters)
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        """Take what was pickled; what a router of an older version did not tell gets its default."""
+        for number, item in enumerate(fields(self)):
+            if number < len(state):
+                value = state[number]
+            else:
+                value = item.default if item.default_factory is MISSING else item.default_factory()
+            object.__setattr__(self, item.name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +119,13 @@ class NoPeers:
 
 
 class RouterBoard:
-    """The newest report of each other router; of those that are gone, the last."""
+    """The newest report of each other router; of those that are gone, the last, and of those before them the sum."""
 
     def __init__(self, peers: RouterPeers, *, own_id: str) -> None:
         self._peers = peers
         self._own_id = own_id
         self._known: dict[str, KnownRouter] = {}
+        self.forgotten = ForgottenRouters()
 
     @property
     def others(self) -> tuple[KnownRouter, ...]:
@@ -105,6 +138,9 @@ class RouterBoard:
 
     def note_farewell(self, report: RouterReport) -> None:
         """Remember the last word of a router that ends."""
+        self._learn_forgotten([report])
+        if report.router_id in self.forgotten.names:
+            return
         self._note(report)
         self._known[report.router_id] = _departed(self._known[report.router_id])
 
@@ -123,9 +159,11 @@ class RouterBoard:
         answers = await asyncio.gather(*(self._ask(router_id, timeout_s) for router_id in router_ids))
         reports = [report for report in answers if report is not None]
         answered = {report.router_id for report in reports}
+        self._learn_forgotten(reports)
+        settled = {*answered, self._own_id, *self.forgotten.names}
         for report in reports:
             for gone in report.gone:
-                if gone.router_id not in answered and gone.router_id != self._own_id:
+                if gone.router_id not in settled:
                     self._note(gone)
             self._note(report)
         for router_id, known in self._known.items():
@@ -151,14 +189,28 @@ class RouterBoard:
         newest = report if is_newer or known is None else known.report
         self._known[report.router_id] = KnownRouter(report=replace(newest, gone=()), state="running")
 
+    def _learn_forgotten(self, reports: Sequence[RouterReport]) -> None:
+        """Take what others have forgotten where nothing is forgotten here, such as at a router that has just come: two
+        sums cannot be told apart."""
+        if self.forgotten.names:
+            return
+        self.forgotten = max(
+            (report.forgotten_routers for report in reports), key=lambda item: len(item.names), default=self.forgotten
+        )
+        for router_id in self.forgotten.names:
+            self._known.pop(router_id, None)
+
     def _forget_oldest(self) -> None:
         """Those that began first go, so that all routers remember the same ones and no total swings between them."""
         departed = [known.report for known in self._known.values() if known.state == "departed"]
         departed.sort(key=lambda report: (report.created_s, report.router_id))
-        for report in departed[:-MAX_DEPARTED]:
+        oldest = departed[:-MAX_DEPARTED]
+        for report in oldest:
             del self._known[report.router_id]
+        self.forgotten = self.forgotten.with_more(oldest)
 
 
 def _departed(known: KnownRouter) -> KnownRouter:
-    """The last word of a router that is gone, without the workers that it saw: whoever heard it knows them by now."""
-    return KnownRouter(report=replace(known.report, departed={}, forgotten={}), state="departed")
+    """The last word of a router that is gone, without whom it knew: whoever heard it knows them by now."""
+    report = replace(known.report, departed={}, forgotten={}, forgotten_routers=ForgottenRouters())
+    return KnownRouter(report=report, state="departed")

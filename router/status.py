@@ -50,12 +50,14 @@ async def cluster_status(
     *,
     model: str,
     routers: Sequence[KnownRouter],
+    forgotten: RouterCounters,
     pools: Iterable[ReplicaPool],
     timeout_s: float,
 ) -> dict[str, object]:
     """Ask every replica at once, none for longer than ``timeout_s``. The first of ``routers`` is the one that answers.
 
-    The totals are those of all routers and of all workers, the departed included.
+    The totals are those of all routers and of all workers, the departed included, and the routers before them, which
+    counted what is ``forgotten``.
     """
     rows: dict[str, list[dict[str, object]]] = {}
     sums: Counter[str] = Counter()
@@ -69,7 +71,7 @@ async def cluster_status(
         "router": router_rows[0],
         "routers": router_rows,
         "pools": rows,
-        "totals": _totals(sums, [router.report.counters for router in routers]),
+        "totals": _totals(sums, [*(router.report.counters for router in routers), forgotten]),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,9 @@ class Coming:
         return report_of(router_id, gone=self.gone)
 
 
-def report_of(router_id: str, *, created_s: int = 0, gone: tuple[RouterReport, ...] = ()) -> RouterReport:
+def report_of(
+    router_id: str, *, created_s: int = 0, gone: tuple[RouterReport, ...] = (), num_finished: int = 0
+) -> RouterReport:
     families: tuple[MetricFamily, ...] = ()
     return RouterReport(
         router_id=router_id,
@@ -224,7 +226,7 @@ def report_of(router_id: str, *, created_s: int = 0, gone: tuple[RouterReport, .
         created_s=created_s,
         num_alive=0,
         num_waiting=0,
-        counters=RouterCounters(),
+        counters=RouterCounters(num_finished=num_finished),
         families=families,
         departed={},
         gone=gone,
@@ -257,3 +259,52 @@ async def test_routers_that_went_are_not_forgotten_and_remembered_in_turn() -> N
             remembered.append({report.router_id for report in board.gone()})
 
     assert remembered == [{report.router_id for report in went[6:]}] * len(remembered)
+
+
+async def test_totals_keep_what_routers_counted_that_are_not_remembered_any_more(model_dir: Path) -> None:
+    """Those that come later know of them too, whomever they ask."""
+    num_gone = MAX_DEPARTED + 30
+    went = [report_of(f"router-{number:03}", created_s=number, num_finished=3) for number in range(num_gone)]
+    async with AsyncExitStack() as stack:
+        routers = await two_routers(model_dir, stack, SLOW)
+        for rig, order in ((routers.one, went), (routers.two, went[::-1])):
+            for report in order:
+                rig.service.view.note_farewell(report)
+                if report is went[80]:
+                    await totals(rig)
+        finished = [(await totals(rig))["finished"] for rig in (routers.one, routers.two, routers.one, routers.two)]
+        peers = routers.net.seen_by("three")
+        late = await stack.enter_async_context(router_rig(model_dir, settings=SLOW, router_id="three", peers=peers))
+        routers.net.views["three"] = late.service.view
+        everybody = (late, routers.one, routers.two, late)
+        finished += [(await totals(rig))["finished"] for rig in everybody]
+        last = report_of("router-last", created_s=999, num_finished=3)
+        for rig in everybody:
+            rig.service.view.note_farewell(last)
+        after = [(await totals(rig))["finished"] for rig in (*everybody, *everybody)]
+        rows = (await late.client.get("/status")).json()["routers"]
+
+    assert finished == [3 * num_gone] * 8
+    assert after == [3 * (num_gone + 1)] * 8
+    assert [row["state"] for row in rows].count("departed") == MAX_DEPARTED
+
+
+async def test_last_word_that_comes_after_its_router_was_forgotten_adds_nothing(model_dir: Path) -> None:
+    went = [report_of(f"router-{number:03}", created_s=number, num_finished=3) for number in range(MAX_DEPARTED + 1)]
+    async with router_rig(model_dir, settings=SLOW) as rig:
+        for report in went:
+            rig.service.view.note_farewell(report)
+        before = (await totals(rig))["finished"]
+        rig.service.view.note_farewell(went[0])
+
+        assert before == (await totals(rig))["finished"] == 3 * len(went)
+
+
+def test_report_of_a_router_of_an_older_version_can_be_read() -> None:
+    """Routers are replaced one by one: what one of before does not tell has its default."""
+    report = report_of("new", num_finished=3)
+    older = RouterReport.__new__(RouterReport)
+
+    older.__setstate__([getattr(report, item.name) for item in fields(report)][:9])
+
+    assert older == report
