@@ -75,13 +75,13 @@ def baton(
 def serve(
     model: Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; flags win over it.")] = None,
-    prefill_replicas: Annotated[int | None, typer.Option(help="Workers that compute prompts.")] = None,
-    decode_replicas: Annotated[int | None, typer.Option(help="Workers that generate.")] = None,
-    router_replicas: Annotated[int | None, typer.Option(help="Processes that speak HTTP.")] = None,
+    prefill_replicas: Annotated[int | None, typer.Option(help="Workers that compute prompts.  [default: 1]")] = None,
+    decode_replicas: Annotated[int | None, typer.Option(help="Workers that generate.  [default: 1]")] = None,
+    router_replicas: Annotated[int | None, typer.Option(help="Processes that speak HTTP.  [default: 1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the HTTP API.  [default: 8000]")] = None,
     host: Annotated[str | None, typer.Option(help="Address of the HTTP API.  [default: 127.0.0.1]")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.  [default: auto]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: auto]")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together.")] = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to deploy to; a private Ray if missing.")] = None,
 ) -> None:
@@ -201,7 +201,8 @@ def plan(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue, or to answer.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Answer it, by the model's chat template.")] = False,
     model: Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.  [default: 128]")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.0,
@@ -209,7 +210,7 @@ def generate(
     device: Annotated[DeviceName, typer.Option(help="Where the model runs.")] = "auto",
     dtype: Annotated[DTypeName, typer.Option(help="Precision; auto takes the checkpoint's.")] = "auto",
 ) -> None:
-    """Continue a text with one engine in this process, without Ray."""
+    """Continue a text, or answer it, with one engine in this process, without Ray."""
     from cluster.generate_command import GenerateOptions
     from cluster.generate_command import generate as run
 
@@ -222,6 +223,7 @@ def generate(
         seed=seed,
         device=device,
         dtype=dtype,
+        is_chat=chat,
     )
     run(options, sys.stdout)
 

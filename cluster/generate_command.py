@@ -17,6 +17,7 @@ from engine.errors import ConfigError, RequestRefusedError
 from engine.messages import GenerateRequest, SamplingParams
 from engine.models.model_config import load_model_config
 from engine.offline import run_requests
+from router.text.chat_template import ChatTemplateError, load_chat_template
 from router.text.detokenizer import DetokenizerFactory
 from router.text.generation_config import load_generation_defaults
 from router.text.tokenizer import Tokenizer
@@ -37,6 +38,7 @@ class GenerateOptions:
     seed: int
     device: DeviceName
     dtype: DTypeName
+    is_chat: bool = False
 
 
 def generate(options: GenerateOptions, output: TextIO) -> None:
@@ -65,8 +67,9 @@ def generate(options: GenerateOptions, output: TextIO) -> None:
 def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) -> GenerateRequest:
     """The prompt as token ids, with the model's own end tokens."""
     check_text(options.prompt)
-    prompt_token_ids = tuple(tokenizer.encode(options.prompt))
-    if not prompt_token_ids:
+    encode = chat_ids if options.is_chat else text_ids
+    prompt_token_ids = encode(options.prompt, path, tokenizer)
+    if not options.prompt or not prompt_token_ids:
         raise ConfigError("the prompt is empty: there is nothing to continue")
     if options.max_tokens is not None:
         check_length(len(prompt_token_ids), options.max_tokens, load_model_config(path).max_model_len)
@@ -80,6 +83,27 @@ def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) ->
             eos_token_ids=load_generation_defaults(path, tokenizer).eos_token_ids,
         ),
     )
+
+
+def text_ids(text: str, _: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A text as the model reads it."""
+    return tuple(tokenizer.encode(text))
+
+
+def chat_ids(question: str, path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A question as the model reads it in a chat.
+
+    Raises:
+        ConfigError: The model has no template for chats, or it refuses this one.
+    """
+    template = load_chat_template(path, special_tokens=tokenizer.special.named)
+    if template is None:
+        raise ConfigError(f"{path} has no chat template: leave --chat out to have the text continued")
+    try:
+        text = template.render([{"role": "user", "content": question}])
+    except ChatTemplateError as error:
+        raise ConfigError(f"the model's chat template refuses the prompt: {error}") from error
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def check_text(prompt: str) -> None:

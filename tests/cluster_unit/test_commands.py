@@ -22,6 +22,7 @@ from cluster.preflight_error import PreflightError
 from cluster.served_model import BUILTIN_MODEL_NAME, BUILTIN_QUESTION, ServedModel
 from cluster.status_command import COLUMNS, print_table, status_table
 from cluster.welcome import welcome
+from engine.builtin import builtin_model_dir
 from engine.errors import ConfigError
 
 
@@ -48,6 +49,19 @@ def test_version() -> None:
 
 def test_generate_continues_a_text_with_the_built_in_model() -> None:
     assert len(run_generate().encode()) > 1
+
+
+def test_generate_answers_a_question_as_in_a_chat() -> None:
+    assert run_generate(prompt="What is 47 + 35?", max_tokens=20, is_chat=True) == "47 + 35 = 82.\n"
+
+
+def test_generate_needs_a_template_to_answer_as_in_a_chat(tmp_path: Path) -> None:
+    for file in builtin_model_dir().iterdir():
+        if file.name != "tokenizer_config.json":
+            (tmp_path / file.name).symlink_to(file)
+
+    with pytest.raises(ConfigError, match=f"{tmp_path} has no chat template: leave --chat out"):
+        run_generate(model=tmp_path, is_chat=True)
 
 
 def test_generate_repeats_itself_for_a_seed() -> None:
