@@ -16,7 +16,8 @@ MARK = "pytest.mark.known_failure"
 HEADER = """# Known failures
 
 How systems that move KV between workers have broken in production, what Baton does instead, and the tests that hold it.
-A test carries the numbers of its rows: `@pytest.mark.known_failure(4, 5)`.
+A test carries the numbers of its rows: `@pytest.mark.known_failure(4, 5)`. Row 15, ports that workers of a machine
+fight over, cannot occur: workers meet over Ray.
 
 | # | what goes wrong elsewhere, and what happens here | tests |
 |---|---|---|
@@ -37,11 +38,15 @@ ROWS = {
     12: "a peer that restarts on the same address breaks everything: incarnations, and a new meeting",
     13: "a failed generation is answered with 200 and nothing: an error is a status, or an event of the stream",
     14: "a client waits for ever for a transfer that failed: every wait has a deadline and a named error",
+    16: "usage and cached tokens go wrong between two engines: the router counts what each of them tells it",
     17: "the first token is computed twice: decode starts from the second",
     18: "a refused handshake leaves the request waiting: it is a failed load",
+    19: "computing again goes wrong where steps run ahead: what runs ahead gives the tokens of what does not",
     20: "a preempted request's blocks are kept under the wrong address: addresses come from tokens",
     21: "the first transfer after hours of idleness fails: it is tried again over a new connection",
     22: "a cancelled prefill leaves half-written blocks: only whole, computed blocks are ever found",
+    23: "one stuck worker holds up all requests: it is left out, by the age of its reports or of its last step",
+    24: "the ratio of prefill to decode is wrong an hour later: pools follow their load",
 }
 
 

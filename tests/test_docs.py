@@ -181,6 +181,13 @@ def test_sample_of_a_scenario_can_be_run() -> None:
     parse_scenario(scenario, where="docs/faults.md")
 
 
+def test_page_of_faults_names_every_scenario_and_no_other() -> None:
+    rows = re.findall(r"^(?:\| [^|]+ ){4}\| ([^|]*)\|$", PAGES["docs/faults.md"], re.MULTILINE)
+    named = {name for cell in rows for name in re.findall(r"`([a-z-]+)`", cell)}
+
+    assert named == {file.stem for file in (ROOT / "deploy" / "chaos").glob("*.yaml")}
+
+
 def test_what_the_page_of_faults_says_to_look_at_is_in_the_status() -> None:
     known = set(re.findall(r'"(\w+)": ', (ROOT / "router" / "status.py").read_text()))
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| [^|]+ \| (`[^|]+`) \|", PAGES["docs/faults.md"], re.MULTILINE)

@@ -37,6 +37,7 @@ async def wait_for_decode_workers(cluster: LiveCluster, number: int) -> None:
         await asyncio.sleep(POLL_PERIOD_S)
 
 
+@pytest.mark.known_failure(24)
 async def test_decode_pool_grows_and_shrinks_with_its_load(scaled_cluster: ClusterProcess) -> None:
     async with httpx.AsyncClient(base_url=scaled_cluster.url, timeout=120.0, trust_env=False) as client:
         cluster = LiveCluster(client, seed=0)

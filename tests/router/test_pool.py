@@ -202,6 +202,7 @@ async def test_untried_replica_is_preferred(bench: Bench) -> None:
     assert (await bench.pool.choose_or_wait(DEMAND, {"prefill-0"}, is_retry=True)).replica_id == "prefill-1"
 
 
+@pytest.mark.known_failure(23)
 async def test_replica_that_answers_nothing_is_given_up_at_its_age_and_not_later(bench: Bench) -> None:
     bench.workers[0].status_gate.clear()
     replica = bench.pool.get("prefill-0")
@@ -219,6 +220,7 @@ async def test_replica_that_answers_nothing_is_given_up_at_its_age_and_not_later
     await bench.pool.close()
 
 
+@pytest.mark.known_failure(23)
 async def test_replica_whose_engine_hangs_is_lost_though_it_answers(bench: Bench) -> None:
     bench.workers[0].is_stalled = True
     replica = bench.pool.get("prefill-0")
