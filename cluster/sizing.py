@@ -13,13 +13,10 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.model_config import ModelConfig, load_model_config
 from engine.models.shards import find_shards
-from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
+from engine.runner.memory import GPU_CONTEXT_BYTES, CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
 from kv_transfer.layout import KVLayout
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-GPU_CONTEXT_BYTES = 600 << 20
-"""About what a CUDA context with its libraries takes of a GPU."""
 
 STEP_ROWS = 8
 """About how many hidden-sized values a step keeps for each token beside the widest layer; a GPU measures it itself."""

@@ -25,3 +25,9 @@ class _Region:
 def device_blocks(region: KVRegion) -> torch.Tensor:
     """The region as [num_blocks, block_bytes] uint8: the same memory."""
     return torch.as_tensor(_Region(region), device=torch.device("cuda", region.device_index))
+
+
+def enter_device(device_index: int) -> None:
+    """Make a GPU's context that of the calling thread. Choosing the device alone waits for its first use."""
+    torch.cuda.set_device(device_index)
+    torch.cuda.mem_get_info(device_index)

@@ -41,6 +41,9 @@ class AttentionBackend(Protocol):
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
         """Prepare a step: everything that does not depend on the layer is done here, once."""
 
+    def gathered_bytes(self, max_model_len: int) -> int:
+        """What the keys and values of a step of long sequences take beside the cache, at most."""
+
 
 @runtime_checkable
 class DecodeGraphAttention(AttentionBackend, Protocol):

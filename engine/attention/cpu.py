@@ -36,6 +36,10 @@ class CPUAttention:
         """Part the requests by how many tokens they compute."""
         return CPUPlan(self._cache, self._kernel_address, self._rotation_pass, batch)
 
+    def gathered_bytes(self, max_model_len: int) -> int:  # noqa: ARG002  (the Protocol's)
+        """Nothing: they are read where they are."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:

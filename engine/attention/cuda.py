@@ -38,7 +38,7 @@ class CUDAAttention:
         self._kernels = kernels or kernels_of(cache.layout, cache.blocks.dtype, cache.blocks.device)
 
     def gathered_bytes(self, max_model_len: int) -> int:
-        """What the keys and values of a step take beside the cache, at most."""
+        """See ``AttentionBackend``."""
         if self._kernels.paged is not None:
             return 0
         layout = self._cache.layout

@@ -72,7 +72,8 @@ def choose_kernels(
     if packed is None:
         raise ConfigError(
             f"no attention kernel of torch {torch.__version__} runs on {_describe(device)} in {layout.dtype} with "
-            f"heads of {layout.head_dim}; use device cpu"
+            f"heads of {layout.head_dim}",
+            remedy="use device cpu",
         )
     paged = _first(candidates.paged, question.is_paged_right)
     kernels = CUDAKernels(

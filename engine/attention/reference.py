@@ -22,6 +22,10 @@ class ReferenceAttention:
         """Nothing to prepare."""
         return ReferencePlan(self._cache, batch)
 
+    def gathered_bytes(self, max_model_len: int) -> int:  # noqa: ARG002  (the Protocol's)
+        """Nothing: they are read where they are."""
+        return 0
+
 
 class ReferencePlan:
     """One step of ``ReferenceAttention``."""

@@ -37,8 +37,8 @@ def choose_dtype(
 
     The matrix library of a CPU without 16-bit products emulates them: measured on one with AVX2 only, a bfloat16
     product takes 90 times as long as a float32 one. There ``auto`` is float32. A 16-bit type that is asked for is kept
-    in 16 bits and multiplied in float32 where weights lie in panels. ``fast_dtypes`` are those of the CPU, this
-    machine's by default.
+    in 16 bits and multiplied in float32 where weights lie in panels. Older GPUs have no bfloat16: there ``auto``
+    is float16. ``fast_dtypes`` are those of the device, this machine's by default.
 
     Raises:
         ConfigError: The device's attention kernel does not take it.
@@ -51,9 +51,29 @@ def choose_dtype(
             return torch.float32
         if not is_panel_machine():
             logger.warning("this CPU has no products in %s and emulates them slowly; dtype float32 is faster", dtype)
-    if device.type == "cuda" and dtype is torch.float32:
-        raise ConfigError(f"dtype float32 ({name}) does not run on cuda; use dtype bfloat16 or float16, or device cpu")
+    if not on_cpu:
+        return _choose_on_gpu(name, dtype, gpu_dtypes(device) if fast_dtypes is None else fast_dtypes)
     return dtype
+
+
+def _choose_on_gpu(name: DTypeName, dtype: torch.dtype, fast_dtypes: frozenset[torch.dtype]) -> torch.dtype:
+    if dtype is torch.float32:
+        raise ConfigError(
+            f"dtype float32 ({name}) does not run on cuda", remedy="use dtype bfloat16 or float16, or device cpu"
+        )
+    if dtype in fast_dtypes:
+        return dtype
+    if name == "auto":
+        logger.warning("this GPU does not compute in %s: computing in float16, whose numbers end at 65,504", dtype)
+        return torch.float16
+    raise ConfigError(f"this GPU does not compute in {dtype} ({name})", remedy="use dtype float16")
+
+
+def gpu_dtypes(device: torch.device) -> frozenset[torch.dtype]:
+    """The 16-bit precisions of a GPU; of one that is not here, all there are."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
+        return frozenset({torch.float16})
+    return frozenset({torch.float16, torch.bfloat16})
 
 
 def cpu_dtypes() -> frozenset[torch.dtype]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.runner.plain_memory import plain_memory
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 
 
@@ -35,7 +36,8 @@ class KVCache:
         if device.type == "cpu":
             self.blocks = torch.frombuffer(_allocate(num_all * layout.block_bytes), dtype=dtype).view(shape)
         else:
-            self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+            with plain_memory():
+                self.blocks = torch.zeros(shape, dtype=dtype, device=device)
         self.layout = layout
         self.num_blocks = num_blocks
 

@@ -63,22 +63,38 @@ def cpu_budget(cache: CacheConfig, demand: CacheDemand, *, available_bytes: int 
     )
 
 
+GPU_CONTEXT_BYTES = 600 << 20
+"""About what a CUDA context with its libraries takes of a GPU, beside the memory that torch asks for."""
+
+
 def gpu_budget(
-    cache: CacheConfig, *, total_bytes: int, used_bytes: int, peak_step_bytes: int, graph_bytes: int = 0
+    cache: CacheConfig,
+    *,
+    total_bytes: int,
+    used_bytes: int,
+    peak_step_bytes: int,
+    graph_bytes: int = 0,
+    free_bytes: int | None = None,
 ) -> MemoryBudget:
-    """What the cache may take on a GPU: its share of the device, less what is in use, and what a step and the decode
-    graphs add to that.
+    """What the cache may take on a GPU: the engine's share of the device, less what the engine uses already, and what
+    a step and the decode graphs add to that; and no more than is free, if that is known.
+
+    Other engines on the same GPU have shares of their own: what they use is none of this one's, whoever starts first.
     """
     if cache.kv_cache_bytes is not None:
         return MemoryBudget(num_bytes=cache.kv_cache_bytes, reason=f"kv_cache_bytes = {cache.kv_cache_bytes}")
     share = int(total_bytes * cache.gpu_memory_utilization)
+    room = share - used_bytes
+    reason = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of {_mib(total_bytes)} = {_mib(share)}, less "
+    reason += f"{_mib(used_bytes)} in use and "
+    if free_bytes is not None and free_bytes < room:
+        room = free_bytes
+        reason = f"{_mib(free_bytes)} free of {_mib(total_bytes)}, which other processes use as well, less "
     return MemoryBudget(
-        num_bytes=max(share - used_bytes - peak_step_bytes - graph_bytes, 0),
-        reason=(
-            f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of {_mib(total_bytes)} = {_mib(share)}, less "
-            f"{_mib(used_bytes)} in use and {_mib(peak_step_bytes)} for a step"
-            + (f" and {_mib(graph_bytes)} for decode graphs" if graph_bytes else "")
-        ),
+        num_bytes=max(room - peak_step_bytes - graph_bytes, 0),
+        reason=reason
+        + f"{_mib(peak_step_bytes)} for a step"
+        + (f" and {_mib(graph_bytes)} for decode graphs" if graph_bytes else ""),
     )
 
 

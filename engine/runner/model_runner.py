@@ -19,12 +19,20 @@ from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
 from engine.runner.input_batch import InputBatch, LongArray, StepInputs
 from engine.runner.kv_cache import KVCache
-from engine.runner.memory import CacheDemand, MemoryBudget, choose_num_blocks, cpu_budget, gpu_budget
+from engine.runner.memory import (
+    GPU_CONTEXT_BYTES,
+    CacheDemand,
+    MemoryBudget,
+    choose_num_blocks,
+    cpu_budget,
+    gpu_budget,
+)
 from engine.runner.model_step import ModelStep
 from engine.runner.prompt_logprobs import prompt_logprobs
 from engine.runner.upload import upload
 from engine.sample.most_likely import MostLikely
 from engine.sample.sampler import Sampler
+from engine.sample.worst_case import sample_worst_case
 from engine.step import NOTHING_PENDING, ModelRunnerOutput, PendingStep, SchedulerOutput
 from kv_transfer.layout import KVLayout, KVRegion
 
@@ -142,23 +150,27 @@ class ModelRunner:
         return gpu_budget(
             self._config.cache,
             total_bytes=total_bytes,
-            used_bytes=total_bytes - free_bytes,
+            used_bytes=torch.cuda.memory_reserved(self.device) + GPU_CONTEXT_BYTES,
             peak_step_bytes=peak_step_bytes,
             graph_bytes=graph_bytes,
+            free_bytes=free_bytes,
         )
 
     @torch.inference_mode()
     def _measure_peak_step(self) -> int:
-        """Bytes that the largest step allocates beside the weights, measured by running one."""
+        """Bytes that the largest step allocates beside the weights, measured by running one and sampling from it."""
         scheduler = self._config.scheduler
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
-        self._run_scratch(scratch, num_tokens=scheduler.max_num_batched_tokens, num_logits=scheduler.max_num_seqs)
+        num_tokens, num_logits = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        logits = self._run_scratch(scratch, num_tokens=num_tokens, num_logits=num_logits)
+        sample_worst_case(logits.repeat(num_logits // len(logits) + 1, 1)[:num_logits])
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        del scratch
+        peak += self._parts.build_attention(scratch).gathered_bytes(self.max_model_len)
+        del scratch, logits
         torch.cuda.empty_cache()
         return peak
 
@@ -179,8 +191,8 @@ class ModelRunner:
             for num_tokens in (min(16, self.max_model_len), 1):
                 self._run_scratch(scratch, num_tokens=num_tokens, num_logits=1)
 
-    def _run_scratch(self, scratch: KVCache, *, num_tokens: int, num_logits: int) -> None:
-        """Compute zeros of which every token is its own request and all write to the one block of ``scratch``."""
+    def _run_scratch(self, scratch: KVCache, *, num_tokens: int, num_logits: int) -> torch.Tensor:
+        """Logits of zeros of which every token is its own request and all write to the one block of ``scratch``."""
         lengths = _split(num_tokens, self.max_model_len)
         query_starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         num_columns = -(-max(lengths) // self.layout.block_size)
@@ -194,7 +206,7 @@ class ModelRunner:
         )
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
         hidden = self._model.forward(zeros, zeros, plan)
-        self._model.logits(hidden[:num_logits]).float()
+        return self._model.logits(hidden[:num_logits])
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute a step and wait for its result."""

@@ -9,6 +9,7 @@ listening thread of NIXL is off: peers meet by ``Hello``.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -69,6 +70,9 @@ class NixlTransport:
 
     def __init__(self, *, identity: PeerIdentity, region: KVRegion) -> None:
         self.on_news: Callable[[], None] | None = None
+        self._region = region
+        self._thread_in_device: int | None = None
+        self._enter_device()
         name = f"{identity.engine_id}/{identity.incarnation}"
         agent = NixlAgent(name)
         try:
@@ -178,6 +182,7 @@ class NixlTransport:
         """The NIXL notifications that arrived. A broken connection to one peer must not cost those of the others."""
         if self._agent is None:
             return ()
+        self._enter_device()
         try:
             return self._agent.receive()
         except NIXL_ERRORS as error:
@@ -202,6 +207,18 @@ class NixlTransport:
         except NIXL_ERRORS as error:
             logger.info("NIXL agent not closed cleanly: %r", error)
         self._remote.clear()
+
+    def _enter_device(self) -> None:
+        """UCX copies from and to a GPU in the CUDA context of the thread that calls it, and fails where it has none.
+
+        The connector's thread calls ``receive`` before anything else.
+        """
+        thread = threading.get_ident()
+        if self._region.memory is MemoryKind.VRAM and self._thread_in_device != thread:
+            from kv_transfer.device_bytes import enter_device  # imported late: it loads torch
+
+            enter_device(self._region.device_index)
+            self._thread_in_device = thread
 
     def _open_agent(self, peer: str) -> NixlAgent:
         if self._agent is None:

@@ -12,7 +12,8 @@ from cluster.config_file import ConfigFileError
 from cluster.inventory import Node, load_nodes, nodes_of_ray
 from cluster.plan import Plan, make_plan
 from cluster.served_model import ServedModel
-from cluster.sizing import GPU_CONTEXT_BYTES, ModelSize
+from cluster.sizing import ModelSize
+from engine.runner.memory import GPU_CONTEXT_BYTES
 from tests.support.served_checkpoint import make_served_checkpoint
 
 GIB = 1 << 30

@@ -105,6 +105,34 @@ def test_decode_graphs_are_paid_for_before_the_cache() -> None:
     assert budget.reason.endswith("100.0 MiB in use and 50.0 MiB for a step and 30.0 MiB for decode graphs")
 
 
+def test_engines_on_one_gpu_do_not_pay_for_each_other() -> None:
+    """Whoever starts second finds its half free, though more than half of the GPU is in use by then."""
+    shares = CacheConfig(gpu_memory_utilization=0.45)
+    first = gpu_budget(
+        shares, total_bytes=1000 * MIB, used_bytes=100 * MIB, peak_step_bytes=50 * MIB, free_bytes=900 * MIB
+    )
+    second = gpu_budget(
+        shares, total_bytes=1000 * MIB, used_bytes=100 * MIB, peak_step_bytes=50 * MIB, free_bytes=450 * MIB
+    )
+    assert first.num_bytes == second.num_bytes == 300 * MIB
+
+
+def test_no_more_is_taken_than_others_left_free() -> None:
+    budget = gpu_budget(
+        CacheConfig(gpu_memory_utilization=0.9),
+        total_bytes=1000 * MIB,
+        used_bytes=100 * MIB,
+        peak_step_bytes=50 * MIB,
+        graph_bytes=30 * MIB,
+        free_bytes=200 * MIB,
+    )
+    assert budget.num_bytes == 120 * MIB
+    assert budget.reason == (
+        "200.0 MiB free of 1000.0 MiB, which other processes use as well, less 50.0 MiB for a step and 30.0 MiB for "
+        "decode graphs"
+    )
+
+
 def test_gpu_that_is_full_gives_nothing() -> None:
     budget = gpu_budget(CacheConfig(), total_bytes=1000, used_bytes=950, peak_step_bytes=0)
     assert budget.num_bytes == 0

@@ -280,6 +280,15 @@ def test_float32_is_refused_on_a_gpu(checkpoint: Callable[[str], Path]) -> None:
         choose_dtype("auto", config, torch.device("cuda"))
 
 
+def test_a_gpu_without_bfloat16_computes_in_float16(checkpoint: Callable[[str], Path]) -> None:
+    config = dataclasses.replace(load_model_config(checkpoint("llama")), dtype="bfloat16")
+    cuda, half = torch.device("cuda"), frozenset({torch.float16})
+    assert choose_dtype("auto", config, cuda, fast_dtypes=half) is torch.float16
+    assert choose_dtype("auto", config, cuda, fast_dtypes=half | {torch.bfloat16}) is torch.bfloat16
+    with pytest.raises(ConfigError, match=r"does not compute in torch.bfloat16 \(bfloat16\); use dtype float16"):
+        choose_dtype("bfloat16", config, cuda, fast_dtypes=half)
+
+
 def test_a_checkpoint_may_ask_for_float32_on_a_cpu() -> None:
     config = load_model_config(builtin_model_dir())
     assert choose_dtype("auto", config, torch.device("cpu")) is torch.float32
