@@ -31,7 +31,10 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    export(args.run / CHECKPOINT_NAME, args.run, args.model)
+    checkpoint: Path = args.run / CHECKPOINT_NAME
+    if not checkpoint.is_file():
+        raise SystemExit(f"there is no {checkpoint}: training writes it every few minutes, and at its end")
+    export(checkpoint, args.run, args.model)
 
 
 def _card(args: argparse.Namespace) -> None:

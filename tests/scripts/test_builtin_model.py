@@ -1,6 +1,7 @@
 """The shipped model, read by transformers: small, complete, and right on one question of each kind."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def answer(model: Any, tokenizer: Any, question: str) -> str:
 
 def test_directory_is_small() -> None:
     assert sum(path.stat().st_size for path in MODEL.iterdir()) < MAX_MEGABYTES * 1_000_000
+
+
+def test_card_tells_of_every_task_and_ten_stories_on_their_words() -> None:
+    card = (MODEL / "README.md").read_text(encoding="utf-8")
+    stories = re.findall(r"^\d+\. \*(\w+)\*: (.+)$", card, re.MULTILINE)
+
+    assert len(re.findall(r"\| [\d.]+ % \| \d+ % \| \d+ \|$", card, re.MULTILINE)) == 6
+    assert len({text for _, text in stories}) == len(stories) == 10
+    assert [word for word, text in stories if word not in text] == []
 
 
 def test_configuration_is_that_of_the_training() -> None:
