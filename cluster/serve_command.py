@@ -36,7 +36,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
         with StartDisplay(console) as display:
             _start(config, model, home, display)
         is_serving = True
-        console.print(welcome(config, model), markup=False, highlight=False, soft_wrap=True)
+        console.print(welcome(config, model, logs=home.logs), markup=False, highlight=False, soft_wrap=True)
         while home.is_alive():
             time.sleep(WATCH_PERIOD_S)
         raise StartError(f"the cluster ended by itself; see {home.logs}")

@@ -10,8 +10,8 @@ from cluster.config import LOOPBACK_HOSTS, BatonConfig
 from cluster.served_model import ServedModel
 
 
-def welcome(config: BatonConfig, model: ServedModel) -> str:
-    """What is served where, and a command that proves it."""
+def welcome(config: BatonConfig, model: ServedModel, *, logs: str) -> str:
+    """What is served where, where its processes write their logs, and a command that proves it."""
     url = base_url(config)
     body = json.dumps({"model": model.name, "messages": [{"role": "user", "content": model.example_question}]})
     pools = f"{config.prefill_replicas} prefill, {config.decode_replicas} decode, {config.router_replicas} router"
@@ -19,6 +19,7 @@ def welcome(config: BatonConfig, model: ServedModel) -> str:
     key = ' -H "Authorization: Bearer $BATON_API_KEY"' if has_keys else ""
     lines = [
         f"Serving {model.name} on {url} ({pools}). Press Ctrl-C to stop.",
+        f"Logs: {logs}",
         "Try it:",
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
     ]

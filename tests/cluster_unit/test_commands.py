@@ -161,6 +161,9 @@ def test_chat_with_the_builtin_model_says_what_to_ask() -> None:
 def test_serve_prints_a_request_that_a_shell_sends_to_any_model() -> None:
     model = ServedModel(path=Path("/models/mine"), name="it's mine")
 
-    *_, command = shlex.split(welcome(BatonConfig(port=9000), model).splitlines()[-1])
+    printed = welcome(BatonConfig(port=9000), model, logs="/tmp/logs")
+
+    assert "Logs: /tmp/logs" in printed.splitlines()
+    *_, command = shlex.split(printed.splitlines()[-1])
 
     assert json.loads(command) == {"model": "it's mine", "messages": [{"role": "user", "content": "Hello!"}]}
