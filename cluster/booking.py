@@ -17,6 +17,8 @@ def check_custom_resource(name: str, amount: float) -> None:
     Raises:
         ValueError: It has a key of its own, cannot be booked at all, or not in this amount.
     """
+    if not name.strip():
+        raise ValueError("a custom resource needs a name")
     if name in OTHER_KEYS:
         raise ValueError(f"{name} is no custom resource: use {OTHER_KEYS[name]}")
     if name in NOT_BOOKED:

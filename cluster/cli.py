@@ -6,6 +6,7 @@ Every import that takes time happens inside the command that needs it, and Ray's
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +42,9 @@ app.add_typer(keys, name="keys")
 
 def main() -> None:
     """Run a command; what the user can mend is one line on standard error and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that a terminal cannot show is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (ConfigFileError, CheckpointError, ConfigError, PreflightError) as error:
@@ -136,7 +140,7 @@ def deploy(
 ) -> None:
     """Start or update a cluster on a running Ray, wait until it serves, and return."""
     stop_on_signals()
-    raise typer.Exit(run_deploy(load_config(config, {"address": address})))
+    raise typer.Exit(run_deploy(load_config(config, {"address": address}, defaults={"address": "auto"})))
 
 
 def run_deploy(config: BatonConfig) -> int:
@@ -144,7 +148,7 @@ def run_deploy(config: BatonConfig) -> int:
     from cluster.preflight import preflight
     from cluster.serve_env import prepare_environment
 
-    config = config.model_copy(update={"address": config.address or "auto"})
+    assert config.address is not None
     model = preflight(config)
     prepare_environment(config, None)
     with holding_signals(), loading():
@@ -152,7 +156,7 @@ def run_deploy(config: BatonConfig) -> int:
         from cluster.deployment import RefusedStartError, StartError
         from cluster.ray_home import RayUnavailableError
     try:
-        deploy_cluster(config, model, config.address or "auto", Console(stderr=True))
+        deploy_cluster(config, model, config.address, Console(stderr=True))
     except (RefusedStartError, RayUnavailableError) as error:
         return fail(str(error), EXIT_BAD_INPUT)
     except StartError as error:

@@ -8,6 +8,8 @@ import httpx
 
 from cluster.preflight_error import PreflightError
 
+MAX_PORT = 65_535
+
 
 class NotBatonError(httpx.HTTPError):
     """What answered is something else than a cluster."""
@@ -62,7 +64,7 @@ def cluster_url(text: str) -> str:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise PreflightError(f"{text!r} is not a URL: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 1 <= (parsed.port or 80) <= MAX_PORT:
         raise PreflightError(f"{text!r} is not an HTTP URL, such as http://127.0.0.1:8000")
     return url
 

@@ -11,7 +11,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from cluster.booking import check_amount, check_custom_resource
 from cluster.config_section import Section, settings_from
 from cluster.health import HealthSection
-from cluster.scaling import ScalingSection
+from cluster.key_names import with_keys
+from cluster.scaling import MAX_REPLICAS, ScalingSection
 from cluster.settings_sections import (
     CacheSection,
     GPUSection,
@@ -102,7 +103,9 @@ class BatonConfig(Section):
     """A cluster. Every flag of `baton serve` is one of these keys."""
 
     model: Path | None = Field(
-        default=None, description="Hugging Face directory of the model; null takes the small built-in model."
+        default=None,
+        description="Hugging Face directory of the model; null takes the small built-in model. Like other paths, "
+        "in a file it may be relative to that file's folder, as a flag to where the command runs.",
     )
     served_model_name: str | None = Field(
         default=None, min_length=1, description="Name of the model in the API; null takes the directory's name."
@@ -116,9 +119,9 @@ class BatonConfig(Section):
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
     )
-    prefill_replicas: int = Field(default=1, ge=1, description="Workers that compute prompts.")
-    decode_replicas: int = Field(default=1, ge=1, description="Workers that generate.")
-    router_replicas: int = Field(default=1, ge=1, description="Processes that speak HTTP.")
+    prefill_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that compute prompts.")
+    decode_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that generate.")
+    router_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Processes that speak HTTP.")
     router_per_node: bool = Field(
         default=False, description="One router on each machine of the cluster, whatever `router_replicas` says."
     )
@@ -149,6 +152,13 @@ class BatonConfig(Section):
     prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("it is empty: name a directory, or leave the key out for the built-in model")
+        return value
+
     @field_validator("model")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
@@ -161,9 +171,8 @@ class BatonConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        prefill, decode = self._checked_engine("prefill"), self._checked_engine("decode")
         try:
-            prefill = self.engine_config("prefill", model=Path(), num_threads=1)
-            decode = self.engine_config("decode", model=Path(), num_threads=1)
             transfer = self.transfer_options()
             self.router_settings()
             self.security_settings()
@@ -175,7 +184,10 @@ class BatonConfig(Section):
                 f"({decode.cache.block_size}) differ: blocks could not be handed over"
             )
         if self.http_proxy == "haproxy" and self.address is not None:
-            raise ValueError("http_proxy 'haproxy' and address exclude each other: HAProxy is chosen where Ray starts")
+            raise ValueError(
+                "http_proxy 'haproxy' is for the private Ray of `baton serve`: on one that is there before (address, "
+                "or `baton deploy`) HAProxy is chosen where Ray starts; leave http_proxy out"
+            )
         if transfer.lender != "nixl":
             raise ValueError(
                 f"kv_transfer.{'chain' if transfer.chain else 'connector'} {transfer.lender!r} works within one "
@@ -188,6 +200,21 @@ class BatonConfig(Section):
                     "false: the host tier keeps what the prefix cache evicts"
                 )
         return self
+
+    def _checked_engine(self, pool: PoolName) -> EngineConfig:
+        try:
+            return self.engine_config(pool, model=Path(), num_threads=1)
+        except ConfigError as error:
+            raise ValueError(self.with_keys(str(error), pool)) from error
+
+    def with_keys(self, message: str, pool: PoolName) -> str:
+        """What an engine of a pool says, with every setting as it is written in the file."""
+        section: PoolSection = self.prefill if pool == "prefill" else self.decode
+        return with_keys(
+            message,
+            *((f"{pool}.cache", section.cache), (f"{pool}.scheduler", section.scheduler), (f"{pool}.gpu", section.gpu)),
+            *(("cache", self.cache), ("scheduler", self.scheduler), ("gpu", self.gpu)),
+        )
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:

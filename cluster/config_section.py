@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic.fields import FieldInfo
 
 SettingsT = TypeVar("SettingsT")
 
@@ -17,9 +18,31 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        """A section of which only the name is there, since all its keys are comments, is an empty one; yes is no 1."""
+        if not isinstance(values, dict):
+            return values
+        for name, value in values.items():
+            if isinstance(value, bool) and _is_number(cls.model_fields.get(name)):
+                raise ValueError(f"{name} is {str(value).lower()}, which is no number")
+        empty = [name for name, value in values.items() if value is None and _is_section(cls.model_fields.get(name))]
+        return {**values, **{name: {} for name in empty}} if empty else values
+
     def explicit(self) -> dict[str, Any]:
         """The keys that the user wrote, with their values."""
         return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+def _is_section(field: FieldInfo | None) -> bool:
+    """True for a section that is always there; others may be null, which means something."""
+    return field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+
+
+def _is_number(field: FieldInfo | None) -> bool:
+    kinds = {field.annotation, *get_args(field.annotation)} if field is not None else set()
+    return bool(kinds & {int, float}) and bool not in kinds
 
 
 def section_of(

@@ -24,7 +24,7 @@ from cluster.config import BatonConfig
 from cluster.deploy_record import record_told
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
-from cluster.placement import Placement, place, usable_cores
+from cluster.placement import POOLS, Placement, place, usable_cores
 from cluster.plan import placement_problem
 from cluster.ray_home import list_nodes
 from cluster.serve_start import ProxyError, begin_serve, last_line, wait_for_proxies
@@ -119,6 +119,12 @@ class Deployment:
         if self.claim is not None:
             record_told(self.config, self.claim, is_taken=is_taken)
 
+    def _explained(self, report: StartReport) -> str:
+        """Why a worker refuses to start, in words of the configuration."""
+        pool = next((pool for pool in POOLS if pool == report.role), None)
+        refusal = report.refusal or ""
+        return self.config.with_keys(refusal, pool) if pool is not None else refusal
+
     def wait(self, progress: Progress) -> None:
         """Return when every replica is ready.
 
@@ -129,9 +135,9 @@ class Deployment:
         was_there = False
         while True:
             reports = read_start_reports()
-            refusal = next((report.refusal for report in reports if report.refusal is not None), None)
-            if refusal is not None:
-                raise RefusedStartError(refusal)
+            refused = next((report for report in reports if report.refusal is not None), None)
+            if refused is not None:
+                raise RefusedStartError(self._explained(refused))
             known = applications()
             application = (known or {}).get(APP_NAME)
             if was_there and known is not None and application is None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
+from cluster.booking import OTHER_KEYS, check_amount
 from cluster.config_file import ConfigFileError, describe_problems, read_mapping
 from cluster.config_section import Section
 
@@ -17,6 +18,11 @@ GIB = 1 << 30
 GPU_MEMORY_GIB = {"T4": 14, "L4": 21, "A10G": 21, "H100": 79, "H200": 139}
 """What CUDA finds on the GPUs that Ray names in its resource ``accelerator_type``, rounded down. A100s and V100s come
 in two sizes, which Ray does not tell apart."""
+
+MOST = 10_000
+"""Of anything that one machine has, and machines of a kind: more is a slip of the keyboard."""
+
+MOST_GIB = 1_000_000
 
 _NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
 
@@ -44,11 +50,20 @@ class NodeSection(Section):
 
     name: str | None = Field(default=None, description="What they are called in the plan.")
     count: int = Field(default=1, ge=1, le=10_000, description="How many there are.")
-    cpus: int = Field(ge=0, description="CPUs of one; 0 where nothing may run, as on a head of its own.")
-    memory_gib: float = Field(gt=0, description="Memory of one.")
-    gpus: int = Field(default=0, ge=0, description="GPUs of one.")
-    gpu_memory_gib: float | None = Field(default=None, gt=0, description="Memory of one GPU.")
+    cpus: int = Field(ge=0, le=MOST, description="CPUs of one; 0 where nothing may run, as on a head of its own.")
+    memory_gib: float = Field(gt=0, le=MOST_GIB, description="Memory of one.")
+    gpus: int = Field(default=0, ge=0, le=MOST, description="GPUs of one.")
+    gpu_memory_gib: float | None = Field(default=None, gt=0, le=MOST, description="Memory of one GPU.")
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources of one.")
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            if name in OTHER_KEYS:
+                raise ValueError(f"{name} is no custom resource: use {name.lower()}s")
+            check_amount(name, amount)
+        return value
 
 
 class NodesFile(Section):
@@ -64,9 +79,11 @@ def load_nodes(path: Path) -> list[Node]:
         ConfigFileError: It is missing, or says what cannot be.
     """
     try:
-        content = NodesFile.model_validate(read_mapping(path))
+        content = NodesFile.model_validate(read_mapping(path, NodesFile))
     except ValidationError as error:
-        raise ConfigFileError("; ".join(describe_problems(error, where=str(path), flags={}))) from error
+        raise ConfigFileError(
+            "; ".join(describe_problems(error, where=str(path), flags={}, schema=NodesFile))
+        ) from error
     return [
         Node(
             address=(section.name or f"machine {kind}") + (f"-{number}" if section.count > 1 else ""),

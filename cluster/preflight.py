@@ -19,6 +19,7 @@ from router.text.tokenizer import Tokenizer
 
 RAY_CONNECT_TIMEOUT_S = 5.0
 MAX_PORT_DIGITS = 5
+MAX_PORT = 65_535
 
 
 def preflight(config: BatonConfig) -> ServedModel:
@@ -59,7 +60,9 @@ def check_checkpoint(path: Path) -> None:
     """
     try:
         if not path.is_dir():
-            raise CheckpointError(f"{path} is not a directory")
+            raise CheckpointError(
+                f"{path} is not a directory: `model` names one on this machine, with config.json, weights and tokenizer"
+            )
         load_model_config(path)
         check_text_files(path)
         check_shards(path)
@@ -108,13 +111,20 @@ def check_ray_address(address: str) -> None:
     """Refuse an address where nothing answers; Ray itself would try for a minute."""
     if address == "auto":
         return
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal() or len(port) > MAX_PORT_DIGITS or "/" in address:
-        raise PreflightError(f"the Ray address {address!r} is neither HOST:PORT nor 'auto'")
+    host, _, port = address.rpartition(":")
+    is_port = port.isdecimal() and len(port) <= MAX_PORT_DIGITS and 1 <= int(port) <= MAX_PORT
+    if not host or not is_port or "/" in address:
+        raise PreflightError(
+            f"the Ray address {address!r} is neither HOST:PORT, as `ray start --head` prints it (10.0.0.10:6379), nor "
+            "'auto', the Ray of this machine"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=RAY_CONNECT_TIMEOUT_S).close()
     except (OSError, UnicodeError) as error:
-        raise PreflightError(f"no Ray answers at {address}: {reason_of(error)}") from error
+        raise PreflightError(
+            f"no Ray answers at {address}: {reason_of(error)}; is it the address that `ray start --head` printed, and "
+            "does Ray run there?"
+        ) from error
 
 
 def check_port(host: str, port: int) -> None:

@@ -10,13 +10,15 @@ from cluster.config_section import Section
 from engine.messages import LoadReport
 
 MAX_RATIO = 4.0
+MAX_REPLICAS = 10_000
+"""Of anything: a slip of the keyboard would keep the arithmetic busy for hours."""
 
 
 class ScalingSection(Section):
     """How a pool follows its load. Without it a pool keeps the number of replicas that it was given."""
 
     min_replicas: int = Field(default=1, ge=1, description="Fewest workers.")
-    max_replicas: int = Field(ge=1, description="Most workers.")
+    max_replicas: int = Field(ge=1, le=MAX_REPLICAS, description="Most workers.")
     target_queued_tokens: int = Field(
         default=4096, ge=1, description="Prompt tokens that should wait at each prefill worker."
     )

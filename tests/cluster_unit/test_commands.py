@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.chat_command import ChatInputError, ask, greeting
-from cluster.cli import app
+from cluster.cli import app, main
 from cluster.client_error import cluster_url, explain
 from cluster.config import BatonConfig
 from cluster.generate_command import GenerateOptions, generate
@@ -45,6 +46,24 @@ def test_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
 
     assert (result.exit_code, result.output) == (0, f"baton {version('baton-serve')}\n")
+
+
+def test_name_that_the_terminal_cannot_show_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("served_model_name: 模型\ndevice: cpu\ndtype: float32\n", encoding="utf-8")
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "argv", ["baton", "plan", "--config", str(file)])
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        patch.setattr(sys, "stderr", io.StringIO())
+        with pytest.raises(SystemExit) as ended:
+            main()
+
+    assert ended.value.code == 0
+    stdout.seek(0)
+    assert "model \\u6a21\\u578b: " in stdout.read()
 
 
 def test_generate_continues_a_text_with_the_built_in_model() -> None:
@@ -134,7 +153,7 @@ def test_url_without_a_scheme_means_http(text: str, url: str) -> None:
     assert cluster_url(text) == url
 
 
-@pytest.mark.parametrize("text", ["ftp://localhost", "localhost:port", ""])
+@pytest.mark.parametrize("text", ["ftp://localhost", "localhost:port", "localhost:99999", ""])
 def test_what_is_no_url_is_refused(text: str) -> None:
     with pytest.raises(PreflightError, match=r"is not an? (HTTP )?URL"):
         cluster_url(text)

@@ -45,6 +45,39 @@ def test_model_is_absolute_wherever_workers_run(tmp_path: Path, monkeypatch: pyt
     assert load_config(None, {"model": Path("models/mine")}).model == tmp_path / "models/mine"
 
 
+def test_paths_in_a_file_are_relative_to_it_and_flags_to_where_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "here").mkdir()
+    text = "model: ../models/mine\nsecurity: {api_key_file: keys, admin_key_file: ~/keys}\n"
+    write(tmp_path / "configs", text)
+    monkeypatch.chdir(tmp_path / "here")
+
+    config = load_config(Path("../configs/baton.yaml"), {})
+
+    assert config.model is not None
+    assert config.model.resolve() == tmp_path / "models/mine"
+    settings = config.security_settings()
+    assert settings.api_key_file is not None
+    assert settings.api_key_file.resolve() == tmp_path / "configs/keys"
+    assert settings.admin_key_file == Path("~/keys")
+    flagged = load_config(Path("../configs/baton.yaml"), {"model": Path("m")})
+    assert flagged.model == tmp_path / "here/m"
+
+
+@pytest.mark.parametrize("name", ["cache", "router", "prefill", "health"])
+def test_section_whose_keys_are_all_comments_is_an_empty_one(tmp_path: Path, name: str) -> None:
+    assert load_config(write(tmp_path, f"{name}:\n  # key: 1\n"), {}) == load_config(None, {})
+
+
+def test_default_is_for_what_a_file_leaves_out_or_null(tmp_path: Path) -> None:
+    for text, address in (("", "auto"), ("address: null", "auto"), ("address: 10.0.0.1:6379", "10.0.0.1:6379")):
+        assert load_config(write(tmp_path, text), {}, defaults={"address": "auto"}).address == address
+    with pytest.raises(ConfigFileError, match="leave http_proxy out"):
+        load_config(write(tmp_path, "http_proxy: haproxy"), {}, defaults={"address": "auto"})
+
+
 def test_model_of_a_user_who_is_not_there_is_named(tmp_path: Path) -> None:
     message = problem(tmp_path, "model: ~nobody-here/model")
 
@@ -79,7 +112,15 @@ def test_every_unknown_key_is_named(tmp_path: Path) -> None:
         ("prefill_replicas: 0", ("prefill_replicas", "greater than or equal to 1", "0")),
         ("dtype: int4", ("dtype", "'float32'", "'int4'")),
         ("max_model_len: long", ("max_model_len", "integer", "'long'")),
-        ("cache: 5", ("cache", "5")),
+        ("cache: 5", ("cache: it must hold keys of its own, got 5",)),
+        ("port: yes", ("port is true, which is no number",)),
+        ("decode: {scheduler: {max_num_seqs: on}}", ("decode.scheduler", "max_num_seqs is true, which is no number")),
+        ("model: 5", ("model: it must be a path, got 5",)),
+        ('model: ""', ("model: it is empty: name a directory, or leave the key out",)),
+        ("decode: {scaling: {min_replicas: 5}}", ("decode.scaling.max_replicas is missing",)),
+        ("decode_replicas: 100000000", ("decode_replicas", "less than or equal to 10000")),
+        ('decode: {resources: {"": 1}}', ("decode.resources", "needs a name")),
+        ("decode: {resources: [a]}", ("decode.resources: it must be a mapping",)),
         ("decode: {resources: {GPU: 2}}", ("decode.resources", "GPU", "num_gpus")),
         ("decode: {resources: {memory: 2}}", ("decode.resources", "memory is no custom resource")),
         ("decode: {resources: {fast: -1}}", ("decode.resources", "fast is -1", "steps of 0.0001")),
@@ -105,8 +146,18 @@ def test_wrong_flag_is_not_blamed_on_the_file(tmp_path: Path) -> None:
     ("text", "parts"),
     [
         ("prefill: {cache: {block_size: 32}}", ("prefill.cache.block_size (32)", "decode.cache.block_size (16)")),
-        ("scheduler: {max_num_seqs: 4096}", ("max_num_batched_tokens (2048)", "max_num_seqs (4096)")),
-        ("decode: {scheduler: {max_num_seqs: 4096}}", ("max_num_batched_tokens (2048)", "max_num_seqs (4096)")),
+        (
+            "scheduler: {max_num_seqs: 4096}",
+            (": scheduler.max_num_batched_tokens (2048) is smaller than scheduler.max_num_seqs (4096)",),
+        ),
+        (
+            "decode: {scheduler: {max_num_seqs: 4096}}",
+            (": scheduler.max_num_batched_tokens (2048) is smaller than decode.scheduler.max_num_seqs (4096)",),
+        ),
+        (
+            "decode: {cache: {num_blocks: 4}}\nmax_model_len: 64",
+            ("scheduler.max_num_seqs (128)", "(decode.cache.num_blocks, cache.kv_cache_bytes or cache.gpu_memory_u"),
+        ),
         ("kv_transfer: {connector: smoke}", ("smoke", "nixl")),
         ("kv_transfer: {connector: inproc}", ("inproc", "nixl")),
         ("kv_transfer: {connector: chain, chain: [host, inproc], host_bytes: 9}", ("chain", "inproc", "nixl")),

@@ -158,6 +158,32 @@ def test_nodes_file_repeats_machines_and_refuses_what_it_does_not_know(tmp_path:
 
     assert [node.address for node in load_nodes(file)] == ["a-1", "a-2", "machine 2"]
 
-    file.write_text("nodes: [{cpus: 4, memory_gib: 8, gpu: 1}]")
-    with pytest.raises(ConfigFileError, match=r"nodes\.0\.gpu"):
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "nodes is missing"),
+        ("node: [{cpus: 4, memory_gib: 8}]", "unknown key 'node'; did you mean 'nodes'?"),
+        ("1: 2", "unknown key 1; known keys: nodes"),
+        ("nodes: []", "nodes: it must not be empty"),
+        ("nodes: {cpus: 4}", "nodes: it must be a list"),
+        ("nodes: [4]", "nodes.0: it must hold keys of its own, got 4"),
+        ("nodes: [{cpus: 4}]", "nodes.0.memory_gib is missing"),
+        ("nodes: [{cpus: 4, memory_gib: 8, gpu: 1}]", "unknown key 'nodes.0.gpu'; did you mean 'nodes.0.gpus'?"),
+        ("nodes: [{cpus: 4, memory_gib: .inf}]", "nodes.0.memory_gib"),
+        ("nodes: [{cpus: 4, memory_gib: 1.0e300}]", "nodes.0.memory_gib"),
+        ("nodes: [{cpus: 4, memory_gib: 8, gpus: 1, gpu_memory_gib: .inf}]", "nodes.0.gpu_memory_gib"),
+        ("nodes: [{cpus: 4, memory_gib: 8, gpus: 1000000000000}]", "nodes.0.gpus"),
+        ("nodes: [{cpus: 4, memory_gib: 8, resources: {fast: -1}}]", "fast is -1"),
+        ("nodes: [{cpus: 4, memory_gib: 8, resources: {fast: .nan}}]", "fast is nan"),
+        ("nodes: [{cpus: 4, memory_gib: 8, resources: {GPU: 2}}]", "GPU is no custom resource: use gpus"),
+    ],
+)
+def test_what_no_machine_can_be_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "nodes.yaml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigFileError) as refused:
         load_nodes(file)
+
+    assert problem in str(refused.value)

@@ -40,7 +40,23 @@ def test_host_that_is_no_name_is_refused(host: str) -> None:
         check_port(host, 8000)
 
 
-@pytest.mark.parametrize("address", ["10.0.0..1:6379", "127.0.0.1:" + "9" * 5000])
-def test_ray_address_that_cannot_be_is_refused(address: str) -> None:
-    with pytest.raises(PreflightError, match=r"no name of a machine|neither HOST:PORT nor 'auto'"):
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:" + "9" * 5000, "127.0.0.1:99999", "127.0.0.1:0", ":6379", "", "127.0.0.1", "ray://127.0.0.1:10001"],
+)
+def test_ray_address_that_cannot_be_is_refused_with_one_that_can(address: str) -> None:
+    with pytest.raises(PreflightError, match=r"neither HOST:PORT, as .* \(10\.0\.0\.10:6379\), nor 'auto'"):
         check_ray_address(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"), [("10.0.0..1:6379", "that is no name of a machine"), ("127.0.0.1:1", "Connection refused")]
+)
+def test_ray_that_does_not_answer_is_asked_after(address: str, reason: str) -> None:
+    with pytest.raises(PreflightError, match=f"{reason}; is it the address that `ray start --head` printed"):
+        check_ray_address(address)
+
+
+def test_model_that_is_no_directory_is_named_with_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"none is not a directory: `model` names one on this machine"):
+        check_checkpoint(tmp_path / "none")
