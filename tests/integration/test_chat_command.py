@@ -1,0 +1,31 @@
+"""`baton chat` with the built-in model, behind a real router over a prefill and a decode engine."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import pytest
+from rich.console import Console
+
+from cluster.chat_command import chat
+from cluster.served_model import BUILTIN_QUESTION
+from engine.builtin import builtin_model_dir
+from tests.support.model_router import model_router
+
+
+async def test_conversation_is_answered_from_kv_that_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{BUILTIN_QUESTION}\nWhat is 47 + 35?\n\n"))
+    console = Console(file=io.StringIO(), width=200)
+    async with model_router(builtin_model_dir()) as router:
+        url = str(router.client.base_url).removesuffix("/v1/")
+
+        await asyncio.to_thread(chat, url, console)
+
+        assert router.service.counters.num_finished == 2
+        assert (router.prefill_load().counters["num_finished"], router.decode_load().counters["num_finished"]) == (2, 2)
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert said.startswith("Talking to tiny.")
+    assert "The code of the blue fox is 4827." in said
+    assert "47 + 35 = 82." in said
