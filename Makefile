@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0
 CODE := cluster prefill decode kv_transfer router engine tests benchmarks scripts
 
-.PHONY: help install serve test test-gpu test-cluster fuzz load-clients soak check format clean
+.PHONY: help install serve test test-gpu bench-gpu test-cluster fuzz load-clients soak check format clean
 .DELETE_ON_ERROR:
 
 help:

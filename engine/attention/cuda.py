@@ -35,18 +35,18 @@ class CUDAAttention:
 
     def __init__(self, cache: KVCache, *, kernels: CUDAKernels | None = None) -> None:
         self._cache = cache
-        self._kernels = kernels or kernels_of(cache.layout, cache.blocks.dtype, cache.blocks.device)
+        self.kernels = kernels or kernels_of(cache.layout, cache.blocks.dtype, cache.blocks.device)
 
     def gathered_bytes(self, max_model_len: int) -> int:
         """See ``AttentionBackend``."""
-        if self._kernels.paged is not None:
+        if self.kernels.paged is not None:
             return 0
         layout = self._cache.layout
         return max(MAX_GATHERED_TOKENS, max_model_len) * layout.kv_bytes_per_token // layout.num_layers
 
     def plan(self, batch: AttentionBatch) -> CUDAPlan:
         """Copy the step's tables to the device."""
-        kernels = self._kernels
+        kernels = self.kernels
         everyone = np.arange(batch.num_reqs)
         if kernels.paged is not None or (kernels.decode is not None and bool((batch.query_lens == 1).all())):
             calls = [self._paged_call(batch, everyone)]
@@ -66,7 +66,7 @@ class CUDAAttention:
         captured would stay off for longer sequences. It costs next to nothing: how far a row reads comes from
         ``seq_lens`` on the device.
         """
-        if self._kernels.decode is None:
+        if self.kernels.decode is None:
             raise CaptureRefusedError(
                 f"no attention kernel takes blocks of {self._cache.layout.block_size} tokens here, and keys that are "
                 "gathered change their shape with every step; install Triton, or set cache.block_size to 256, which "
@@ -80,15 +80,15 @@ class CUDAAttention:
             max_query_len=1,
             max_seq_len=tables.max_seq_len,
         )
-        return CUDAPlan(self._cache, key_rows=tables.key_rows, calls=[_Call(kernel=self._kernels.decode, shape=shape)])
+        return CUDAPlan(self._cache, key_rows=tables.key_rows, calls=[_Call(kernel=self.kernels.decode, shape=shape)])
 
     def _paged_call(self, batch: AttentionBatch, requests: IntArray) -> _Call:
-        kernel = self._kernels.decode if bool((batch.query_lens[requests] == 1).all()) else self._kernels.paged
+        kernel = self.kernels.decode if bool((batch.query_lens[requests] == 1).all()) else self.kernels.paged
         assert kernel is not None
         return self._call(batch, requests, kernel, is_paged=True)
 
     def _packed_call(self, batch: AttentionBatch, requests: IntArray) -> _Call:
-        return self._call(batch, requests, self._kernels.packed, is_paged=False)
+        return self._call(batch, requests, self.kernels.packed, is_paged=False)
 
     def _call(self, batch: AttentionBatch, requests: IntArray, kernel: VarlenKernel, *, is_paged: bool) -> _Call:
         device, cache = self._cache.blocks.device, self._cache
