@@ -12,7 +12,9 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
@@ -32,8 +34,9 @@ from cluster.deployment import Deployment, RefusedStartError, StartError, TakenO
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.plan import make_plan
-from cluster.ray_home import check_http, connect, hold, is_deployed, list_nodes
+from cluster.ray_home import RayUnavailableError, check_http, connect, hold, is_deployed, list_nodes
 from cluster.readiness import wait_until_ready
+from cluster.serve_start import last_line
 from cluster.serve_status import applications, delete_application
 from cluster.served_model import ServedModel
 from cluster.signals import Stopped, stop_on_signals
@@ -48,17 +51,34 @@ def deploy(config: BatonConfig, model: ServedModel, address: str, console: Conso
 
     Raises:
         RayUnavailableError, RefusedStartError: Nothing was changed.
-        StartError: It could not start; what ran before runs again.
+        StartError: It could not start, and what ran before runs again; or Ray was lost meanwhile.
     """
-    connect(address)
-    # Ray installs a handler for SIGTERM that exits at once.
-    stop_on_signals()
-    try:
+    with _connected(address, StartError):
         held = hold(DEPLOY, what=model.at(config), address=address)
         try:
             _update(Deployment(config=config, model=model, claim=held.claim), address, console)
         finally:
             held.give_back()
+
+
+@contextmanager
+def _connected(address: str, lost: type[Exception]) -> Iterator[None]:
+    """Be a driver of a Ray for this block.
+
+    Raises:
+        RayUnavailableError: There is no Ray at the address.
+        Exception: ``lost``; the Ray, or its Serve, does not answer any more.
+    """
+    connect(address)
+    # Ray installs a handler for SIGTERM that exits at once.
+    stop_on_signals()
+    try:
+        yield
+    except (RayError, RayServeException) as error:
+        raise lost(
+            f"the Ray at {address} stopped answering: {last_line(error)}; what Serve was told until then holds: see "
+            "`ray status` there, and run the command again"
+        ) from error
     finally:
         ray.shutdown()
 
@@ -158,17 +178,13 @@ def shutdown(address: str, console: Console) -> None:
     """End what `baton deploy` started, and Serve with it unless others use it. Nothing there is no error.
 
     Raises:
-        RayUnavailableError: There is no Ray at the address, or Serve cannot say what runs.
+        RayUnavailableError: There is no Ray at the address, it stopped answering, or Serve cannot say what runs.
     """
-    connect(address)
-    stop_on_signals()
-    try:
+    with _connected(address, RayUnavailableError):
         is_there = is_deployed(address) or _is_begun()
         if is_there:
             remove()
         console.print("stopped" if is_there else "nothing is deployed", highlight=False)
-    finally:
-        ray.shutdown()
 
 
 def _is_begun() -> bool:

@@ -16,6 +16,7 @@ from cluster.placement import Placement, first_replicas, pool_section, this_mach
 from cluster.plan import Plan, make_plan
 from cluster.served_model import ServedModel
 from cluster.sizing import EngineSize
+from engine.errors import ConfigError
 from engine.models.model_config import load_model_config
 
 MIB = 1 << 20
@@ -35,8 +36,14 @@ def plan(config: BatonConfig, model: ServedModel, nodes_file: Path | None, conso
 
 def plan_here(config: BatonConfig, model: ServedModel, nodes_file: Path | None) -> Plan:
     """The plan for the machines of a file, or for this one."""
-    nodes = load_nodes(nodes_file) if nodes_file is not None else [_with_gpus(this_machine(config), config)]
-    return make_plan(config, model, nodes, cpu_dtype=_cpu_dtype(config, model, nodes_file))
+    if nodes_file is not None:
+        return make_plan(config, model, load_nodes(nodes_file))
+    nodes = [_with_gpus(this_machine(config), config)]
+    try:
+        return make_plan(config, model, nodes, cpu_dtype=_cpu_dtype(config, model))
+    except ConfigError as error:  # no GPU, on a laptop where a cluster is being planned
+        remedy = ", or ".join(filter(None, (error.remedy, "list the machines with --nodes")))
+        raise ConfigError(error.what, remedy=remedy) from error
 
 
 def report(config: BatonConfig, model: ServedModel, made: Plan) -> Iterator[str]:
@@ -111,9 +118,9 @@ def _with_gpus(node: Node, config: BatonConfig) -> Node:
     return dataclasses.replace(node, num_gpus=float(count), gpu_memory_bytes=memory)
 
 
-def _cpu_dtype(config: BatonConfig, model: ServedModel, nodes_file: Path | None) -> str:
+def _cpu_dtype(config: BatonConfig, model: ServedModel) -> str:
     """What ``dtype: auto`` means on this machine's CPU; on others nothing is known of theirs."""
-    if nodes_file is not None or config.dtype != "auto":
+    if config.dtype != "auto":
         return ""
     import torch
 

@@ -49,7 +49,10 @@ def wait_for_proxies(proxies: Sequence[Any], *, timeout_s: float = PROXY_TIMEOUT
     except GetTimeoutError as error:
         raise ProxyError(f"Serve's proxies did not listen within {timeout_s:g} s") from error
     except (RayError, OSError, RuntimeError) as error:
-        raise ProxyError(f"a proxy of Serve cannot listen: {last_line(error)}") from error
+        raise ProxyError(
+            f"a proxy of Serve cannot listen: {last_line(error)}; end what uses the port on its machine, or choose "
+            "another `host` or `port`"
+        ) from error
 
 
 def last_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RaySystemError
 from rich.console import Console
 
 from cluster.config import BatonConfig
@@ -307,6 +308,22 @@ def test_cluster_that_a_killed_serve_left_is_shut_down_first(ray: FakeRay, port:
 
     assert run_shutdown() == "stopped"
     run_deploy(port)
+
+
+def lose_ray() -> None:
+    raise RaySystemError("the GCS does not answer")
+
+
+def test_ray_that_is_lost_meanwhile_is_one_line(ray: FakeRay, port: int, tmp_path: Path) -> None:
+    ray.on_status = lambda: lose_ray() if ray.told else None
+    with pytest.raises(StartError, match=r"10\.0\.0\.10:6379 stopped answering: .*the GCS does not answer; what Serve"):
+        run_deploy(port)
+    with pytest.raises(RayUnavailableError, match=r"stopped answering: .*run the command again"):
+        run_shutdown()
+
+    ray.on_status = lambda: None
+    with pytest.raises(RefusedStartError, match="model: None"):
+        run_deploy(port, model=tmp_path / "other")
 
 
 def test_commands_one_after_the_other_do_not_keep_each_other_out(ray: FakeRay, port: int) -> None:

@@ -75,6 +75,20 @@ def test_plan_that_does_not_fit_says_what_is_missing_and_fails(tmp_path: Path) -
     assert "no machine offers 0.001 baton_decode" in result.output
 
 
+def test_cluster_that_is_planned_on_a_machine_without_gpus_asks_for_a_list_of_those_that_have_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch  # imported late, as what is tested does
+
+    from engine.builtin import builtin_model_dir
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    config = str(DEPLOY / "two-plus-two.yaml")
+    result = CliRunner().invoke(app, ["plan", "--config", config, "--model", str(builtin_model_dir())])
+
+    assert "set device to cpu or auto, or list the machines with --nodes" in f"{result.exception}{result.output}"
+
+
 def test_unknown_key_of_a_nodes_file_is_named(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text("nodes: [{cpu: 8, memory_gib: 32}]")
