@@ -30,6 +30,11 @@ class AttentionBatch:
         return len(self.first_positions)
 
     @property
+    def is_decode(self) -> bool:
+        """True when each request computes one token."""
+        return len(self.slots) == len(self.first_positions)
+
+    @property
     def query_lens(self) -> IntArray:
         """[num_reqs] tokens that each request computes."""
         return np.diff(self.query_starts)

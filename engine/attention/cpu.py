@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from engine.attention.batch import AttentionBatch
-from engine.attention.paged_queries import PagedQueries
+from engine.attention.paged_queries import PagedKernel, PagedQueries
 from engine.attention.rotation_pass import RotationPass
-from engine.kernels import paged_attention
 from engine.layers.heads import HeadTransform
 from engine.layers.rotary import Rotations
 from engine.runner.kv_cache import KVCache
@@ -24,17 +25,35 @@ QUERY_TILE = 256
 """Queries of a chunk that share one mask: bounds the mask, and skips what none of them sees."""
 
 
+EMPTY_REQUESTS: Final = np.empty(0, dtype=np.intp)
+
+
 class CPUAttention:
     """Paged attention for float32, bfloat16 and float16."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._kernel_address = paged_attention.compiled_attention(cache.layout.dtype)
+        self._rows = cache.slot_rows()
+        self._paged_kernel = PagedKernel(cache)
         self._rotation_pass = RotationPass(cache)
 
     def plan(self, batch: AttentionBatch) -> CPUPlan:
-        """Part the requests by how many tokens they compute."""
-        return CPUPlan(self._cache, self._kernel_address, self._rotation_pass, batch)
+        """Part the requests by how many tokens they compute. The plan before is of no use any more."""
+        paged: PagedQueries | None
+        if batch.is_decode:
+            paged, long = PagedQueries(self._paged_kernel, batch), EMPTY_REQUESTS
+        else:
+            is_long = batch.query_lens > MAX_PAGED_QUERIES
+            long = np.flatnonzero(is_long)
+            paged = None if is_long.all() else PagedQueries(self._paged_kernel, batch, np.flatnonzero(~is_long))
+        return CPUPlan(
+            cache=self._cache,
+            rows=self._rows,
+            key_rows=torch.from_numpy(self._cache.key_rows(batch.slots)),
+            rotation_pass=self._rotation_pass,
+            paged=paged,
+            chunks=[_chunk(batch, request) for request in long],
+        )
 
     def gathered_bytes(self, max_model_len: int) -> int:  # noqa: ARG002  (the Protocol's)
         """Nothing: they are read where they are."""
@@ -54,26 +73,31 @@ class Chunk:
 class CPUPlan:
     """One step of ``CPUAttention``."""
 
-    def __init__(self, cache: KVCache, kernel_address: int, rotation_pass: RotationPass, batch: AttentionBatch) -> None:
+    def __init__(
+        self,
+        *,
+        cache: KVCache,
+        rows: torch.Tensor,
+        key_rows: torch.Tensor,
+        rotation_pass: RotationPass,
+        paged: PagedQueries | None,
+        chunks: Sequence[Chunk],
+    ) -> None:
         self._cache = cache
-        self._rows = cache.slot_rows()
+        self._rows = rows
+        self._key_rows = key_rows
         self._rotation_pass = rotation_pass
-        layout = cache.layout
-        self._layer_rows = 2 * layout.block_size
-        blocks, offsets = np.divmod(batch.slots, layout.block_size)
-        self._key_rows = torch.from_numpy(blocks * (layout.num_layers * self._layer_rows) + offsets)
-        query_lens = batch.query_lens
-        is_paged = query_lens <= MAX_PAGED_QUERIES
-        self._chunks = [_chunk(batch, request) for request in np.flatnonzero(~is_paged)]
-        self._paged = PagedQueries(cache, kernel_address, batch, np.flatnonzero(is_paged)) if is_paged.any() else None
+        self._paged = paged
+        self._chunks = chunks
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        key_rows = self._key_rows + layer * self._layer_rows
+        block_size = self._cache.layout.block_size
+        key_rows = self._key_rows + layer * 2 * block_size
         self._rows.index_copy_(0, key_rows, key)
-        self._rows.index_copy_(0, key_rows + self._cache.layout.block_size, value)
+        self._rows.index_copy_(0, key_rows + block_size, value)
         return self._attend(layer, query, key, value, window)
 
     def attend_heads(
@@ -94,6 +118,7 @@ class CPUPlan:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         if self._paged is not None:
             tokens = self._paged.tokens
+            assert tokens is not None, "a step with chunks is no decode step"
             output.index_copy_(0, tokens, self._paged.attend(layer, query.index_select(0, tokens), window))
         for chunk in self._chunks:
             part = slice(chunk.start, chunk.end)

@@ -58,13 +58,13 @@ def _run(p, logits, token_ids, has_nan):
 
 @cache
 def compiled_argmax(dtype):
-    """The address of ``void argmax(int64 *parameters)`` for logits of a dtype; token_ids are int64, has_nan bool."""
+    """The address of ``void argmax(int64 *parameters)`` for logits of a dtype; token_ids are int32, has_nan bool."""
     storage = STORAGE[dtype]
 
     def argmax(address):
         p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
         logits = carray(pointer(p[LOGITS]), (p[NUM_ROWS], p[SIZE]), dtype=storage)
-        token_ids = carray(pointer(p[TOKEN_IDS]), (p[NUM_ROWS],), dtype=np.int64)
+        token_ids = carray(pointer(p[TOKEN_IDS]), (p[NUM_ROWS],), dtype=np.int32)
         _run(p, logits, token_ids, carray(pointer(p[HAS_NAN]), (p[NUM_ROWS],), dtype=np.uint8))
 
     return compile_kernel(argmax)

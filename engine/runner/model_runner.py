@@ -230,7 +230,8 @@ class ModelRunner:
         hidden = self._forward(inputs)
         sampled, has_waited = None, False
         if inputs.last_tokens.size:
-            logits = self._model.logits(hidden.index_select(0, self._upload(inputs.last_tokens)))
+            last = hidden if inputs.is_decode else hidden.index_select(0, self._upload(inputs.last_tokens))
+            logits = self._model.logits(last)
             if inputs.unknown is not None and self._sampler.reads_history(inputs.unknown.rows):
                 assert before is not None
                 before.settle()

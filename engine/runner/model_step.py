@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,11 @@ from engine.runner.download import Download
 from engine.runner.input_batch import InputBatch, StepInputs
 from engine.runner.prompt_logprobs import PromptLogprobsOnDevice
 from engine.sample.sampler import SampledTokens
-from engine.step import EMPTY_INTS, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs, SchedulerOutput
+from engine.step import EMPTY_INTS, BoolArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs, SchedulerOutput
+
+EMPTY_BOOLS: Final[BoolArray] = np.empty(0, dtype=np.bool_)
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 class ModelStep:
@@ -66,14 +70,14 @@ class ModelStep:
         """See ``PendingStep``."""
         self.settle()
         arrays = iter(self._arrays)
-        token_ids = np.zeros(self._is_sampling.size, dtype=np.int32)
-        has_nan = np.zeros(self._is_sampling.size, dtype=np.bool_)
         logprobs = None
+        token_ids, has_nan = EMPTY_INTS, EMPTY_BOOLS
         if self._sampled is not None:
-            token_ids[self._is_sampling] = next(arrays)
-            has_nan[self._is_sampling] = next(arrays)
+            token_ids, has_nan = next(arrays).view(np.int32), next(arrays).view(np.bool_)
             if self._sampled.logprobs is not None:
                 logprobs = SampledLogprobs(rows=self._sampled.logprob_rows, table=_table(arrays))
+        if token_ids.size < self._is_sampling.size:
+            token_ids, has_nan = self._spread(token_ids), self._spread(has_nan)
         return ModelRunnerOutput(
             sampled_token_ids=token_ids,
             has_nan=has_nan,
@@ -84,6 +88,12 @@ class ModelStep:
             ),
             has_waited=self._has_waited,
         )
+
+    def _spread(self, sampled: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """What was sampled, at its places among all rows of the step; zeros elsewhere."""
+        everywhere = np.zeros(self._is_sampling.size, dtype=sampled.dtype)
+        everywhere[self._is_sampling] = sampled
+        return everywhere
 
 
 def _table(arrays: Iterator[npt.NDArray[np.generic[Any]]]) -> LogprobTable:

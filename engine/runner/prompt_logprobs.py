@@ -34,6 +34,8 @@ def prompt_logprobs(
 
     hidden: [num_tokens, hidden_size] of the whole step; ``logits`` makes [num_tokens, vocab_size] of some of it.
     """
+    if inputs.is_decode:  # its tokens are the last of their prompts, or no prompt's at all: none of a prompt follows
+        return ()
     asking = np.flatnonzero(batch.num_prompt_logprobs[output.rows] >= 0)
     chunks: list[PromptLogprobsOnDevice] = []
     for index in asking.tolist():

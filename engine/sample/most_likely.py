@@ -20,11 +20,11 @@ class MostLikely:
             self._call_for(dtype)
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits: [num_rows, vocab_size] to ([num_rows] int64, [num_rows] bool); of a row with a NaN, any token."""
+        """logits: [num_rows, vocab_size] to ([num_rows] int32, [num_rows] bool); of a row with a NaN, any token."""
         if logits.device.type != "cpu" or not logits.is_contiguous():
             maxima, token_ids = logits.max(dim=1)
-            return token_ids, maxima.isnan()
-        token_ids = torch.empty(len(logits), dtype=torch.int64)
+            return token_ids.to(torch.int32), maxima.isnan()
+        token_ids = torch.empty(len(logits), dtype=torch.int32)
         has_nan = torch.empty(len(logits), dtype=torch.bool)
         call = self._call_for(logits.dtype)
         parameters = call.parameters

@@ -17,7 +17,7 @@ from engine.sample.penalties import apply_penalties, mask_ending_tokens
 from engine.sample.philox import uniforms
 from engine.sample.sampling_rows import SamplingRows
 from engine.sample.token_history import TokenHistory
-from engine.step import IntArray
+from engine.step import EMPTY_INTS, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,13 @@ class Sampler:
         logits: [num_rows, vocab_size], model dtype; positions: [num_rows] where each new token will stand.
         """
         token_ids, has_nan = self._most_likely(logits)
+        if self._may_wait and self._sampling.is_bare[rows].all() and not has_nan.any():
+            return SampledTokens(token_ids=token_ids, has_nan=has_nan, logprob_rows=EMPTY_INTS)
         is_short = positions < self._sampling.min_length[rows]
         if is_short.any() or not self._sampling.is_plain[rows].all() or (self._may_wait and bool(has_nan.any())):
             token_ids = self._choose(logits, rows, positions)
         elif not self._may_wait:
-            token_ids = torch.where(has_nan, _without_nan(logits).argmax(dim=1), token_ids)
+            token_ids = torch.where(has_nan, _without_nan(logits).argmax(dim=1).to(torch.int32), token_ids)
         asking = np.flatnonzero(self._sampling.num_logprobs[rows] >= 0)
         return SampledTokens(
             token_ids=token_ids.to(torch.int32),

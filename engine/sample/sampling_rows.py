@@ -19,7 +19,8 @@ class SamplingRows:
 
     ``is_plain`` rows take the most likely token of the untouched logits: nothing else of them is looked at, except
     while a plain row has fewer than ``min_tokens`` output tokens. ``num_logprobs`` is -1 where none are wanted. What is
-    drawn for ``reads_history`` rows depends on the tokens that they hold.
+    drawn for ``reads_history`` rows depends on the tokens that they hold. ``is_bare`` rows are plain ones that want
+    nothing but the token, however short they are.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -37,6 +38,7 @@ class SamplingRows:
         self.has_penalties: BoolArray = np.zeros(max_num_seqs, dtype=np.bool_)
         self.reads_history: BoolArray = np.zeros(max_num_seqs, dtype=np.bool_)
         self.is_plain: BoolArray = np.ones(max_num_seqs, dtype=np.bool_)
+        self.is_bare: BoolArray = np.ones(max_num_seqs, dtype=np.bool_)
         self.ending_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
 
     def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> None:
@@ -56,5 +58,6 @@ class SamplingRows:
         has_phrases = sampling.rules is not None and any(len(word) > 1 for word in sampling.rules.bad_words)
         self.reads_history[row] = sampling.has_penalties or has_phrases
         self.is_plain[row] = sampling.is_greedy and not sampling.has_penalties and sampling.rules is None
+        self.is_bare[row] = self.is_plain[row] and sampling.num_logprobs is None and not sampling.min_tokens
         eos_token_ids = () if sampling.ignore_eos else sampling.eos_token_ids
         self.ending_token_ids[row] = tuple({*eos_token_ids, *sampling.stop_token_ids})

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from engine.messages import SamplingParams
 from engine.runner.input_batch import UNKNOWN, InputBatch
@@ -58,6 +62,55 @@ def test_f5_an_unknown_token_is_taken_from_where_its_step_left_it(batch: InputBa
     assert inputs.unknown.rows.tolist() == [1, 3]
     assert inputs.unknown.tokens.tolist() == [0, 3]
     assert inputs.unknown.sources.tolist() == [1, 0]
+
+
+@given(data=st.data(), positions=st.lists(st.integers(0, 63), min_size=1, max_size=6))
+def test_a_decode_step_is_laid_out_as_the_same_rows_beside_a_prefill(data: st.DataObject, positions: list[int]) -> None:
+    """Which takes the way of all other steps."""
+    generator = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
+    batch = InputBatch(max_num_seqs=8, max_model_len=64, block_size=data.draw(st.sampled_from((4, 16))))
+    rows = data.draw(st.permutations(range(8)))
+    batch.apply(
+        dataclasses.replace(
+            step(ints(0), ints(0), ints(1)),
+            new_rows=tuple(
+                dataclasses.replace(
+                    new_row(row, *generator.integers(0, 99, 64)),
+                    block_ids=generator.permutation(99)[: 64 // batch.block_size].astype(np.int32),
+                )
+                for row in range(8)
+            ),
+        )
+    )
+    decoding, firsts = ints(*rows[: len(positions)]), ints(*positions)
+    count = len(positions)
+
+    inputs = batch.prepare(step(decoding, firsts, ints(*[1] * count)))
+    mixed = batch.prepare(step(ints(*decoding, rows[-1]), ints(*firsts, 0), ints(*[1] * count, 2)))
+
+    assert inputs.is_decode
+    assert not mixed.is_decode
+    for name in ("input_ids", "positions", "last_tokens", "sampled_rows", "sampled_positions"):
+        assert getattr(inputs, name).tolist() == getattr(mixed, name)[:count].tolist(), name
+        assert getattr(inputs, name).dtype == getattr(mixed, name).dtype, name
+    ours, theirs = inputs.attention, mixed.attention
+    assert ours.is_decode
+    assert not theirs.is_decode
+    assert ours.query_starts.tolist() == theirs.query_starts[: count + 1].tolist()
+    assert ours.first_positions.tolist() == theirs.first_positions[:count].tolist()
+    assert ours.slots.tolist() == theirs.slots[:count].tolist()
+    num_columns = ours.block_tables.shape[1]
+    assert num_columns == max(positions) // batch.block_size + 1
+    assert ours.block_tables.tolist() == theirs.block_tables[:count, :num_columns].tolist()
+
+
+def test_rows_that_do_not_all_sample_are_no_decode_step(batch: InputBatch) -> None:
+    output = step(ints(1, 3), ints(1, 1), ints(1, 1))
+
+    inputs = batch.prepare(dataclasses.replace(output, is_sampling=np.array([True, False])))
+
+    assert not inputs.is_decode
+    assert inputs.last_tokens.tolist() == [0]
 
 
 def test_f5_once_learned_it_is_known(batch: InputBatch) -> None:
