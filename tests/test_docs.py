@@ -26,7 +26,14 @@ from router.worker_metrics import worker_families
 ROOT = Path(__file__).parents[1]
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text()
-    for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("scripts/*/README.md")])
+    for page in sorted(
+        [
+            *ROOT.glob("*.md"),
+            *ROOT.glob("docs/*.md"),
+            *ROOT.glob("scripts/*/README.md"),
+            ROOT / "benchmarks" / "README.md",
+        ]
+    )
     if page.name != "CHANGELOG.md"  # tells of what was
 }
 ROOMS = ("engine", "kv_transfer", "prefill", "decode", "router", "cluster", "deploy", "tests", "benchmarks", "scripts")
@@ -151,6 +158,14 @@ def defaults() -> dict[str, object]:
 
 
 DEFAULTS = defaults()
+
+
+def test_every_benchmark_and_every_module_of_the_training_is_listed() -> None:
+    benchmarks = [file.stem for file in (ROOT / "benchmarks").glob("*.py") if "__main__" in file.read_text()]
+    modules = [file.stem for file in (ROOT / "scripts" / "train_tiny").glob("*.py") if not file.stem.startswith("_")]
+
+    assert [name for name in benchmarks if f"`python -m benchmarks.{name}`" not in PAGES["benchmarks/README.md"]] == []
+    assert [name for name in modules if f"`{name}`" not in PAGES["scripts/train_tiny/README.md"]] == []
 
 
 def test_every_endpoint_is_explained() -> None:
