@@ -145,7 +145,7 @@ def refuse(config: BatonConfig, model: ServedModel, before: Books | None, addres
     """
     check_http(address=address, host=config.host, port=config.port)
     if before is not None:
-        _refuse_over(before, config, address)
+        _refuse_over(before, config, model, address)
     try:
         plan = make_plan(config, model, nodes_of_ray(list_nodes()))
     except ConfigError as error:
@@ -154,7 +154,7 @@ def refuse(config: BatonConfig, model: ServedModel, before: Books | None, addres
         raise RefusedStartError("; ".join(plan.problems))
 
 
-def _refuse_over(before: Books, config: BatonConfig, address: str) -> None:
+def _refuse_over(before: Books, config: BatonConfig, model: ServedModel, address: str) -> None:
     """Compare with all that may run: an update that was not waited for may have both."""
     shutdown_first = f"run `baton shutdown --address {address}` first, or deploy to another Ray"
     if before.told is not None and before.told.claim.command == SERVE:
@@ -171,6 +171,12 @@ def _refuse_over(before: Books, config: BatonConfig, address: str) -> None:
         raise RefusedStartError(
             f"what runs cannot become this without breaking answers in progress ({'; '.join(forbidden)}): "
             f"{shutdown_first}"
+        )
+    digest = before.told.model_digest if before.told is not None else ""
+    if digest and digest != model.digest():
+        raise RefusedStartError(
+            f"the files in {model.path} are not those that were deployed: workers that start now would say other "
+            f"things than those that run; put the old ones back, or {shutdown_first}"
         )
 
 

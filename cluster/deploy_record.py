@@ -37,10 +37,14 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What Serve was told last, and by which command. Not ``is_taken``: that command was cut off while it told it."""
+    """What Serve was told last, and by which command. Not ``is_taken``: that command was cut off while it told it.
+
+    model_digest: of the model's files as they were then; empty if another version wrote it.
+    """
 
     recorded: Recorded | None
     claim: Claim
+    model_digest: str
     is_taken: bool
 
 
@@ -74,16 +78,18 @@ def read_books() -> Books:
         told = Told(
             recorded=_recorded(values.get("config")),
             claim=Claim.of_values(values.get("claim", {})),
+            model_digest=str(values.get("model_digest", "")),
             is_taken=bool(values.get("is_taken")),
         )
     return Books(told=told, came_up=_recorded(_read(CAME_UP)))
 
 
-def record_told(config: BatonConfig, claim: Claim, *, is_taken: bool) -> None:
+def record_told(config: BatonConfig, claim: Claim, *, model_digest: str, is_taken: bool) -> None:
     """Remember what Serve is about to be told, and then that it took it."""
     content = {
         "config": config.model_dump(mode="json", exclude_unset=True),
         "claim": dataclasses.asdict(claim),
+        "model_digest": model_digest,
         "is_taken": is_taken,
     }
     _internal_kv_put(TOLD, json.dumps(content), overwrite=True, namespace=NAMESPACE)

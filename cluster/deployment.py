@@ -101,7 +101,8 @@ class Deployment:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         config = self.config
         placement = self.place()
-        self._record(is_taken=False)
+        model_digest = self.model.digest() if self.claim is not None else ""
+        self._record(model_digest, is_taken=False)
         proxies = begin_serve(host=config.host, port=config.port, on_every_node=config.address is not None)
         clear_start_reports()
         graph = build_graph(config, self.model, placement)
@@ -109,15 +110,15 @@ class Deployment:
             serve._run(graph, _blocking=False, name=APP_NAME, route_prefix="/")
         except (RayError, RayServeException) as error:
             raise StartError(f"Serve did not take the application: {last_line(error)}") from error
-        self._record(is_taken=True)
+        self._record(model_digest, is_taken=True)
         try:
             wait_for_proxies(proxies)
         except ProxyError as error:
             raise StartError(str(error)) from error
 
-    def _record(self, *, is_taken: bool) -> None:
+    def _record(self, model_digest: str, *, is_taken: bool) -> None:
         if self.claim is not None:
-            record_told(self.config, self.claim, is_taken=is_taken)
+            record_told(self.config, self.claim, model_digest=model_digest, is_taken=is_taken)
 
     def _explained(self, report: StartReport) -> str:
         """Why a worker refuses to start, in words of the configuration."""

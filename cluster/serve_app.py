@@ -49,11 +49,11 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 def _record(config: BatonConfig) -> None:
     """Let `baton deploy`, which may come later, know what runs. Serve takes what it is given, whatever ran before."""
-    claim = Claim.of_this_process(
-        "serve deploy", what=served_model(config).name, job_id=ray.get_runtime_context().get_job_id()
-    )
+    model = served_model(config)
+    job_id = ray.get_runtime_context().get_job_id()
+    claim = Claim.of_this_process("serve deploy", what=model.name, job_id=job_id)
     forget_deployed()
-    record_told(config, claim, is_taken=True)
+    record_told(config, claim, model_digest=model.digest(), is_taken=True)
 
 
 def application(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.config import BatonConfig
 from engine.builtin import builtin_model_dir
+from engine.models.shards import weight_samples
+
+DECISIVE_FILES = ("config.json", "tokenizer.json")
 
 BUILTIN_MODEL_NAME = "baton-tiny"
 BUILTIN_QUESTION = (
@@ -23,6 +27,21 @@ class ServedModel:
 
     path: Path
     name: str
+
+    def digest(self) -> str:
+        """What tells its files from others at the same place: those that decide about tokens.
+
+        Raises:
+            CheckpointError, OSError: They cannot be read.
+        """
+        digest = hashlib.sha256()
+        for name in DECISIVE_FILES:
+            file = self.path / name
+            content = file.read_bytes() if file.is_file() else b""
+            digest.update(len(content).to_bytes(8, "little") + content)
+        for piece in weight_samples(self.path):
+            digest.update(piece)
+        return digest.hexdigest()[:32]
 
     def at(self, config: BatonConfig) -> str:
         """What is served where, in words."""

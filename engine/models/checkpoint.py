@@ -12,13 +12,11 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
 from engine.models.model_config import ModelConfig
-from engine.models.shards import find_shards, shard_error
+from engine.models.shards import find_shards, shard_error, weight_samples
 
 ProgressCallback = Callable[[int, int], None]
 """Called while weights load, with bytes done and bytes in all."""
 
-NUM_HASH_SAMPLES = 64
-HASH_SAMPLE_BYTES = 4096
 MIN_BYTES_PER_WEIGHT = 2
 COMPUTED_TENSOR_SUFFIX = "rotary_emb.inv_freq"
 """Old checkpoints store the rotary frequencies; they follow from config.json."""
@@ -90,22 +88,12 @@ def has_tensor(path: Path, name: str) -> bool:
 def model_hash(path: Path, config: ModelConfig) -> str:
     """A stable identity of a model's weights: two engines whose hashes are equal hold the same KV.
 
-    Digests the shape, each shard's header (names, shapes, offsets) and size, and a sample of the weights' bytes
-    spread over the file, so that it costs milliseconds for any size.
+    Digests the shape and what ``weight_samples`` takes of the files.
 
     Raises:
         CheckpointError: A shard is missing or damaged.
     """
     digest = hashlib.sha256(repr(config).encode())
-    for shard in find_shards(path):
-        size = shard.num_bytes
-        with shard.file.open("rb") as file:
-            header_bytes = min(int.from_bytes(file.read(8), "little"), size)
-            digest.update(size.to_bytes(8, "little"))
-            digest.update(file.read(header_bytes))
-            first = 8 + header_bytes
-            step = max((size - first) // NUM_HASH_SAMPLES, HASH_SAMPLE_BYTES)
-            for offset in range(first, size, step):
-                file.seek(offset)
-                digest.update(file.read(HASH_SAMPLE_BYTES))
+    for piece in weight_samples(path):
+        digest.update(piece)
     return digest.hexdigest()[:32]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from cluster.ray_home import RayUnavailableError, SharedRay
 from cluster.serve_app import build
 from cluster.served_model import served_model
 from cluster.signals import Stopped
+from engine.builtin import builtin_model_dir
 from tests.support.fake_ray import ADDRESS, FAILED, RUNNING, STARTING, FakeRay, fake_ray
 
 
@@ -308,6 +310,31 @@ def test_cluster_that_a_killed_serve_left_is_shut_down_first(ray: FakeRay, port:
 
     assert run_shutdown() == "stopped"
     run_deploy(port)
+
+
+def test_other_weights_at_the_same_place_are_another_model(ray: FakeRay, port: int, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(builtin_model_dir(), path)
+    deploy_from(path, port)
+    deploy_from(path, port)
+    (weights,) = path.glob("*.safetensors")
+    content = weights.read_bytes()
+    trained = len(content) // 2
+    weights.write_bytes(content[:trained] + bytes(byte ^ 1 for byte in content[trained:]))
+
+    with pytest.raises(
+        RefusedStartError, match=rf"the files in {path} are not those that were deployed.*old ones back"
+    ):
+        deploy_from(path, port)
+
+    assert len(ray.told) == 2
+    run_shutdown()
+    deploy_from(path, port)
+
+
+def deploy_from(path: Path, port: int) -> None:
+    config = config_of(port, model=path)
+    deploy(config, served_model(config), ADDRESS, Console(file=io.StringIO()))
 
 
 def lose_ray() -> None:
