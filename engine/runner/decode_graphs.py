@@ -85,17 +85,17 @@ class DecodeGraphs:
         try:
             buffers = self._new_buffers(cache)
             self._device.warm_up(self._work(buffers, attention, largest_first[0]))
-            free = [self._device.free_bytes()]
+            uses = [self._device.memory_use()]
             for size in largest_first[:2]:
                 self._graphs[size] = self._capture_one(buffers, attention, size)
-                free.append(self._device.free_bytes())
+                uses.append(self._device.memory_use())
         except CAPTURE_FAILURES as error:
             self._fail(error)
             return 0
         self._drop()
-        num_bytes = cache.layout.block_bytes + buffers.num_bytes + max(free[0] - free[1], 0)
-        if len(free) > 2:
-            num_bytes += max(free[1] - free[2], 0) * (len(largest_first) - 1)
+        num_bytes = cache.layout.block_bytes + buffers.num_bytes + uses[1].growth_since(uses[0])
+        if len(uses) > 2:
+            num_bytes += uses[2].growth_since(uses[1]) * (len(largest_first) - 1)
         return num_bytes
 
     @torch.inference_mode()

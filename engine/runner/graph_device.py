@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 Work = Callable[[], torch.Tensor]
 """Work on the device that reads and writes the same memory whenever it is called, and allocates what it returns."""
+
+
+MAX_DRIVER_BYTES = 64 << 20
+"""What the driver keeps for one graph beside the memory that it works in, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """own_bytes: what tensors of this process take. device_bytes: what is taken by whomever, for whatever."""
+
+    own_bytes: int
+    device_bytes: int
+
+    def growth_since(self, before: MemoryUse) -> int:
+        """Bytes that one graph took, by the driver's keeping too; but not what another process took meanwhile."""
+        own = self.own_bytes - before.own_bytes
+        others = self.device_bytes - before.device_bytes - own
+        return max(own, 0) + min(max(others, 0), MAX_DRIVER_BYTES)
 
 
 class Event(Protocol):
@@ -48,8 +67,8 @@ class GraphDevice(Protocol):
     def release(self) -> None:
         """Give back the memory of graphs that nobody holds any more; later captures share memory of their own."""
 
-    def free_bytes(self) -> int:
-        """Memory of the device that nobody has taken."""
+    def memory_use(self) -> MemoryUse:
+        """What is taken of the device's memory now."""
 
     def new_staging(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeroed host memory that the device can copy from while the host goes on."""
@@ -100,12 +119,12 @@ class CUDAGraphDevice:
         torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()
 
-    def free_bytes(self) -> int:
-        """See ``GraphDevice``. Asked of the driver: it keeps what belongs to a graph itself beside torch's memory."""
+    def memory_use(self) -> MemoryUse:
+        """See ``GraphDevice``."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return free
+        free, total = torch.cuda.mem_get_info(self._device)
+        return MemoryUse(own_bytes=torch.cuda.memory_reserved(self._device), device_bytes=total - free)
 
     def new_staging(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """See ``GraphDevice``."""

@@ -9,7 +9,7 @@ import torch
 from engine.attention.cuda import CUDAAttention
 from engine.attention.varlen import VarlenKernel, VarlenShape
 from engine.runner.device_parts import DeviceParts
-from engine.runner.graph_device import Event, Graph, Work
+from engine.runner.graph_device import Event, Graph, MemoryUse, Work
 from engine.runner.kv_cache import KVCache
 from tests.support.graph_trace import GraphTrace
 from tests.support.varlen_double import VarlenDouble, kernels_over
@@ -51,18 +51,22 @@ class FakeGraph:
 
 
 class FakeGraphDevice:
-    """Captures on the CPU. ``fails`` may raise for a batch size; ``bytes_of`` is what a graph of one size takes."""
+    """Captures on the CPU. ``fails`` may raise for a batch size; ``bytes_of`` is what a graph of one size takes, and
+    ``others_take`` what another process takes whenever one looks.
+    """
 
     def __init__(
         self,
         *,
         fails: Callable[[int], Exception | None] = lambda _: None,
         bytes_of: Callable[[int], int] = lambda _: 0,
+        others_take: int = 0,
     ) -> None:
         self._fails = fails
         self._bytes_of = bytes_of
         self._current: GraphTrace | None = None
-        self._free_bytes = 1 << 30
+        self._others_take = others_take
+        self._others_bytes = 0
         self._taken: list[int] = []
         self.graphs: dict[int, FakeGraph] = {}
         self.captured_sizes: list[int] = []
@@ -100,9 +104,11 @@ class FakeGraphDevice:
         self._taken.clear()
         self.graphs.clear()
 
-    def free_bytes(self) -> int:
-        """See ``GraphDevice``."""
-        return self._free_bytes - sum(self._taken)
+    def memory_use(self) -> MemoryUse:
+        """See ``GraphDevice``. For each graph the driver takes a tenth of its bytes more."""
+        self._others_bytes += self._others_take
+        own = sum(self._taken)
+        return MemoryUse(own_bytes=own, device_bytes=own + own // 10 + self._others_bytes)
 
     def new_staging(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         """See ``GraphDevice``."""

@@ -13,6 +13,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.runner.decode_graphs import MAX_CAPTURE_S, DecodeGraphs, GraphSettings
+from engine.runner.graph_device import MAX_DRIVER_BYTES
 from engine.runner.graph_ladder import ladder_sizes
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.clock import ManualClock
@@ -182,13 +183,21 @@ def test_capturing_ends_in_time_and_the_sizes_left_out_run_without(
         assert graphs.run(rig.random_step(rng, [5, 6])) is not None
 
 
+def test_what_another_process_takes_meanwhile_is_not_the_graphs(checkpoint: CheckpointMaker) -> None:
+    """An engine that starts on the same GPU loads gigabytes while this one measures."""
+    device = FakeGraphDevice(bytes_of=lambda _: 1 << 20, others_take=10 << 30)
+    rig = DecodeRig.build(checkpoint("llama"), sizes=SIZES, device=device)
+    graph_bytes = (1 << 20) + MAX_DRIVER_BYTES
+    assert rig.graphs.measure(rig.cache, rig.attention) < (len(SIZES) + 1) * graph_bytes
+
+
 def test_memory_is_estimated_from_the_two_largest_and_given_back(checkpoint: CheckpointMaker) -> None:
     device = FakeGraphDevice(bytes_of=lambda size: {8: 5000, 4: 300}[size])
     rig = DecodeRig.build(checkpoint("llama"), sizes=SIZES, device=device)
     num_bytes = rig.graphs.measure(rig.cache, rig.attention)
     num_columns = -(-MAX_MODEL_LEN // rig.cache.layout.block_size)
     buffers = 8 * (4 * 8 + 1) + 4 * 8 * num_columns + 4 * 9
-    assert num_bytes == rig.cache.layout.block_bytes + buffers + 5000 + 3 * 300
+    assert num_bytes == rig.cache.layout.block_bytes + buffers + 5500 + 3 * 330
     assert device.graphs == {}
     assert rig.graphs.captured_sizes == ()
     assert rig.run(rig.random_step(np.random.default_rng(0), [5])) is None
