@@ -33,13 +33,25 @@ def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
 
 def explain(error: httpx.HTTPError, url: str) -> str:
     """One line for somebody who expected a cluster at ``url``."""
+    if isinstance(error, httpx.ConnectError) and "SSL" in str(error):
+        return f"{url} cannot be asked over TLS ({error}): try http://, as without a proxy in front of the cluster"
     if isinstance(error, httpx.ConnectError):
-        return f"nothing answers at {url}: is `baton serve` running there?"
+        return f"nothing answers at {url}: is `baton serve` running there? --url names another place"
     if isinstance(error, NotBatonError):
         return f"what answers at {url} is no Baton cluster: {error}"
     if isinstance(error, httpx.HTTPStatusError):
-        return f"{url} answered {error.response.status_code}: {message_of(error.response)}"
+        return f"{url} answered {error.response.status_code}: {message_of(error.response)}{_remedy_of(error.response)}"
+    if isinstance(error, httpx.TimeoutException):
+        return f"{url} did not answer in time ({type(error).__name__}): is its machine busy, or is that another server?"
     return f"{url}: {type(error).__name__}: {error}"
+
+
+def _remedy_of(response: httpx.Response) -> str:
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        return "; --api-key sends one, or BATON_API_KEY in the environment"
+    if response.status_code == httpx.codes.NOT_FOUND and _openai_message(response) is None:
+        return "; is that a Baton cluster? --url is without a path, such as http://127.0.0.1:8000"
+    return ""
 
 
 def bearer(api_key: str) -> dict[str, str]:
@@ -71,7 +83,12 @@ def cluster_url(text: str) -> str:
 
 def message_of(response: httpx.Response) -> str:
     """The message in OpenAI's error shape, or the beginning of the body."""
+    message = _openai_message(response)
+    return response.text[:200] if message is None else message
+
+
+def _openai_message(response: httpx.Response) -> str | None:
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return response.text[:200]
+        return None

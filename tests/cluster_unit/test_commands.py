@@ -163,6 +163,40 @@ def test_refused_connection_asks_whether_anything_runs() -> None:
     assert "is `baton serve` running" in explain(httpx.ConnectError("refused"), "http://127.0.0.1:1")
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "line"),
+    [
+        (401, {"error": {"message": "no API key was sent"}}, "answered 401: no API key was sent; --api-key sends one"),
+        (404, {"detail": "Not Found"}, "is that a Baton cluster? --url is without a path"),
+    ],
+)
+def test_error_answer_that_the_caller_can_mend_says_how(status: int, body: object, line: str) -> None:
+    request = httpx.Request("GET", "http://x/status")
+    response = httpx.Response(status, json=body, request=request)
+
+    assert line in explain(httpx.HTTPStatusError(str(status), request=request, response=response), "http://x")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number"), "cannot be asked over TLS"),
+        (httpx.ReadTimeout("timed out"), "did not answer in time (ReadTimeout)"),
+    ],
+)
+def test_server_that_cannot_be_spoken_with_is_told_from_none(error: httpx.HTTPError, line: str) -> None:
+    assert line in explain(error, "https://x")
+
+
+def test_worker_that_is_not_there_does_not_put_the_cluster_in_doubt() -> None:
+    request = httpx.Request("POST", "http://x/admin/drain")
+    response = httpx.Response(404, json={"error": {"message": "no worker 'abc'"}}, request=request)
+
+    line = explain(httpx.HTTPStatusError("404", request=request, response=response), "http://x")
+
+    assert line == "http://x answered 404: no worker 'abc'"
+
+
 def test_error_answer_is_shown_with_its_message() -> None:
     request = httpx.Request("GET", "http://x/v1/models")
     response = httpx.Response(503, json={"error": {"message": "no healthy replica"}}, request=request)
