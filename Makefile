@@ -53,7 +53,7 @@ test-cluster: $(STAMP)
 
 # All that runs on a GPU: needs CUDA.
 test-gpu: $(STAMP)
-	$(TEST_ENV) $(BIN)/python -m pytest tests/gpu
+	$(TEST_ENV) $(BIN)/python -m pytest -W default tests/gpu
 
 fuzz: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m scripts.fuzz --cases 5000 $(ARGS)

@@ -58,9 +58,16 @@ def served_model(oracle_case: Callable[[str], OracleCase]) -> Path:
 _WATCHED = ("BATON_", "CUDA_", "HF_", "HOME", "NIXL_", "OMP_", "PATH", "PYTHON", "TMPDIR", "UCX_")
 """Variables by how their names begin. Others are set by libraries when they are first imported."""
 
+_OF_TORCH = "CUDA_MODULE_LOADING"
+"""Set by some versions of torch when they first use a GPU."""
+
 
 def _surroundings() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(_WATCHED)}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_WATCHED) and not name.startswith(_OF_TORCH)
+    }
 
 
 _ROOT = Path(__file__).parent.parent

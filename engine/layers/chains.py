@@ -64,8 +64,8 @@ def choose_chains(
         raise ConfigError(f"gpu.compile_elementwise is true, but the device is {device}; set it to auto or false")
     try:
         return compile_chains(device, dtype, eps=eps, compile_=compile_)
-    except (RuntimeError, ImportError, OSError) as error:  # no Triton, no compiler, a GPU too old for them
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # no Triton, no compiler, no headers, too old a GPU: each has errors of its own
+        reason = str(error).partition("\n")[0] or type(error).__name__
         if asked is True:
             raise ConfigError(f"gpu.compile_elementwise is true, but nothing can be compiled: {reason}") from error
         logger.warning("elementwise operators are not compiled, which is slower: %s", reason)

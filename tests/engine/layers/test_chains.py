@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -55,11 +56,24 @@ def test_nothing_is_compiled_on_a_cpu_or_where_it_is_off() -> None:
     assert choose_chains(False, OTHER, torch.float32, eps=EPS, compile_=_refuse) is None
 
 
-def test_where_nothing_can_be_compiled_operators_do_and_one_warning_says_why(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no compiler here\nand many lines more"), "no compiler here"),
+        (subprocess.CalledProcessError(1, "gcc"), "Command 'gcc' returned non-zero exit status 1."),
+        (NotImplementedError(), "NotImplementedError"),
+    ],
+)
+def test_where_nothing_can_be_compiled_operators_do_and_one_warning_says_why(
+    caplog: pytest.LogCaptureFixture, error: Exception, reason: str
+) -> None:
+    def refuse(function: Function) -> Function:
+        raise error
+
     with caplog.at_level(logging.WARNING):
-        assert choose_chains("auto", OTHER, torch.float32, eps=EPS, compile_=_refuse) is None
+        assert choose_chains("auto", OTHER, torch.float32, eps=EPS, compile_=refuse) is None
     assert [record.getMessage() for record in caplog.records] == [
-        "elementwise operators are not compiled, which is slower: no compiler here"
+        f"elementwise operators are not compiled, which is slower: {reason}"
     ]
 
 
