@@ -114,7 +114,7 @@ _THING_PLOTS = (
         ("And that was better than gold.", "Nobody else ever heard the {word} talk."),
     ),
     (
-        ("{other} wanted to have the {word} too.", "{other} had never seen such a {adj} {word}."),
+        ("{other} wanted to have the {word} too.", "{other} had never seen such {a_adj_word}."),
         ("At first they argued about it.", "So they went to the {place2} to talk about it."),
         ("Then they shared the {word} and had fun.", "Then they made a second {word} together."),
         ("Sharing made both of them happy.", "Now there is joy everywhere around the {place3}."),
@@ -171,7 +171,6 @@ def story(rng: Random, word: str) -> str:
     place2 = choose.choose_other(PLACES, place)
     slots = {
         "word": word,
-        "adj": adjective,
         "a_adj_word": article(f"{adjective} {word}"),
         "home": animal.home if animal else "",
         "food": animal.food if animal else "",

@@ -4,7 +4,7 @@ from random import Random
 
 from .messages import Exchange
 from .split import Split, split_of
-from .words import CODAS, LIST_WORDS, NAMES, ONSETS, VOWELS, capitalize, words_of
+from .words import CODAS, LIST_WORDS, NAMES, ONSETS, VOWELS, article, capitalize, words_of
 
 MAX_LIST_WORDS, MAX_LONG_LIST_WORDS = 8, 16
 MAX_COUNT_START = 95
@@ -70,7 +70,7 @@ _UNSUPPORTED = (
     "Can you book a flight to {place}?",
     "What time is it?",
     "What day is it today?",
-    "Draw a picture of a {word}.",
+    "Draw a picture of {a_word}.",
     "Summarize this article.",
     "Who wrote this book?",
     "How old is the earth?",
@@ -162,9 +162,11 @@ def add_exchange(rng: Random, split: Split, *, smallest: int = 0) -> Exchange:
 
 def refusal_exchange(rng: Random) -> Exchange:
     """Ask for what the model cannot do; it says so politely."""
+    place, word = rng.choice(_COUNTRIES), rng.choice(LIST_WORDS)
     request = rng.choice(_UNSUPPORTED).format(
-        place=rng.choice(_COUNTRIES),
-        word=rng.choice(LIST_WORDS),
+        place=place,
+        word=word,
+        a_word=article(word),
         name=rng.choice(NAMES),
         a=rng.randint(2, 99),
         b=rng.randint(2, 99),

@@ -12,7 +12,7 @@ from scripts.train_tiny.messages import Message, Role
 from scripts.train_tiny.probes import probes, recall_probe
 from scripts.train_tiny.split import Split, split_of
 from scripts.train_tiny.stories import story
-from scripts.train_tiny.tasks import add_exchange, count_exchange, list_exchange
+from scripts.train_tiny.tasks import add_exchange, count_exchange, list_exchange, refusal_exchange
 from scripts.train_tiny.words import ANIMALS, THINGS
 
 
@@ -113,3 +113,11 @@ def test_stories_name_their_word_and_leave_no_slot_open() -> None:
         assert "{" not in text
         assert text.endswith(".")
         assert 3 <= len(re.findall(r"\.( |$)", text)) <= 5
+
+
+def test_articles_fit_the_word_behind_them() -> None:
+    rng = Random(2)
+    text = " ".join(story(rng, rng.choice(THINGS)) for _ in range(2000))
+    text += " ".join(refusal_exchange(rng).user for _ in range(2000))
+
+    assert re.findall(r"\b[Aa] [aeiou]\w*|\b[Aa]n [^aeiou\W]\w*", text) == []
