@@ -14,8 +14,8 @@ from cluster.config import BatonConfig
 Key = tuple[str, ...]
 """A key with its sections: ``("decode", "cache", "num_blocks")``."""
 
-MAX_TRIALS = 100
-"""Of one group. What would take more is a configuration that nobody meant."""
+NUM_ONE_BY_ONE = 8
+"""Changes of a group that are tried in turn. The plan of a large cluster takes a second, and each trial is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,27 @@ class Change:
 def first_that_helps(
     changes: Iterable[Change], config: BatonConfig, helps: Callable[[BatonConfig], bool]
 ) -> Change | None:
-    """The first change with which the configuration does what it should; None where none of them does."""
-    for _, change in zip(range(MAX_TRIALS), changes, strict=False):
+    """The first change with which the configuration does what it should; None where none of them does.
+
+    They change more and more: of many, the first that helps lies between one that does not and the last, if that does.
+    """
+
+    def does_help(change: Change) -> bool:
         changed = change.applied(config)
-        if changed is not None and helps(changed):
-            return change
-    return None
+        return changed is not None and helps(changed)
+
+    every = list(changes)
+    found = next((change for change in every[:NUM_ONE_BY_ONE] if does_help(change)), None)
+    if found is not None or len(every) <= NUM_ONE_BY_ONE or not does_help(every[-1]):
+        return found
+    without, helping = NUM_ONE_BY_ONE - 1, len(every) - 1
+    while helping - without > 1:
+        middle = (without + helping) // 2
+        if does_help(every[middle]):
+            helping = middle
+        else:
+            without = middle
+    return every[helping]
 
 
 def _value_of(config: BatonConfig, key: Key) -> Any:

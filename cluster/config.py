@@ -40,6 +40,9 @@ from router.settings import MetricsCompat, RouterSettings
 HttpProxy = Literal["serve", "haproxy"]
 PoolName = Literal["prefill", "decode"]
 
+MAX_PER_NODE = 100
+"""Serve's own limit."""
+
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -71,7 +74,7 @@ class PoolSection(Section):
     max_per_node: int | None = Field(
         default=None,
         ge=1,
-        le=100,
+        le=MAX_PER_NODE,
         description="Workers of this pool on one machine at most, so that no machine takes too many along when it "
         "dies; the replacement of a worker then waits for a machine with fewer. Null: spread as well as Ray can.",
     )

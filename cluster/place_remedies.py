@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from cluster.change import Change, Key
-from cluster.config import BatonConfig, PoolName
+from cluster.config import MAX_PER_NODE, BatonConfig, PoolName
 from cluster.inventory import Node
 from cluster.names import ROUTER
 from cluster.placement import POOLS, SMALL_CPU_SHARE, Placed, Placement, first_replicas, pool_section
@@ -63,8 +63,9 @@ def _fewer_of_pool(config: BatonConfig, pool: PoolName) -> Iterator[Change]:
 
 def _more_per_node(config: BatonConfig, pool: PoolName) -> Iterator[Change]:
     limit = pool_section(config, pool).max_per_node
-    for more in range((limit or 0) + 1, first_replicas(config, pool) + 1) if limit is not None else ():
-        yield Change.of(((pool, "max_per_node"), more))
+    if limit is not None:
+        for more in range(limit + 1, min(first_replicas(config, pool), MAX_PER_NODE) + 1):
+            yield Change.of(((pool, "max_per_node"), more))
 
 
 def _less_of_amounts(config: BatonConfig, pool: PoolName, nodes: Sequence[Node]) -> Iterator[Change]:

@@ -104,6 +104,11 @@ CASES: dict[str, tuple[list[Node], str]] = {
         hosts(2),
         "prefill: {scheduler: {enable_chunked_prefill: false, max_num_batched_tokens: 256}}",
     ),
+    "dozens too many": (
+        hosts(6, gpus=4),
+        "device: cuda\ndtype: bfloat16\nprefill_replicas: 40\ndecode_replicas: 12",
+    ),
+    "dozens too many for each machine": (hosts(4), "decode_replicas: 80\ndecode: {max_per_node: 3}"),
     SEVERAL: (
         hosts(2, gpus=1),
         "device: cuda\ndtype: float32\ndecode_replicas: 3\ncache: {num_blocks: 4}\nrouter_replicas: 400",
@@ -178,6 +183,7 @@ def test_plan_fits_when_its_remedies_are_followed_one_after_the_other(case: str,
         ("the other pool took all GPUs", "prefill_replicas"),
         ("router beside workers that reserve all", "prefill.num_cpus"),
         ("too many routers", "router_replicas"),
+        ("dozens too many", "prefill_replicas"),
         ("blocks for both", "cache.num_blocks"),
         ("blocks for one", "decode.cache.num_blocks"),
         ("blocks for both, and others for one", "decode.cache.num_blocks"),
@@ -193,6 +199,14 @@ def test_key_is_the_one_that_decides(case: str, key: str) -> None:
 
     assert key in [named for changes in changes_in(problem) for named, _ in changes]
     assert not re.search(r"(?<!\w)router\.max_per_node", problem)
+
+
+def test_change_is_no_larger_than_it_needs_to_be() -> None:
+    nodes, text = CASES["dozens too many for each machine"]
+
+    (problem,) = plan_of(nodes, yaml.safe_load(text)).problems
+
+    assert changes_in(problem) == [[("decode_replicas", 12)], [("decode.max_per_node", 20)]]
 
 
 def test_resource_that_no_machine_offers_is_enough_for_all_workers_where_it_is_added() -> None:
