@@ -34,7 +34,7 @@ from cluster.deployment import Deployment, RefusedStartError, StartError, TakenO
 from cluster.inventory import nodes_of_ray
 from cluster.names import APP_NAME
 from cluster.plan import make_plan
-from cluster.ray_home import RayUnavailableError, check_http, connect, hold, is_deployed, list_nodes
+from cluster.ray_home import RayUnavailableError, check_http, connect, hold, is_deployed, is_occupied, list_nodes
 from cluster.readiness import wait_until_ready
 from cluster.serve_start import last_line
 from cluster.serve_status import applications, delete_application
@@ -106,9 +106,9 @@ def look(address: str) -> Books | None:
     What Serve was told while nobody waited has come up if the application runs.
 
     Raises:
-        RayUnavailableError: Serve cannot say.
+        RayUnavailableError: It is being taken off, or Serve cannot say.
     """
-    if not is_deployed(address):
+    if not is_occupied(address):
         forget_deployed()  # of one that somebody took off without us
         return None
     books = read_books()

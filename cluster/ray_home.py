@@ -16,6 +16,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from cluster.claim import SERVE, Claim, ClaimedError, give_back, take_claim
 from cluster.config import BatonConfig
@@ -159,7 +160,7 @@ class SharedRay:
         """
         connect(self._address)
         self._held = hold(SERVE, what=self._what, address=self._address)
-        if is_deployed(self._address):
+        if is_occupied(self._address):
             told = read_books().told
             raise RayUnavailableError(
                 f"the Ray at {self._address} already runs a Baton cluster{f', {told.claim}' if told else ''}: end it "
@@ -238,17 +239,36 @@ def living_jobs() -> set[str]:
 
 
 def is_deployed(address: str) -> bool:
-    """True when Serve knows our application.
+    """True when Serve knows our application, be it one that is going.
 
     Raises:
         RayUnavailableError: It cannot say.
     """
+    return _application(address) is not None
+
+
+def is_occupied(address: str) -> bool:
+    """True when our application is there, and not on its way out.
+
+    Raises:
+        RayUnavailableError: It is on its way out, or Serve cannot say.
+    """
+    application = _application(address)
+    if application is not None and application.status == ApplicationStatus.DELETING:
+        raise RayUnavailableError(
+            f"the cluster that was on the Ray at {address} is still being taken off, and finishes its requests "
+            "(health.drain_timeout_s): try again when it is gone"
+        )
+    return application is not None
+
+
+def _application(address: str) -> ApplicationStatusOverview | None:
     known = applications()
     if known is None:
         raise RayUnavailableError(
             f"Serve's controller on the Ray at {address} restarts and cannot say what runs: try again in a moment"
         )
-    return APP_NAME in known
+    return known.get(APP_NAME)
 
 
 def connect(address: str) -> None:

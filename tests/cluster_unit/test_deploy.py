@@ -25,7 +25,7 @@ from cluster.serve_app import build
 from cluster.served_model import served_model
 from cluster.signals import Stopped
 from engine.builtin import builtin_model_dir
-from tests.support.fake_ray import ADDRESS, FAILED, RUNNING, STARTING, FakeRay, fake_ray
+from tests.support.fake_ray import ADDRESS, FAILED, LEAVING, RUNNING, STARTING, FakeRay, fake_ray
 
 
 class Ready(BaseHTTPRequestHandler):
@@ -310,6 +310,22 @@ def test_cluster_that_a_killed_serve_left_is_shut_down_first(ray: FakeRay, port:
 
     assert run_shutdown() == "stopped"
     run_deploy(port)
+
+
+def test_cluster_that_is_still_going_is_waited_for_by_the_caller(ray: FakeRay, port: int) -> None:
+    run_deploy(port)
+    ray.applications[APP_NAME] = LEAVING
+    second = other_serve(port)
+
+    with pytest.raises(RayUnavailableError, match="still being taken off, and finishes its requests"):
+        run_deploy(port, served_model_name="other")
+    with pytest.raises(RayUnavailableError, match="still being taken off"):
+        second.start()
+    second.stop()
+
+    assert len(ray.told) == 1
+    assert run_shutdown() == "stopped"
+    run_deploy(port, served_model_name="other")
 
 
 def test_other_weights_at_the_same_place_are_another_model(ray: FakeRay, port: int, tmp_path: Path) -> None:

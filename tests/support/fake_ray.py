@@ -21,6 +21,7 @@ from cluster.names import APP_NAME
 from cluster.signals import STOP_SIGNALS
 
 RUNNING, STARTING, FAILED = ApplicationStatus.RUNNING, ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED
+LEAVING = ApplicationStatus.DELETING
 ADDRESS = "10.0.0.10:6379"
 
 
