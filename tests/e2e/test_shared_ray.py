@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -93,6 +94,40 @@ def test_sample_for_serve_deploy_starts_and_is_shut_down_like_any_other(tmp_path
         assert stopped.returncode == 0, stopped.stderr
         assert "stopped" in stopped.stderr
         ray.wait_until_serve_is_gone()
+
+
+@pytest.mark.timeout(400)
+def test_deployment_that_nobody_waits_for_is_remembered(served_model: Path, tmp_path: Path) -> None:
+    def deploy(ray: SharedRayProcess, **changes: object) -> subprocess.CompletedProcess[str]:
+        file = tmp_path / "baton.yaml"
+        file.write_text(yaml.safe_dump({**config, **changes}))
+        return run_baton(
+            *("deploy", "--config", str(file), "--address", ray.address),
+            environment=ray.environment,
+            timeout_s=START_TIMEOUT_S,
+        )
+
+    config = {"model": str(served_model), "port": free_port()}
+    with shared_ray() as ray:
+        first = ClusterProcess(config, command=("deploy", "--address", ray.address), environment=ray.environment)
+        try:
+            first.wait_for_output("starting workers and router")
+            assert first.stop() != 0
+            assert "Serve goes on" in first.log
+        finally:
+            first.close()
+
+        other = deploy(ray, model=None)
+        same = deploy(ray)
+
+        assert other.returncode == 2, other.stderr
+        assert "breaking answers in progress (model" in other.stderr
+        assert same.returncode == 0, same.stderr
+        wait_until_ready(f"http://127.0.0.1:{config['port']}", timeout_s=START_TIMEOUT_S)
+        stopped = run_baton(
+            "shutdown", "--address", ray.address, environment=ray.environment, timeout_s=START_TIMEOUT_S
+        )
+        assert stopped.returncode == 0, stopped.stderr
 
 
 @pytest.mark.timeout(400)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,16 @@ POLL_PERIOD_S = 0.1
 
 
 class ClusterProcess:
-    """One `baton serve`. Its output, its sockets and its logs lie in a folder that it must leave empty."""
+    """One `baton serve`, or another command that takes its time. Its output, its sockets and its logs lie in a folder
+    that it must leave empty."""
 
     def __init__(
-        self, config: Mapping[str, Any], *, sample: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        config: Mapping[str, Any],
+        *,
+        sample: Path | None = None,
+        command: Sequence[str] = ("serve",),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start it from a configuration; or from a sample file, with what is in the configuration as flags."""
         self.port = free_port()
@@ -43,7 +49,7 @@ class ClusterProcess:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()] if sample else []
         self._log = (self.folder / "log").open("wb")
         self._process = subprocess.Popen(
-            [str(BATON), "serve", "--config", str(sample or config_file), *flags],
+            [str(BATON), *command, "--config", str(sample or config_file), *flags],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
