@@ -46,8 +46,11 @@ def settings_of(name: str, args: argparse.Namespace) -> dict[str, object]:
     return {**all_local, "decode": {"num_threads": 2, "scheduler": chunks}}
 
 
-def mixed_load(rate: float, args: argparse.Namespace) -> list[Arrival]:
-    """``rate`` streams a second, and every ``burst_period`` seconds as many long prompts as arrived streams in it."""
+def mixed_load(rate: float, args: argparse.Namespace, *, part: int) -> list[Arrival]:
+    """``rate`` streams a second, and every ``burst_period`` seconds ``burst_share`` long prompts for each of them.
+
+    No two parts have a prompt in common, which a cluster would find in its prefix cache.
+    """
     num_streams = max(4, int(rate * args.seconds))
     streams = poisson_arrivals(
         LoadSpec(
@@ -56,11 +59,11 @@ def mixed_load(rate: float, args: argparse.Namespace) -> list[Arrival]:
             num_prompt_tokens=args.stream_prompt_tokens,
             num_output_tokens=args.stream_output_tokens,
             vocab_size=VOCAB_SIZE,
-            seed=1,
+            seed=2 * part,
         ),
         kind=STREAM,
     )
-    rng = random.Random(2)
+    rng = random.Random(2 * part + 1)
     per_burst = max(1, round(rate * args.burst_period * args.burst_share))
     bursts = [
         Arrival(
@@ -116,9 +119,10 @@ def measure(name: str, model: Path, args: argparse.Namespace) -> list[Row]:
         file.flush()
         rows: list[Row] = []
         with served_cluster(["--config", file.name]) as url:
-            asyncio.run(send_all(url, mixed_load(args.rates[0], args)[:4]))
-            for rate in args.rates:
-                rows.extend(cluster_rows(name, rate, asyncio.run(send_all(url, mixed_load(rate, args))), args))
+            asyncio.run(send_all(url, mixed_load(args.rates[0], args, part=0)[:4]))
+            for part, rate in enumerate(args.rates, start=1):
+                timings = asyncio.run(send_all(url, mixed_load(rate, args, part=part)))
+                rows.extend(cluster_rows(name, rate, timings, args))
                 print(f"{name} at {rate:g} streams/s: done", flush=True)
         return rows
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.disagg import mixed_load
 from benchmarks.engine import Prompts, Side, alternate
 from benchmarks.report import Row
 from benchmarks.routing import World, read_trace, with_ratios
@@ -27,6 +28,22 @@ class Listener:
 
     def decode_s(self, prompts: Prompts, num_tokens: int) -> float:
         raise AssertionError
+
+
+def test_no_rate_of_the_mixed_load_brings_a_prompt_that_an_earlier_one_left_in_the_cache() -> None:
+    lengths = {
+        "stream_prompt_tokens": 32,
+        "stream_output_tokens": 8,
+        "burst_prompt_tokens": 64,
+        "burst_output_tokens": 2,
+    }
+    args = argparse.Namespace(seconds=20.0, burst_period=2.0, burst_share=1.0, **lengths)
+
+    loads = [mixed_load(0.5, args, part=part) for part in range(3)]
+
+    beginnings = [tuple(arrival.prompt[:16]) for load in loads for arrival in load]
+    assert len(set(beginnings)) == len(beginnings)
+    assert all({arrival.kind for arrival in load} == {"stream", "burst"} for load in loads)
 
 
 def test_every_side_gets_the_same_prompts_and_new_ones_in_each_round() -> None:
