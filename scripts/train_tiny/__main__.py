@@ -12,7 +12,7 @@ from .export import export
 from .model import ModelConfig
 from .schedule import Schedule
 from .tokenizer import load_tokenizer, train_tokenizer
-from .train import CHECKPOINT_NAME, TrainConfig, Trainer
+from .train import CHECKPOINT_NAME, OtherRunError, TrainConfig, Trainer
 
 DEFAULT_NUM_STEPS = 10000
 _NUM_TOKENIZER_CHATS = 4000
@@ -27,7 +27,10 @@ def _train(args: argparse.Namespace) -> None:
         tokenizer.save(str(directory / "tokenizer.json"))
     schedule = Schedule(num_steps=args.steps, max_minutes=args.max_minutes)
     config = TrainConfig(schedule=schedule, seed=args.seed, num_threads=args.threads, compile=not args.no_compile)
-    Trainer(config, ModelConfig(), load_tokenizer(directory), directory).run()
+    try:
+        Trainer(config, ModelConfig(), load_tokenizer(directory), directory).run()
+    except OtherRunError as error:
+        raise SystemExit(str(error)) from error
 
 
 def _export(args: argparse.Namespace) -> None:

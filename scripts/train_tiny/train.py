@@ -49,8 +49,16 @@ class RunState:
     elapsed_s: float = 0.0
 
 
+class OtherRunError(Exception):
+    """The folder holds the checkpoint of a run with other text."""
+
+
 class Trainer:
-    """Trains one model in ``directory``, which holds the checkpoint."""
+    """Trains one model in ``directory``, which holds the checkpoint.
+
+    Raises:
+        OtherRunError: The checkpoint is not of this seed.
+    """
 
     def __init__(self, config: TrainConfig, model_config: ModelConfig, tokenizer: Tokenizer, directory: Path) -> None:
         torch.set_num_threads(config.num_threads)
@@ -142,6 +150,7 @@ class Trainer:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "step": self.state.step,
             "elapsed_s": self.state.elapsed_s,
+            "seed": self.config.seed,
         }
         partial = self._checkpoint.with_suffix(".partial")
         torch.save(content, partial)
@@ -149,6 +158,11 @@ class Trainer:
 
     def _load(self) -> None:
         content = torch.load(self._checkpoint, weights_only=True)
+        if content["seed"] != self.config.seed:
+            raise OtherRunError(
+                f"{self._checkpoint} was begun with --seed {content['seed']}, not {self.config.seed}: go on with that "
+                "seed, or name another folder with --out"
+            )
         self.model.load_state_dict(content["model"])
         for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(state)

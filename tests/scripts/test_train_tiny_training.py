@@ -17,7 +17,7 @@ from scripts.train_tiny.export import WEIGHTS_NAME, export
 from scripts.train_tiny.model import ModelConfig, TinyLlama
 from scripts.train_tiny.schedule import Schedule
 from scripts.train_tiny.tokenizer import load_tokenizer
-from scripts.train_tiny.train import CHECKPOINT_NAME, TrainConfig, Trainer
+from scripts.train_tiny.train import CHECKPOINT_NAME, OtherRunError, TrainConfig, Trainer
 
 SMALL = ModelConfig(
     hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16
@@ -66,6 +66,13 @@ def test_another_seed_sees_other_text(tmp_path: Path, tokenizer: Tokenizer) -> N
     second = trained(tmp_path / "2", tokenizer, replace(CONFIG, seed=2))
 
     assert not torch.equal(first.model.model.embed_tokens.weight, second.model.model.embed_tokens.weight)
+
+
+def test_a_folder_goes_on_with_the_seed_that_it_was_begun_with(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    trained(tmp_path / "run", tokenizer)
+
+    with pytest.raises(OtherRunError, match=r"last\.pt was begun with --seed 1, not 2: .* --out"):
+        trained(tmp_path / "run", tokenizer, replace(CONFIG, seed=2))
 
 
 def test_exported_model_is_what_was_trained(tmp_path: Path, tokenizer: Tokenizer) -> None:
