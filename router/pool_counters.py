@@ -12,9 +12,6 @@ _MAX_REMEMBERED = 64
 _MAX_FOLDED = 256
 """Of those before them so many are known by name, so that another router that still lists one adds nothing."""
 
-FORGOTTEN = "forgotten"
-"""Stands for those before them, all together."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartedWorker:
@@ -94,19 +91,20 @@ class PoolCounters:
         return ForgottenWorkers(counters=dict(self._forgotten), names=tuple(self._folded))
 
     def by_replica(self) -> Mapping[str, Mapping[str, float]]:
-        """The counters by replica id, those of all its incarnations together."""
+        """The counters by replica id, those of all its incarnations together.
+
+        Whom we have forgotten has no row: one row for all of them would jump by all that the next one counted.
+        """
         sums: dict[str, Counter[str]] = {}
         for (replica_id, _), counters in self._departed.items():
             sums.setdefault(replica_id, Counter()).update(counters)
         for replica_id, (_, counters) in self._living.items():
             sums.setdefault(replica_id, Counter()).update(counters)
-        if self._forgotten:
-            sums[FORGOTTEN] = Counter(self._forgotten)
         return sums
 
     def total(self) -> Mapping[str, float]:
         """The sums over all processes that ever reported."""
-        sums: Counter[str] = Counter()
+        sums = Counter(self._forgotten)
         for counters in self.by_replica().values():
             sums.update(counters)
         return sums

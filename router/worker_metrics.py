@@ -57,7 +57,7 @@ _NAMES: dict[str, _Named] = {
 
 
 def worker_families(pools: Iterable[ReplicaPool]) -> list[MetricFamily]:
-    """Gauges of every replica, and counters of those too that are gone: their rows stay, so that no sum falls."""
+    """Gauges of every replica, and counters of those too that are gone: the rows of the last ones stay."""
     pools = tuple(pools)
     families = []
     for name, text, read in _GAUGES:

@@ -70,6 +70,18 @@ def test_router_that_comes_later_knows_what_all_workers_before_it_counted() -> N
     assert [counters.total()["num_steps"] for counters in (one, two, later)] == [600, 600, 600]
 
 
+def test_no_row_jumps_by_what_another_worker_counted() -> None:
+    """A rate over the rows would show it as work done in that moment."""
+    counters = PoolCounters()
+    for number in range(200):
+        counters.note(f"worker-{number}", "1", {"num_steps": 3.0})
+        counters.keep([])
+        assert {row["num_steps"] for row in counters.by_replica().values()} == {3.0}
+
+    assert len(counters.by_replica()) == 64
+    assert counters.total()["num_steps"] == 600
+
+
 async def test_totals_and_metrics_do_not_fall_when_a_replica_is_replaced(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         await rig.complete([5] * 20, max_tokens=4, ignore_eos=True)
