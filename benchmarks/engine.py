@@ -56,7 +56,7 @@ class BatonSide:
         self._num_requests = 0
         config = EngineConfig(
             model=ModelConfigSource(path=directory, device="cpu", dtype=dtype, num_threads=num_threads),  # type: ignore[arg-type]
-            cache=CacheConfig(kv_cache_bytes=1 << 30),
+            cache=CacheConfig(kv_cache_bytes=1 << 30, prefault=True),  # as the peers do
             scheduler=SchedulerConfig(
                 max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=2048, max_num_seqs=MAX_NUM_SEQS
             ),

@@ -20,6 +20,8 @@ CacheSection = section_of(
         "request of full length if that is more, but no more than 40 % of the memory that is free.",
         "num_blocks": "Blocks of the KV cache, at least 1, instead of bytes; null takes as many as fit.",
         "enable_prefix_caching": "Keep the KV of finished requests for prompts that begin alike.",
+        "prefault": "On a CPU, take the memory of the whole KV cache from the system at the start: no request waits "
+        "for it later, and the start takes up to a second per GiB longer.",
     },
 )
 

@@ -28,13 +28,17 @@ class ModelConfigSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged KV cache. ``kv_cache_bytes`` and ``num_blocks`` override sizing from free memory."""
+    """The paged KV cache. ``kv_cache_bytes`` and ``num_blocks`` override sizing from free memory.
+
+    prefault: on a CPU, take all its memory from the system at the start, not block by block as they are used first.
+    """
 
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None
     enable_prefix_caching: bool = True
+    prefault: bool = False
 
     @property
     def has_size(self) -> bool:

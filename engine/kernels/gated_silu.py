@@ -6,7 +6,9 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.row_loops import gate_row
 
 PART = 1024
 """Columns that one thread takes at a time."""
@@ -19,7 +21,10 @@ NUM_PARAMETERS = 5
 
 @njit(**OPTIONS)
 def _gate(gate, up, output):
-    for i in range(len(gate)):
+    whole = len(gate) // LANES * LANES
+    if whole > 0:
+        gate_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
+    for i in range(whole, len(gate)):
         g = widen(gate[i])
         small = exp(-abs(g))  # never above one, whatever the sign of the gate
         share = (np.float32(1.0) if g >= np.float32(0.0) else small) / (np.float32(1.0) + small)

@@ -6,7 +6,9 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel
+from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.row_loops import add_row, scale_row, square_sum
 
 # The fields of the parameter block, all int64.
 COUNTER, HIDDEN, DELTA, WEIGHT, OUTPUT, EPSILON = range(6)  # addresses; EPSILON of a float32, DELTA 0 for none
@@ -16,17 +18,24 @@ NUM_PARAMETERS = 8
 
 @njit(**OPTIONS)
 def _add(hidden, delta):
-    for i in range(len(hidden)):
+    whole = len(hidden) // LANES * LANES
+    if whole > 0:
+        add_row(hidden.ctypes.data, delta.ctypes.data, whole, hidden[0])
+    for i in range(whole, len(hidden)):
         hidden[i] = narrow(widen(hidden[i]) + widen(delta[i]), hidden[i])
 
 
 @njit(**OPTIONS)
 def _normalize(hidden, weight, output, epsilon):
-    total = np.float32(0.0)
-    for i in range(len(hidden)):
+    whole, total = len(hidden) // LANES * LANES, np.float32(0.0)
+    if whole > 0:
+        total = square_sum(hidden.ctypes.data, whole, hidden[0])
+    for i in range(whole, len(hidden)):
         total += widen(hidden[i]) * widen(hidden[i])
     scale = np.float32(1.0) / np.sqrt(total / np.float32(len(hidden)) + epsilon)
-    for i in range(len(hidden)):
+    if whole > 0:
+        scale_row(hidden.ctypes.data, weight.ctypes.data, output.ctypes.data, whole, scale, hidden[0])
+    for i in range(whole, len(hidden)):
         output[i] = narrow(widen(hidden[i]) * scale * widen(weight[i]), output[i])
 
 

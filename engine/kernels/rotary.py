@@ -6,7 +6,9 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel
+from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.row_loops import rotate_row
 
 # The fields of the parameter block, all int64.
 COUNTER, HEADS, QUERY, POSITIONS, TABLE, KEY_ROWS, ROWS = range(7)  # addresses
@@ -23,6 +25,12 @@ def _load(source, target):
 
 
 @njit(**OPTIONS)
+def _copy(source, target):
+    for d in range(len(source)):
+        target[d] = source[d]
+
+
+@njit(**OPTIONS)
 def _normalize(vector, weight, epsilon):
     total = np.float32(0.0)
     for d in range(len(vector)):
@@ -35,8 +43,12 @@ def _normalize(vector, weight, epsilon):
 @njit(**OPTIONS)
 def _rotate(vector, cosine, sine, target):
     half = len(cosine)
+    if half % LANES == 0:
+        addresses = vector.ctypes.data, cosine.ctypes.data, sine.ctypes.data, target.ctypes.data
+        rotate_row(addresses[0], vector[0], addresses[1], addresses[2], addresses[3], half, target[0])
+        return
     for d in range(half):
-        first, second = vector[d], vector[half + d]
+        first, second = widen(vector[d]), widen(vector[half + d])
         c, s = widen(cosine[d]), widen(sine[d])
         target[d] = narrow(first * c - second * s, target[d])
         target[half + d] = narrow(second * c + first * s, target[d])
@@ -59,16 +71,18 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
         cosine, sine = table[positions[token], 0], table[positions[token], 1]
         for head in range(num_heads + num_kv_heads):
             is_query = head < num_heads
-            _load(heads[token, head], vector)
-            if is_query and p[QUERY_NORM] != 0:
-                _normalize(vector, query_norm, epsilon)
-            if not is_query and p[KEY_NORM] != 0:
-                _normalize(vector, key_norm, epsilon)
-            _rotate(vector, cosine, sine, query[token, head] if is_query else heads[token, head])
+            target = query[token, head] if is_query else heads[token, head]
+            if p[QUERY_NORM if is_query else KEY_NORM] == 0:
+                _rotate(heads[token, head], cosine, sine, target)
+            else:
+                _load(heads[token, head], vector)
+                _normalize(vector, query_norm if is_query else key_norm, epsilon)
+                _rotate(vector, cosine, sine, target)
         first_row = (key_rows[token] + p[FIRST_KEY]) * num_kv_heads
         for head in range(num_kv_heads):
-            rows[first_row + head, :] = heads[token, num_heads + head]
-            rows[first_row + p[VALUE_OFFSET] * num_kv_heads + head, :] = heads[token, num_heads + num_kv_heads + head]
+            _copy(heads[token, num_heads + head], rows[first_row + head])
+            first_value = first_row + p[VALUE_OFFSET] * num_kv_heads
+            _copy(heads[token, num_heads + num_kv_heads + head], rows[first_value + head])
         token = take_next(p[COUNTER])
 
 

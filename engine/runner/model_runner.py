@@ -15,6 +15,7 @@ from engine.models.checkpoint import ProgressCallback, has_tensor, load_weights,
 from engine.models.decoder import Decoder
 from engine.models.generation import load_generation_defaults
 from engine.models.model_config import ModelConfig, load_model_config
+from engine.runner.allocator import keep_freed_memory
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
 from engine.runner.input_batch import InputBatch, LongArray, StepInputs
@@ -75,10 +76,14 @@ class ModelRunner:
         )
         load_weights(source.path, self._model.targets(), progress=progress)
         self._model.finish_loading()
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self._graphs = plan_decode_graphs(
             config, self._parts, self._model.forward, device=self.device, max_model_len=self.max_model_len
         )
         self.kv_cache = self._allocate_cache()
+        if config.cache.prefault and self.device.type == "cpu":
+            self.kv_cache.blocks.zero_()
         self._attention = self._parts.build_attention(self.kv_cache)
         if self._graphs is not None:
             self._graphs.capture(self.kv_cache, self._attention)

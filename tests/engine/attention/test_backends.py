@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
 from engine.attention import cuda
 from engine.attention.backend import AttentionBackend
-from engine.attention.cpu import CPUAttention
+from engine.attention.batch import AttentionBatch
+from engine.attention.cpu import ChooseKernel, CPUAttention
 from engine.attention.cuda import CUDAAttention
+from engine.attention.paged_runs import RunKernel, choose_run_kernel
 from engine.attention.reference import ReferenceAttention
 from engine.runner.kv_cache import KVCache
 from tests.support.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
@@ -30,16 +33,53 @@ def _written(cache: KVCache) -> torch.Tensor:
     return cache.blocks.nan_to_num(nan=-1234.0)
 
 
+def _no_kernel(cache: KVCache) -> None:
+    del cache
+
+
+def _kernel_of_numbers(cache: KVCache) -> RunKernel:
+    return RunKernel(cache, has_pairs=False)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("choose_kernel", [choose_run_kernel, _kernel_of_numbers, _no_kernel])
+@settings(max_examples=20, deadline=None)
 @given(case=attention_cases())
-def test_cpu_backend_agrees_with_the_reference(dtype: str, case: AttentionCase) -> None:
+def test_cpu_backend_agrees_with_the_reference(choose_kernel: ChooseKernel, dtype: str, case: AttentionCase) -> None:
     inputs = make_inputs(case, dtype)
     caches = inputs.new_cache(), inputs.new_cache()
     expected = _attend(ReferenceAttention(caches[0]), inputs, case)
-    result = _attend(CPUAttention(caches[1]), inputs, case)
+    result = _attend(CPUAttention(caches[1], choose_kernel=choose_kernel), inputs, case)
     torch.testing.assert_close(result, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
     assert torch.equal(_written(caches[0]), _written(caches[1]))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("choose_kernel", [choose_run_kernel, _kernel_of_numbers])
+def test_compiled_runs_say_the_same_bits_however_a_prompt_is_cut(choose_kernel: ChooseKernel, dtype: str) -> None:
+    case = AttentionCase(
+        lengths=((0, 400),), num_kv_heads=2, group=3, head_dim=64, block_size=16, window=None, layer=1, seed=7
+    )
+    whole = make_inputs(case, dtype)
+    if choose_kernel(cache := whole.new_cache()) is None:
+        return  # torch's SDPA makes no such promise
+    expected = _attend(CPUAttention(cache, choose_kernel=choose_kernel), whole, case)
+    cut = whole.new_cache()
+    backend = CPUAttention(cut, choose_kernel=choose_kernel)
+    for start, end in ((0, 5), (5, 140), (140, 147), (147, 400)):
+        part = dataclasses.replace(
+            whole,
+            batch=AttentionBatch(
+                query_starts=np.array([0, end - start], dtype=np.int32),
+                first_positions=np.array([start], dtype=np.int32),
+                block_tables=whole.batch.block_tables,
+                slots=whole.batch.slots[start:end],
+            ),
+            query=whole.query[start:end],
+            key=whole.key[start:end],
+            value=whole.value[start:end],
+        )
+        assert torch.equal(_attend(backend, part, case), expected[start:end])
 
 
 @pytest.mark.parametrize("takes", ["all blocks", "blocks of decode rows", "no blocks"])

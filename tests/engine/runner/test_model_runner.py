@@ -195,6 +195,26 @@ def test_region_and_layout_describe_the_memory(checkpoint: Callable[[str], Path]
     assert runner.max_model_len == MAX_POSITION_EMBEDDINGS
 
 
+def _resident_bytes(address: int) -> int:
+    """What is in memory of the mapping that holds an address, after ``/proc/self/smaps``."""
+    is_ours = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first:
+            start, end = (int(part, 16) for part in first.split("-"))
+            is_ours = start <= address < end
+        elif is_ours and first == "Rss:":
+            return 1024 * int(line.split()[1])
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def test_memory_of_the_cache_is_taken_when_it_is_used_or_at_the_start(checkpoint: Callable[[str], Path]) -> None:
+    lazy = _runner(checkpoint("llama"), num_blocks=20000)
+    assert _resident_bytes(lazy.region.base_address) < lazy.region.total_bytes // 4
+    prompt = _runner(checkpoint("llama"), num_blocks=20000, prefault=True)
+    assert _resident_bytes(prompt.region.base_address) >= prompt.region.total_bytes
+
+
 def test_a_block_lies_in_one_piece(checkpoint: Callable[[str], Path]) -> None:
     runner = _runner(checkpoint("llama"))
     content = np.random.default_rng(0).bytes(runner.layout.block_bytes)

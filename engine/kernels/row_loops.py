@@ -1,0 +1,157 @@
+"""The loops over a row of the kernels between matrix products, as machine code; see ``lanes``.
+
+Addresses and counts are int64, a count is a multiple of ``LANES`` and not zero. ``like`` is a number of the type that
+is stored at the addresses before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic
+
+from engine.kernels.lanes import Lanes, floats
+
+
+@intrinsic
+def highest_score(typing_context: Any, scores: Any, count: Any, least: Any) -> Any:
+    """The largest of ``count`` float32, or ``least`` if none is greater; NaN is not."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, count, start = arguments
+        lanes = Lanes(builder)
+
+        def step(offset: Any, highest: Any) -> Any:
+            return lanes.larger(lanes.load(address, offset, types.float32), highest)
+
+        return lanes.reduce(lanes.fold(count, lanes.spread(start), step), lanes.larger)
+
+    return types.float32(types.int64, types.int64, types.float32), generate
+
+
+@intrinsic
+def soften_row(typing_context: Any, scores: Any, weights: Any, count: Any, highest: Any, scale: Any, like: Any) -> Any:
+    """weights = exp((scores - highest) * scale), of float32 scores; returns the sum of the weights before rounding."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, target, count, shift, factor, _ = arguments
+        lanes = Lanes(builder)
+        shift, factor = lanes.spread(shift), lanes.spread(factor)
+
+        def step(offset: Any, total: Any) -> Any:
+            distance = builder.fsub(lanes.load(source, offset, types.float32), shift)
+            weight = lanes.exponential(builder.fmul(distance, factor))
+            lanes.store(weight, target, offset, like)
+            return builder.fadd(total, weight)
+
+        return lanes.reduce(lanes.fold(count, floats(0.0), step), builder.fadd)
+
+    return types.float32(types.int64, types.int64, types.int64, types.float32, types.float32, like), generate
+
+
+@intrinsic
+def gate_row(typing_context: Any, gate: Any, up: Any, output: Any, count: Any, like: Any) -> Any:
+    """output = silu(gate) * up; the exponential's argument is never above zero, whatever the sign of the gate."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        gate, up, output, count, _ = arguments
+        lanes = Lanes(builder)
+
+        def step(offset: Any, state: Any) -> Any:
+            g = lanes.load(gate, offset, like)
+            small = lanes.exponential(builder.fneg(lanes.magnitude(g)))
+            is_positive = builder.fcmp_ordered(">=", g, floats(0.0))
+            share = builder.fdiv(builder.select(is_positive, floats(1.0), small), builder.fadd(small, floats(1.0)))
+            product = builder.fmul(builder.fmul(g, share), lanes.load(up, offset, like))
+            lanes.store(product, output, offset, like)
+            return state
+
+        lanes.fold(count, floats(0.0), step)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4, like), generate
+
+
+@intrinsic
+def add_row(typing_context: Any, hidden: Any, delta: Any, count: Any, like: Any) -> Any:
+    """hidden += delta."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        hidden, delta, count, _ = arguments
+        lanes = Lanes(builder)
+
+        def step(offset: Any, state: Any) -> Any:
+            total = builder.fadd(lanes.load(hidden, offset, like), lanes.load(delta, offset, like))
+            lanes.store(total, hidden, offset, like)
+            return state
+
+        lanes.fold(count, floats(0.0), step)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3, like), generate
+
+
+@intrinsic
+def square_sum(typing_context: Any, numbers: Any, count: Any, like: Any) -> Any:
+    """The sum of squares, float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers, count, _ = arguments
+        lanes = Lanes(builder)
+
+        def step(offset: Any, total: Any) -> Any:
+            loaded = lanes.load(numbers, offset, like)
+            return lanes.multiply_add(loaded, loaded, total)
+
+        return lanes.reduce(lanes.fold(count, floats(0.0), step), builder.fadd)
+
+    return types.float32(types.int64, types.int64, like), generate
+
+
+@intrinsic
+def scale_row(typing_context: Any, source: Any, weight: Any, target: Any, count: Any, scale: Any, like: Any) -> Any:
+    """target = source * scale * weight."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, weight, target, count, scale, _ = arguments
+        lanes = Lanes(builder)
+        scale = lanes.spread(scale)
+
+        def step(offset: Any, state: Any) -> Any:
+            scaled = builder.fmul(lanes.load(source, offset, like), scale)
+            lanes.store(builder.fmul(scaled, lanes.load(weight, offset, like)), target, offset, like)
+            return state
+
+        lanes.fold(count, floats(0.0), step)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4, types.float32, like), generate
+
+
+@intrinsic
+def rotate_row(
+    typing_context: Any, source: Any, source_like: Any, cosine: Any, sine: Any, target: Any, half: Any, like: Any
+) -> Any:
+    """Rotate pairs of a head, the numbers ``half`` apart; ``target`` may be ``source``. ``like`` is that of all but the
+    source.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, _, cosine, sine, target, half, _ = arguments
+        lanes = Lanes(builder)
+
+        def step(offset: Any, state: Any) -> Any:
+            behind = builder.add(offset, half)
+            first, second = (lanes.load(source, place, source_like) for place in (offset, behind))
+            c, s = lanes.load(cosine, offset, like), lanes.load(sine, offset, like)
+            turned = builder.fsub(builder.fmul(first, c), builder.fmul(second, s))
+            lanes.store(turned, target, offset, like)
+            turned = builder.fadd(builder.fmul(second, c), builder.fmul(first, s))
+            lanes.store(turned, target, behind, like)
+            return state
+
+        lanes.fold(half, floats(0.0), step)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, source_like, *[types.int64] * 4, like), generate

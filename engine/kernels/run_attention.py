@@ -1,0 +1,221 @@
+"""Attention of a run of tokens of one request, compiled: reads the cache's blocks in place, one pass over the keys.
+
+Source: Dao et al., FlashAttention, 2022; the tiles as in Goto and van de Geijn, Anatomy of High-Performance Matrix
+Multiplication, 2008. Keys are taken in tiles that start at multiples of ``KEYS``, so that what comes out for a token
+does not depend on how its prompt was cut into chunks.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import overload
+
+from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
+from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.row_loops import highest_score, soften_row
+
+KEYS = 128
+"""Positions of a tile: their packed keys and values, and the scores of a few rows, fit a core's first cache."""
+
+# The fields of the parameter block, all int64.
+COUNTER, QUERY, OUTPUT, TABLES, ITEMS, CACHE = range(6)  # addresses
+NUM_TOKENS, NUM_TABLES, TABLE_WIDTH, NUM_ITEMS = 6, 7, 8, 9
+NUM_KV_HEADS, GROUP, HEAD_DIM = 10, 11, 12
+NUM_CACHE_ROWS, BLOCK_SIZE, BLOCK_ROWS = 13, 14, 15
+FIRST_ROW, WINDOW, MAX_QUERIES = 16, 17, 18
+NUM_PARAMETERS = 19
+
+# The columns of ``ITEMS``, int32: a run of queries of one request.
+FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, TABLE = range(4)
+ITEM_WIDTH = 4
+
+
+def _pack_values(rows, indices, count, packed):
+    """Values of a tile as words of [reduction, head_dim]; what is missing from a whole tile is zero."""
+
+
+@overload(_pack_values)
+def _choose_pack_values(rows, indices, count, packed):
+    """Pairs of positions side by side for bfloat16 products, numbers for float32."""
+    del rows, indices, count
+    return _pack_value_pairs if packed.dtype == types.uint32 else _pack_value_numbers
+
+
+def _pack_value_pairs(rows, indices, count, packed):
+    for pair in range(count // 2):
+        first, second, target = rows[indices[2 * pair]], rows[indices[2 * pair + 1]], packed[pair]
+        for d in range(len(first)):
+            target[d] = np.uint32(first[d]) | (np.uint32(second[d]) << np.uint32(16))
+    if count % 2:
+        first, target = rows[indices[count - 1]], packed[count // 2]
+        for d in range(len(first)):
+            target[d] = np.uint32(first[d])
+    packed[(count + 1) // 2 :] = 0
+
+
+def _pack_value_numbers(rows, indices, count, packed):
+    for t in range(count):
+        source, target = rows[indices[t]], packed[t]
+        for d in range(len(source)):
+            target[d] = widen(source[d])
+    packed[count:] = 0
+
+
+@njit(**OPTIONS)
+def _pack_keys(rows, indices, count, packed):
+    """Keys of a tile as words of [reduction, KEYS]."""
+    for t in range(count):
+        source = rows[indices[t]]
+        for word in range(len(source)):
+            packed[word, t] = widen(source[word])
+
+
+@njit(**OPTIONS)
+def _pack_queries(query, first_token, num_queries, first_head, group, packed):
+    """Rows in the order of positions, the heads of a group next to each other; rows to a whole tile are zero."""
+    for index in range(num_queries):
+        for g in range(group):
+            source, target = query[first_token + index, first_head + g], packed[index * group + g]
+            for d in range(len(source)):
+                target[d] = narrow(widen(source[d]), target[d])
+    packed[num_queries * group : num_queries * group + ROWS] = 0
+
+
+@njit(**OPTIONS)
+def _soften(scores, low, high, width, scale, row, maxima, totals, sums, weights):
+    """Turn a row's scores into weights relative to its running maximum, and bring what was summed so far to it."""
+    scores[:low] = -np.inf
+    scores[high:width] = -np.inf
+    highest = highest_score(scores.ctypes.data, width, maxima[row])
+    correction = exp((maxima[row] - highest) * scale)
+    total = soften_row(scores.ctypes.data, weights.ctypes.data, width, highest, scale, weights[0])
+    maxima[row] = highest
+    totals[row] = totals[row] * correction + total
+    if correction != np.float32(1.0):
+        for d in range(sums.shape[1]):
+            sums[row, d] *= correction
+
+
+@njit(**OPTIONS)
+def _score(queries, row, keys, width, scores):
+    """Dot products of a tile of queries with the first ``width`` keys of a tile."""
+    source, stride = queries.ctypes.data + row * queries.strides[0], queries.strides[0]
+    for start in range(0, width * WORD_BYTES, COLUMNS * WORD_BYTES):
+        packed, target = keys.ctypes.data + start, scores.ctypes.data + start
+        tile_bytes = KEYS * WORD_BYTES
+        set_tile(source, stride, packed, tile_bytes, stride // WORD_BYTES, target, tile_bytes, queries[0, 0])
+
+
+@njit(**OPTIONS)
+def _add(weights, width, values, sums, row):
+    """Add the first ``width`` values of a tile by their weights."""
+    source, stride, num_words = weights.ctypes.data, weights.strides[0], width * weights.itemsize // WORD_BYTES
+    first_sum = sums.ctypes.data + row * sums.strides[0]
+    for start in range(0, sums.strides[0], COLUMNS * WORD_BYTES):
+        packed = values.ctypes.data + start
+        add_tile(
+            source, stride, packed, values.strides[0], num_words, first_sum + start, sums.strides[0], weights[0, 0]
+        )
+
+
+@njit(**OPTIONS)
+def _attend_rows(place, window, scale, operands, state, scratch):
+    """One tile of rows with one tile of keys.
+
+    place: the first row, the number of rows, heads of a group, the first row's position, the first key's, the keys.
+    """
+    row, num_rows, group, first, base, count = place
+    queries, keys, values = operands
+    sums, maxima, totals = state
+    scores, weights = scratch
+    visible = min(count, first + (min(row + ROWS, num_rows) - 1) // group + 1 - base)
+    if visible <= 0 or first + row // group - window + 1 >= base + KEYS:
+        return
+    width = (visible + COLUMNS - 1) // COLUMNS * COLUMNS
+    _score(queries, row, keys, width, scores)
+    for index in range(ROWS):
+        position = first + (row + index) // group
+        low, high = max(position - window + 1 - base, 0), min(position + 1 - base, count)
+        if row + index < num_rows and low < high:
+            _soften(scores[index], low, high, width, scale, row + index, maxima, totals, sums, weights[index])
+        else:
+            weights[index, :width] = 0
+    _add(weights, width, values, sums, row)
+
+
+@njit(**OPTIONS)
+def _attend(p, query, rows, words, output, product, packed):
+    """Take (run of queries, key-value head) pairs from the shared counter until none is left.
+
+    query, output: [num_tokens, num_heads, head_dim]; rows: [cache rows, head_dim] in storage type; words: the same as
+    words of the product; product, packed: [0], of the types of what is multiplied and of the words of values.
+    """
+    num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
+    items = carray(pointer(p[ITEMS]), (p[NUM_ITEMS], ITEM_WIDTH), dtype=np.int32)
+    tables = carray(pointer(p[TABLES]), (p[NUM_TABLES], p[TABLE_WIDTH]), dtype=np.int32)
+    scale = np.float32(1.0 / np.sqrt(head_dim))
+    max_rows = p[MAX_QUERIES] * group + ROWS
+    width = (head_dim + COLUMNS - 1) // COLUMNS * COLUMNS  # zeros where the head is narrower
+    queries = np.zeros((max_rows, width), dtype=product.dtype)
+    sums = np.empty((max_rows, width), dtype=np.float32)
+    maxima = np.empty(max_rows, dtype=np.float32)
+    totals = np.empty(max_rows, dtype=np.float32)
+    keys = np.zeros((width * product.itemsize // WORD_BYTES, KEYS), dtype=np.float32)
+    values = np.zeros((KEYS * product.itemsize // WORD_BYTES, width), dtype=packed.dtype)
+    scores = np.empty((ROWS, KEYS), dtype=np.float32)
+    weights = np.zeros((ROWS, KEYS), dtype=product.dtype)
+    indices = np.empty(KEYS, dtype=np.int64)
+    operands, state = (queries, keys, values), (sums, maxima, totals)
+    number = take_next(p[COUNTER])
+    while number < p[NUM_ITEMS] * num_kv_heads:
+        item, head = items[number // num_kv_heads], number % num_kv_heads
+        first, num_queries = np.int64(item[FIRST_POSITION]), np.int64(item[NUM_QUERIES])
+        num_rows, table = num_queries * group, tables[item[TABLE]]
+        _pack_queries(query, item[FIRST_TOKEN], num_queries, head * group, group, queries)
+        sums[: num_rows + ROWS] = 0.0
+        maxima[:num_rows] = -np.inf
+        totals[:num_rows] = 0.0
+        end = first + num_queries
+        for base in range(max(first - p[WINDOW] + 1, 0) // KEYS * KEYS, end, KEYS):
+            count = min(KEYS, end - base)
+            for t in range(count):
+                block, offset = (base + t) // block_size, (base + t) % block_size
+                indices[t] = table[block] * p[BLOCK_ROWS] + p[FIRST_ROW] + offset * num_kv_heads + head
+            _pack_keys(words, indices, count, keys)
+            indices[:count] += block_size * num_kv_heads
+            _pack_values(rows, indices, count, values)
+            for row in range(0, num_rows, ROWS):
+                place = row, num_rows, group, first, base, count
+                _attend_rows(place, p[WINDOW], scale, operands, state, (scores, weights))
+        for row in range(num_rows):
+            target = output[item[FIRST_TOKEN] + row // group, head * group + row % group]
+            inverse = np.float32(1.0) / totals[row]
+            for d in range(head_dim):
+                target[d] = narrow(sums[row, d] * inverse, target[d])
+        number = take_next(p[COUNTER])
+
+
+@cache
+def compiled_run_attention(dtype, *, has_pairs):
+    """The address of ``void attend(int64 *parameters)`` for a storage type; with ``has_pairs`` bfloat16 is multiplied
+    as such, else everything as float32.
+    """
+    storage = STORAGE[dtype]
+    product, packed = (np.uint16, np.uint32) if has_pairs else (np.float32, np.float32)
+    word, per_word = (np.float32, 2) if has_pairs else (storage, 1)
+
+    def attend(address):
+        p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+        head_dim, num_rows = p[HEAD_DIM], p[NUM_CACHE_ROWS]
+        heads = (p[NUM_TOKENS], p[NUM_KV_HEADS] * p[GROUP], head_dim)
+        query = carray(pointer(p[QUERY]), heads, dtype=storage)
+        output = carray(pointer(p[OUTPUT]), heads, dtype=storage)
+        rows = carray(pointer(p[CACHE]), (num_rows, head_dim), dtype=storage)
+        words = carray(pointer(p[CACHE]), (num_rows, head_dim // per_word), dtype=word)
+        _attend(p, query, rows, words, output, np.empty(0, dtype=product), np.empty(0, dtype=packed))
+
+    return compile_kernel(attend)
