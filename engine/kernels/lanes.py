@@ -140,7 +140,7 @@ class Lanes:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         kind = ir.FunctionType(FLOATS, [FLOATS] * len(arguments))
-        function = self.builder.module.declare_intrinsic(f"llvm.{name}", [FLOATS], kind)
+        function = self.builder.module.declare_intrinsic(f"llvm.{name}.v{LANES}f32", (), kind)
         return self.builder.call(function, arguments)
 
 
