@@ -140,13 +140,14 @@ def alternate(
     measure: Callable[[Side, Prompts], float],
     num_repeats: int,
 ) -> dict[str, float]:
-    """Median seconds of each side, measured in turn on the same prompts, new ones in each round; the first round does
-    not count."""
+    """Median seconds of each side, measured in turn on the same prompts, new ones in each round, and another side first;
+    the first round does not count."""
     durations: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(num_repeats + 1):
         prompts = draw()
-        for name, side in sides.items():
-            duration = measure(side, prompts)
+        first = round_number % len(sides)
+        for name in (*sides, *sides)[first : first + len(sides)]:
+            duration = measure(sides[name], prompts)
             if round_number:
                 durations[name].append(duration)
     return {name: statistics.median(values) for name, values in durations.items()}
