@@ -19,8 +19,8 @@ from engine.layers.rotary import Rotations
 from engine.runner.kv_cache import KVCache
 
 MAX_PAGED_QUERIES = 4
-"""Requests that compute no more tokens than this take the paged kernel: beyond, gathering the context once and
-multiplying matrices is faster."""
+"""Requests that compute no more tokens than this take the kernel of single queries: beyond, multiplying matrices of
+queries and keys is faster."""
 
 ChooseKernel = Callable[[KVCache], RunKernel | None]
 
