@@ -140,8 +140,8 @@ def alternate(
     measure: Callable[[Side, Prompts], float],
     num_repeats: int,
 ) -> dict[str, float]:
-    """Median seconds of each side, measured in turn on the same prompts, new ones in each round, and another side first;
-    the first round does not count."""
+    """Median seconds of each side, measured in turn on the same prompts; each round has new ones, and another side
+    first. The first round does not count."""
     durations: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(num_repeats + 1):
         prompts = draw()
