@@ -11,13 +11,12 @@ import torch
 from llvmlite import binding
 
 from engine.attention.batch import AttentionBatch
+from engine.attention.paged_queries import NO_WINDOW
 from engine.kernels import run_attention as kernel
 from engine.kernels.call import KernelCall
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
 from engine.runner.kv_cache import KVCache
 from engine.step import IntArray
-
-NO_WINDOW = 1 << 62
 
 TARGET_ROWS = 384
 """Queries times heads of a group that share the packed keys of a tile: packing is a few percent then."""
@@ -96,8 +95,8 @@ class PagedRuns:
 def choose_run_kernel(cache: KVCache) -> RunKernel | None:
     """The compiled kernel where it is faster than torch's SDPA, else None.
 
-    512 tokens of 12 heads on 2 threads with AVX-512: 3 times SDPA's speed in float32, 4 to 5 times in bfloat16; with
-    256-bit registers twice. With AMX, torch multiplies bfloat16 in tiles of it, which our kernel does not know.
+    Measured by ``benchmarks/run_attention.py``. With AMX, torch multiplies bfloat16 in tiles of it, which our kernel
+    does not know.
     """
     if cache.blocks.device.type != "cpu" or not is_run_machine():
         return None

@@ -1,0 +1,111 @@
+"""Attention over a prompt's tokens on the CPU: the compiled kernel beside torch's SDPA, on the same cache.
+
+    python -m benchmarks.run_attention --json benchmarks/results/run_attention.json
+
+12 query and 4 key-value heads of 64. Rows ``<dtype>/<new>+<history>`` are medians in ms, for ``new`` tokens of one
+prompt behind ``history`` that are in the cache; SDPA's stands beside it, and ``ratio/...`` is SDPA's time over the
+kernel's: above 1 is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from benchmarks.arguments import count
+from benchmarks.report import Row, add_json_option, publish
+from engine.attention.batch import AttentionBatch
+from engine.attention.gathered_runs import GatheredRuns
+from engine.attention.paged_runs import PagedRuns, choose_run_kernel
+from engine.runner.kv_cache import KVCache
+from kv_transfer.layout import KVLayout
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 12, 4, 64, 16
+SHAPES = ((512, 0), (512, 1536), (2048, 0))
+
+
+def new_cache(dtype: torch.dtype, num_blocks: int) -> KVCache:
+    """A cache of one layer, full of normal numbers."""
+    layout = KVLayout(
+        model_hash="",
+        num_layers=1,
+        num_kv_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        block_size=BLOCK_SIZE,
+        dtype=str(dtype).removeprefix("torch."),
+        bytes_per_element=dtype.itemsize,
+    )
+    cache = KVCache(layout, num_blocks=num_blocks, dtype=dtype, device=torch.device("cpu"))
+    cache.blocks.copy_(torch.randn(cache.blocks.shape, generator=torch.Generator().manual_seed(1)))
+    return cache
+
+
+def median_ms(work: Callable[[], None], num_repeats: int) -> float:
+    """The first call does not count."""
+    work()
+    durations = []
+    for _ in range(num_repeats):
+        started = time.perf_counter()
+        work()
+        durations.append(time.perf_counter() - started)
+    return 1e3 * statistics.median(durations)
+
+
+def measure(dtype: torch.dtype, num_new: int, num_history: int, num_repeats: int) -> list[Row]:
+    """One shape, both ways."""
+    num_blocks = (num_new + num_history) // BLOCK_SIZE
+    cache = new_cache(dtype, num_blocks)
+    table = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
+    positions = np.arange(num_history, num_history + num_new)
+    slots = table[positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+    batch = AttentionBatch(
+        query_starts=np.array([0, num_new], dtype=np.int32),
+        first_positions=np.array([num_history], dtype=np.int32),
+        block_tables=table[None],
+        slots=slots,
+    )
+    query = torch.randn(num_new, NUM_HEADS, HEAD_DIM).to(dtype)
+    rows = cache.slot_rows()[torch.from_numpy(cache.key_rows(slots))]
+    values = cache.slot_rows()[torch.from_numpy(cache.key_rows(slots) + BLOCK_SIZE)]
+    output, requests = torch.empty_like(query), np.zeros(1, dtype=np.intp)
+    kernel = choose_run_kernel(cache)
+    if kernel is None:
+        return []
+    ways = {"kernel": PagedRuns(kernel, batch, requests), "sdpa": GatheredRuns(cache, batch, requests)}
+    times = {
+        name: median_ms(lambda way=way: way.attend(0, query, rows, values, None, output), num_repeats)  # type: ignore[misc]
+        for name, way in ways.items()
+    }
+    name = f"{cache.layout.dtype}/{num_new}+{num_history}"
+    return [
+        Row(name=name, value=times["kernel"], unit="ms", detail={"sdpa": times["sdpa"]}),
+        Row(name=f"ratio/{name}", value=times["sdpa"] / times["kernel"], unit="x"),
+    ]
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=count, default=30)
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
+    add_json_option(parser)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows = [
+        row
+        for dtype in (torch.float32, torch.bfloat16)
+        for num_new, num_history in SHAPES
+        for row in measure(dtype, num_new, num_history, args.repeats)
+    ]
+    if not rows:
+        raise SystemExit("this machine has no compiled kernel for either dtype: torch's SDPA is what it uses")
+    publish(rows, packages=("torch", "numba"), json_file=args.json, title="attention over a prompt's tokens, CPU")
+
+
+if __name__ == "__main__":
+    main()
