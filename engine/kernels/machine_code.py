@@ -16,10 +16,12 @@ _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 _BF16_SHIFT = 16
-_INFINITY_BITS = 0x7F800000
-
-NAN_RANK = (1 << 31) - 1
-"""What ``rank`` gives for NaN."""
+_RANKS = {
+    types.float32: (types.int32, 0x7F800000),
+    types.uint16: (types.int16, 0x7F80),
+    types.int16: (types.int16, 0x7C00),
+}
+"""Of each stored type: the type of its ranks, and the bits of infinity."""
 
 
 @intrinsic
@@ -91,18 +93,21 @@ def float_from_bits(typing_context: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def rank(typing_context: Any, number: Any) -> Any:
-    """A float32 as an int32 that compares as it does: both zeros are 0, and NaN is the largest."""
+def rank(typing_context: Any, stored: Any) -> Any:
+    """A stored number as an integer of its width that compares as it does: both zeros are 0, and NaN is the largest."""
+    kind, infinity = _RANKS[stored]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[0], _I32)
-        magnitude = builder.and_(bits, ir.Constant(_I32, 0x7FFFFFFF))
-        is_negative = builder.icmp_signed("<", bits, ir.Constant(_I32, 0))
+        width = ir.IntType(kind.bitwidth)
+        bits = builder.bitcast(arguments[0], width)
+        nan_rank = ir.Constant(width, kind.maxval)
+        magnitude = builder.and_(bits, nan_rank)
+        is_negative = builder.icmp_signed("<", bits, ir.Constant(width, 0))
         ordered = builder.select(is_negative, builder.neg(magnitude), magnitude)
-        is_nan = builder.icmp_signed(">", magnitude, ir.Constant(_I32, _INFINITY_BITS))
-        return builder.select(is_nan, ir.Constant(_I32, NAN_RANK), ordered)
+        is_nan = builder.icmp_signed(">", magnitude, ir.Constant(width, infinity))
+        return builder.select(is_nan, nan_rank, ordered)
 
-    return types.int32(types.float32), generate
+    return kind(stored), generate
 
 
 @intrinsic
