@@ -58,6 +58,8 @@ class SchedulerOutput:
         runner appends the sampled token to its own copy of the row. The last token that a row computes may be one that
         the step before samples, and has not told yet.
     append_rows, append_columns, append_block_ids: [num_appended] block_table[row, column] = block_id.
+    is_decode: True where it is known that every row computes one token and samples; what is laid out is the same if
+        nobody knows it.
     """
 
     step_id: int
@@ -65,6 +67,7 @@ class SchedulerOutput:
     first_positions: IntArray
     num_scheduled_tokens: IntArray
     is_sampling: BoolArray
+    is_decode: bool = False
     released_rows: IntArray = field(default_factory=_no_ints)
     new_rows: tuple[NewRow, ...] = ()
     append_rows: IntArray = field(default_factory=_no_ints)

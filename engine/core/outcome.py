@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.block_hash import BlockHash, hash_block, hash_chain
+from engine.core import row_passes
 from engine.core.announcer import Announcer
 from engine.core.counters import Counters
 from engine.core.kv_cache_manager import KVCacheManager
@@ -12,10 +13,10 @@ from engine.core.pending_prefixes import PendingPrefixes
 from engine.core.request import Request
 from engine.core.request_book import RequestBook
 from engine.core.row_table import RowArray, RowTable
-from engine.core.step_draft import StepInFlight
+from engine.core.step_draft import Batch, StepInFlight
 from engine.core.step_result import StepResult
 from engine.messages import DeltaLogprobs, FinishReason, TokenDelta
-from engine.step import IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs, SchedulerOutput
+from engine.step import IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
 
 
 class Outcome:
@@ -38,28 +39,50 @@ class Outcome:
         self._announcer = announcer
         self._counters = counters
 
-    def apply(self, step: StepInFlight, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
+    def apply(self, step: StepInFlight, result: ModelRunnerOutput) -> StepResult:
         """Take in a step's tokens, and what was asked for about them.
 
         Rows whose request ended or was preempted since the step was scheduled are skipped: nobody waits for them.
         """
-        rows, ends, is_sampling = step.rows, step.ends, output.is_sampling
-        num_sampling, sampled_token_ids = step.num_sampling, result.sampled_token_ids
-        if step.num_releases != self._table.num_releases:
-            is_live = self._table.epoch[rows] == step.epochs
-            rows, ends, is_sampling = rows[is_live], ends[is_live], is_sampling[is_live]
-            sampled_token_ids = sampled_token_ids[is_live]
-            num_sampling = int(is_sampling.sum())
-        all_rows, all_ends = rows, ends
+        table, batch = self._table, step.batch
+        token_ids = result.sampled_token_ids
+        if step.num_releases != table.num_releases:
+            batch, token_ids = self._live_part(batch, token_ids)
         if self._announcer.is_active:
-            self._announcer.step_returned(rows[~is_sampling], ends[~is_sampling])
-        if num_sampling != rows.size:
-            rows, ends, sampled_token_ids = rows[is_sampling], ends[is_sampling], sampled_token_ids[is_sampling]
-        self._table.store_tokens(rows, ends, sampled_token_ids)
-        self._publish_full_blocks(all_rows, all_ends)
+            is_chunk = ~batch.is_sampling
+            self._announcer.step_returned(batch.rows[is_chunk], batch.ends[is_chunk])
+        rows, ends, is_sampling = batch.rows_int32, batch.ends, batch.is_sampling
+        found = np.empty((2, rows.size), np.int32)
+        num_full, num_ended = row_passes.land(
+            table.columns, table.token_ids, table.num_stop_columns, rows, ends, token_ids, is_sampling, found
+        )
+        if num_full:
+            full = found[0, :num_full]
+            self._publish_full_blocks(batch.rows[full], ends[full])
         if result.prompt_logprobs:
-            self._collect(all_rows, result.prompt_logprobs)
-        return self._emit(rows, ends + 1, sampled_token_ids, result.logprobs)
+            self._collect(batch.rows, result.prompt_logprobs)
+        sampling_rows = batch.rows
+        if batch.num_sampling != rows.size:
+            sampling_rows, token_ids = sampling_rows[is_sampling], token_ids[is_sampling]
+        return self._emit(sampling_rows, token_ids, found[1, :num_ended].tolist(), result.logprobs)
+
+    def _live_part(self, batch: Batch, token_ids: IntArray) -> tuple[Batch, IntArray]:
+        """What is left of a step, and of the tokens aligned with it."""
+        is_live = self._table.epoch[batch.rows] == batch.epochs
+        is_sampling = batch.is_sampling[is_live]
+        num_scheduled_tokens = batch.num_scheduled_tokens[is_live]
+        left = Batch(
+            rows=batch.rows[is_live],
+            rows_int32=batch.rows_int32[is_live],
+            first_positions=batch.first_positions[is_live],
+            num_scheduled_tokens=num_scheduled_tokens,
+            ends=batch.ends[is_live],
+            epochs=batch.epochs[is_live],
+            is_sampling=is_sampling,
+            num_tokens=int(num_scheduled_tokens.sum()),
+            num_sampling=int(is_sampling.sum()),
+        )
+        return left, token_ids[is_live]
 
     def publish_loaded(self, request: Request) -> None:
         """Offer the blocks of a loaded request that its load confirmed (K3, B3)."""
@@ -84,11 +107,12 @@ class Outcome:
                 wanted.add(chunk)
 
     def _emit(
-        self, rows: RowArray, lengths: IntArray, token_ids: IntArray, logprobs: SampledLogprobs | None
+        self, rows: RowArray, token_ids: IntArray, ended: list[int], logprobs: SampledLogprobs | None
     ) -> StepResult:
+        """What the rows that sampled have to say; ``ended`` are indices into them."""
         table = self._table
         self._counters.num_generated_tokens += rows.size
-        owners = table.owners[rows].tolist()
+        owners = table.requests_of(rows)
         tokens = token_ids.tolist()
         special: dict[int, TokenDelta] = {}
         if table.silent_rows:
@@ -97,9 +121,11 @@ class Outcome:
                 if row in silent:
                     special[index] = self._first(owners[index], tokens[index])
             silent.difference_update(rows.tolist())
-        for index in table.ends(rows, lengths, token_ids).tolist():
-            first = special.get(index)
-            special[index] = self._last(owners[index], tokens[index], int(lengths[index]), first)
+        if table.wide_rows:
+            ended = sorted(table.wide_ends(rows, token_ids).union(ended))
+        for index in ended:
+            length = int(table.num_tokens[rows[index]])
+            special[index] = self._last(owners[index], tokens[index], length, special.get(index))
         if logprobs is not None:
             self._add_logprobs(special, rows, owners, tokens, logprobs)
         return StepResult(requests=owners, token_ids=tokens, special=special, news=self._book.take_news())
@@ -163,10 +189,6 @@ class Outcome:
     def _publish_full_blocks(self, rows: RowArray, ends: IntArray) -> None:
         """Offer the blocks that this step completed: their KV is in the cache now."""
         goals = self._table.publish_goal[rows]
-        full = np.flatnonzero(ends >= goals)
-        if full.size == 0:
-            return
-        rows, ends, goals = rows[full], ends[full], goals[full]
         is_one_block = ends - goals < self._table.block_size
         for row, end in zip(rows[~is_one_block].tolist(), ends[~is_one_block].tolist(), strict=True):
             self._publish_row(row, end)

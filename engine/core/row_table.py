@@ -1,7 +1,7 @@
 """The running requests as arrays: what changes at every step, and only that. Free of torch.
 
-The scheduler never loops over running requests: it computes on these arrays, and turns to a ``Request`` object when one
-starts, ends or fills a block.
+The scheduler never loops over running requests: compiled passes (``row_passes``) do, over these arrays, and it turns to
+a ``Request`` object when one starts, ends or fills a block.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from engine.core import row_passes
 from engine.core.request import Request
 from engine.step import IntArray
 
@@ -44,24 +45,30 @@ class RowTable:
     limit: total tokens at which the request ends.
     first_stop: total tokens from which on stop ids count.
     publish_goal: positions that must be computed before the next block is full.
+    epoch: how many requests have left the row.
+    is_stalled: 1 while the row gets no tokens in the step that is being put together.
+    columns: [num_columns, max_num_seqs] all of these, as the passes take them.
     """
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         max_blocks = -(-max_model_len // block_size)
-        self.num_tokens = np.zeros(max_num_seqs, np.int32)
-        self.num_expected = np.zeros(max_num_seqs, np.int32)
-        self.num_computed = np.zeros(max_num_seqs, np.int32)
-        self.ceiling = np.zeros(max_num_seqs, np.int32)
-        self.capacity = np.zeros(max_num_seqs, np.int32)
-        self.num_blocks = np.zeros(max_num_seqs, np.int32)
-        self.limit = np.zeros(max_num_seqs, np.int32)
-        self.first_stop = np.zeros(max_num_seqs, np.int32)
-        self.publish_goal = np.zeros(max_num_seqs, np.int32)
-        self.stop_ids = np.full((STOP_COLUMNS, max_num_seqs), _NO_TOKEN, np.int32)
+        self.columns = np.zeros((row_passes.FIRST_STOP_ID + STOP_COLUMNS, max_num_seqs), np.int32)
+        self.num_tokens: IntArray = self.columns[row_passes.NUM_TOKENS]
+        self.num_expected: IntArray = self.columns[row_passes.NUM_EXPECTED]
+        self.num_computed: IntArray = self.columns[row_passes.NUM_COMPUTED]
+        self.ceiling: IntArray = self.columns[row_passes.CEILING]
+        self.capacity: IntArray = self.columns[row_passes.CAPACITY]
+        self.num_blocks: IntArray = self.columns[row_passes.NUM_BLOCKS]
+        self.limit: IntArray = self.columns[row_passes.LIMIT]
+        self.first_stop: IntArray = self.columns[row_passes.FIRST_STOP]
+        self.publish_goal: IntArray = self.columns[row_passes.PUBLISH_GOAL]
+        self.epoch: IntArray = self.columns[row_passes.EPOCH]
+        self.is_stalled: IntArray = self.columns[row_passes.IS_STALLED]
+        self.stop_ids: IntArray = self.columns[row_passes.FIRST_STOP_ID :]
+        self.stop_ids[:] = _NO_TOKEN
         self.num_stop_columns = 0
-        self.epoch = np.zeros(max_num_seqs, np.int64)
         self.owners = np.empty(max_num_seqs, dtype=object)
         # Never touched beyond what is used: the operating system backs only pages that were written.
         self.token_ids = np.empty((max_num_seqs, _width(max_model_len + 1)), np.int32)
@@ -77,6 +84,7 @@ class RowTable:
         self._running: dict[int, Request] = {}
         self._order: RowArray | None = None
         self._order_int32: IntArray | None = None
+        self._requests: list[Request] | None = None
 
     def __len__(self) -> int:
         return len(self._running)
@@ -122,6 +130,15 @@ class RowTable:
         """The requests in the order in which they started."""
         return list(self._running.values())
 
+    def requests_of(self, rows: RowArray) -> list[Request]:
+        """The requests in some rows; for ``order`` itself the same list every time, not to be written to."""
+        if rows is not self._order:
+            requests: list[Request] = self.owners[rows].tolist()
+            return requests
+        if self._requests is None:
+            self._requests = self.running()
+        return self._requests
+
     def owner(self, row: int) -> Request:
         """The request in a row."""
         return self._running[row]
@@ -144,7 +161,7 @@ class RowTable:
             self.silent_rows.add(row)
         request.row = row
         self._running[row] = request
-        self._order = self._order_int32 = None
+        self._forget_order()
         self.begin_next_span(row)
         return row
 
@@ -182,7 +199,7 @@ class RowTable:
         self.wide_rows.discard(row)
         self.holed_rows.discard(row)
         self._free_rows.append(row)
-        self._order = self._order_int32 = None
+        self._forget_order()
         return block_ids
 
     def block_ids(self, row: int) -> list[int]:
@@ -215,27 +232,18 @@ class RowTable:
         token_ids = self._flat_token_ids[starts[:, None] + self._block_offsets]
         return columns.tolist(), self.block_table[rows, columns].tolist(), token_ids.tobytes()
 
-    def store_tokens(self, rows: RowArray, positions: IntArray, token_ids: IntArray) -> None:
-        """Write one token a row."""
-        self._flat_token_ids[rows * self._token_stride + positions] = token_ids
-        self.num_tokens[rows] = positions + 1
+    def wide_ends(self, rows: RowArray, token_ids: IntArray) -> set[int]:
+        """Indices into ``rows`` of requests with more stop ids than columns whose new token is one of them."""
+        return {
+            index
+            for index, row in enumerate(rows.tolist())
+            if row in self.wide_rows
+            and self.num_tokens[row] >= self.first_stop[row]
+            and int(token_ids[index]) in self._running[row].stop_ids
+        }
 
-    def ends(self, rows: RowArray, lengths: IntArray, token_ids: IntArray) -> RowArray:
-        """Indices into ``rows`` of the requests that end with these tokens, at these total lengths (C9)."""
-        ended = lengths >= self.limit[rows]
-        if self.num_stop_columns or self.wide_rows:
-            ended |= self._is_stop(rows, token_ids) & (lengths >= self.first_stop[rows])
-        return np.flatnonzero(ended)
-
-    def _is_stop(self, rows: RowArray, token_ids: IntArray) -> npt.NDArray[np.bool_]:
-        hit = np.zeros(rows.size, np.bool_)
-        for column in range(self.num_stop_columns):
-            hit |= self.stop_ids[column][rows] == token_ids
-        if self.wide_rows:
-            for index, row in enumerate(rows.tolist()):
-                if row in self.wide_rows:
-                    hit[index] = int(token_ids[index]) in self._running[row].stop_ids
-        return hit
+    def _forget_order(self) -> None:
+        self._order = self._order_int32 = self._requests = None
 
     def _set_stop_ids(self, row: int, stop_ids: frozenset[int]) -> None:
         self.stop_ids[:, row] = _NO_TOKEN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.config import SchedulerConfig
+from engine.core import row_passes
 from engine.core.early_loads import EarlyLoads
 from engine.core.kv_cache_manager import KVCacheManager
 from engine.core.partial_prefills import PartialPrefills
@@ -13,11 +14,11 @@ from engine.core.request import Request
 from engine.core.request_book import RequestBook
 from engine.core.row_table import RowArray, RowTable
 from engine.core.step_draft import Batch, StepDraft
-from engine.step import IntArray
+from engine.step import BoolArray, IntArray
 
 
 class RunningPass:
-    """Schedules what already runs. A step in which every request takes one token is arithmetic on arrays."""
+    """Schedules what already runs, by one pass over the rows unless some of them lack blocks."""
 
     def __init__(
         self,
@@ -42,36 +43,66 @@ class RunningPass:
         """Add the running requests to the step."""
         stalled: set[int] = set()
         while len(self._table):
-            rows = self._table.order
-            computed = self._table.num_computed[rows]
-            need = np.minimum(self._table.num_expected[rows], self._table.ceiling[rows]) - computed
-            if stalled:
-                need[[row in stalled for row in rows.tolist()]] = 0
-            grants = self._share(need, draft)
-            ends = computed + grants
-            lacking = np.flatnonzero(ends > self._table.capacity[rows])
-            if lacking.size == 0 or self._extend(draft, rows[lacking], ends[lacking]):
-                self._advance(draft, rows, computed, grants, ends)
-                return
+            order = self._table.order_int32
+            lines = np.empty((row_passes.NUM_LINES, order.size), np.int32)
+            is_sampling = np.empty(order.size, np.bool_)
+            num_lacking, num_rows, num_tokens, num_sampling = row_passes.advance(
+                self._table.columns,
+                order,
+                self._shares(draft),
+                self._config.long_prefill_token_threshold,
+                draft.token_budget,
+                self._config.enable_chunked_prefill,
+                lines,
+                is_sampling,
+            )
+            if not num_lacking:
+                draft.token_budget -= num_tokens
+                draft.running = self._batch(lines, is_sampling, num_rows, num_tokens, num_sampling)
+                break
+            lacking = lines[row_passes.LACKING, :num_lacking]
+            rows, ends = self._table.order[lacking], lines[row_passes.ENDS, lacking]
+            if self._extend(draft, rows, ends):
+                continue
             draft.is_blocked = True
             num_running = len(self._table)
-            stalled |= self._make_room(rows[lacking], ends[lacking])
+            stalled |= self._make_room(rows, ends)
+            self._table.is_stalled[list(stalled)] = 1
             draft.has_preempted |= len(self._table) < num_running
+        if stalled:
+            self._table.is_stalled[:] = 0
 
-    def _share(self, need: IntArray, draft: StepDraft) -> IntArray:
-        """Tokens for each, in order, within the budget and each request's own cap (C3)."""
-        threshold = self._config.long_prefill_token_threshold
-        if threshold:
-            need = np.minimum(need, np.int32(threshold))
-        if self._partial_prefills is not None:
-            return self._partial_prefills.share(need, draft)
-        if int(need.sum()) <= draft.token_budget:
-            return need
-        before = np.cumsum(need, dtype=np.int32) - need
-        grants: IntArray = np.clip(np.int32(draft.token_budget) - before, 0, need)
-        if not self._config.enable_chunked_prefill:
-            grants[grants < need] = 0
-        return grants
+    def _shares(self, draft: StepDraft) -> IntArray:
+        """What each running request gets where prefills share the budget; else nothing, and ``advance`` sees to it."""
+        if self._partial_prefills is None:
+            return row_passes.NO_SHARES
+        table = self._table
+        rows = table.order
+        need = np.minimum(table.num_expected[rows], table.ceiling[rows]) - table.num_computed[rows]
+        if self._config.long_prefill_token_threshold:
+            need = np.minimum(need, np.int32(self._config.long_prefill_token_threshold))
+        need[table.is_stalled[rows] != 0] = 0
+        return self._partial_prefills.share(need, draft)
+
+    def _batch(
+        self, lines: IntArray, is_sampling: BoolArray, num_rows: int, num_tokens: int, num_sampling: int
+    ) -> Batch:
+        rows = self._table.order
+        if num_rows < rows.size:
+            lines, is_sampling = lines[:, :num_rows], is_sampling[:num_rows]
+            rows = lines[row_passes.ROWS].astype(np.intp)
+        rows_int32, first_positions, num_scheduled_tokens, ends, epochs = lines
+        return Batch(
+            rows=rows,
+            rows_int32=rows_int32,
+            first_positions=first_positions,
+            num_scheduled_tokens=num_scheduled_tokens,
+            ends=ends,
+            epochs=epochs,
+            is_sampling=is_sampling,
+            num_tokens=num_tokens,
+            num_sampling=num_sampling,
+        )
 
     def _extend(self, draft: StepDraft, rows: RowArray, ends: IntArray) -> bool:
         """Append the blocks that these rows lack; False when there are not enough, and then none was taken."""
@@ -82,27 +113,6 @@ class RunningPass:
         block_ids = np.array(self._kv_cache.allocate(num_blocks), np.int32)
         draft.appended = (*self._table.append_blocks(rows, counts, block_ids), block_ids)
         return True
-
-    def _advance(self, draft: StepDraft, rows: RowArray, computed: IntArray, grants: IntArray, ends: IntArray) -> None:
-        """Count the granted tokens as computed (C8), and the successors of the last known ones as expected."""
-        table = self._table
-        rows_int32 = table.order_int32
-        if not grants.all():
-            active = np.flatnonzero(grants)
-            rows, rows_int32, computed = rows[active], rows_int32[active], computed[active]
-            grants, ends = grants[active], ends[active]
-        expected = table.num_expected[rows]
-        is_sampling = ends == expected
-        table.num_computed[rows] = ends
-        table.num_expected[rows] = expected + is_sampling
-        draft.token_budget -= int(grants.sum())
-        draft.running = Batch(
-            rows=rows,
-            rows_int32=rows_int32,
-            first_positions=computed,
-            num_scheduled_tokens=grants,
-            is_sampling=is_sampling,
-        )
 
     def _make_room(self, rows: RowArray, ends: IntArray) -> set[int]:
         """Free blocks for those of these rows that are served first, at the cost of those served last.

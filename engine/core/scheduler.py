@@ -170,29 +170,18 @@ class Scheduler:
         )
         self._next_step_id += 1
         if batch.rows.size:
-            self._launch(output, batch, draft)
+            self._launch(output, batch)
         else:
             self._is_quiet = not draft.has_preempted
         return output
 
-    def _launch(self, output: SchedulerOutput, batch: Batch, draft: StepDraft) -> None:
-        table = self._table
-        table.leave_finished_holes()
-        num_tokens = self._config.max_num_batched_tokens - draft.token_budget
-        self._counters.num_scheduled_tokens += num_tokens
+    def _launch(self, output: SchedulerOutput, batch: Batch) -> None:
+        self._table.leave_finished_holes()
+        self._counters.num_scheduled_tokens += batch.num_tokens
         self._kv_cache.step_scheduled(output.step_id)
         if self._prompt_delay is not None:
-            self._prompt_delay.step_scheduled(output.step_id, has_prompts=num_tokens > batch.rows.size)
-        self._in_flight.append(
-            StepInFlight(
-                step_id=output.step_id,
-                rows=batch.rows,
-                epochs=table.epoch[batch.rows],
-                num_releases=table.num_releases,
-                ends=batch.first_positions + batch.num_scheduled_tokens,
-                num_sampling=int(np.count_nonzero(batch.is_sampling)),
-            )
-        )
+            self._prompt_delay.step_scheduled(output.step_id, has_prompts=batch.num_tokens > batch.rows.size)
+        self._in_flight.append(StepInFlight(step_id=output.step_id, batch=batch, num_releases=self._table.num_releases))
 
     def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
         self._is_quiet = False
@@ -203,7 +192,7 @@ class Scheduler:
             self._prompt_delay.step_returned(step.step_id)
         if result.has_nan is not None:
             self._counters.num_nan_logits += int(np.count_nonzero(result.has_nan))
-        return self._outcome.apply(step, output, result)
+        return self._outcome.apply(step, result)
 
     # ---- the connector
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.core.request import Request
 from engine.core.row_table import RowArray, RowTable
@@ -16,30 +15,50 @@ from kv_transfer.connector import NO_ORDERS, ConnectorOrders
 NO_ROWS: RowArray = np.empty(0, np.intp)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
-    """Rows that compute in a step, aligned arrays. ``rows_int32`` are the same rows as the runner gets them."""
+    """Rows that compute in a step, aligned arrays.
+
+    ``rows_int32`` are the same rows as the runner gets them, ``ends`` the positions that they come to, and ``epochs``
+    tell later whether a row still has the same request.
+    """
 
     rows: RowArray
     rows_int32: IntArray
     first_positions: IntArray
     num_scheduled_tokens: IntArray
+    ends: IntArray
+    epochs: IntArray
     is_sampling: BoolArray
+    num_tokens: int
+    num_sampling: int
+
+    @property
+    def is_decode(self) -> bool:
+        """True when each row computes one token and samples its successor."""
+        return self.num_tokens == self.num_sampling == self.rows.size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepInFlight:
-    """What ``update`` needs to remember of a step. ``epochs`` tell whether a row still has the same request."""
+    """What ``update`` needs to remember of a step; ``num_releases`` is the table's when it was scheduled."""
 
     step_id: int
-    rows: RowArray
-    epochs: npt.NDArray[np.int64]
+    batch: Batch
     num_releases: int
-    ends: IntArray
-    num_sampling: int
 
 
 Appended: TypeAlias = tuple[IntArray, IntArray, IntArray]
+
+
+class StartedRow(NamedTuple):
+    """A row whose request starts in the step."""
+
+    row: int
+    first_position: int
+    num_tokens: int
+    is_sampling: bool
+    epoch: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +75,7 @@ class StepDraft:
     has_preempted: bool = False
     prefill_share: int = 0
     running: Batch | None = None
-    started: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    started: list[StartedRow] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
     appended: Appended | None = None
 
@@ -69,7 +88,7 @@ class StepDraft:
         table.num_computed[row] += num_tokens
         table.num_expected[row] += is_sampling
         self.token_budget -= num_tokens
-        self.started.append((row, first, num_tokens, is_sampling))
+        self.started.append(StartedRow(row, first, num_tokens, is_sampling, int(table.epoch[row])))
         self.new_rows.append(
             NewRow(
                 row=row,
@@ -86,14 +105,19 @@ class StepDraft:
         """All rows of the step: those that ran before, then those that start."""
         if not self.started:
             return self.running or EMPTY_BATCH
-        rows, firsts, counts, sampling = zip(*self.started, strict=True)
         before = self.running or EMPTY_BATCH
+        rows, firsts, counts, sampling, epochs = zip(*self.started, strict=True)
+        first_positions, num_scheduled_tokens = np.array(firsts, np.int32), np.array(counts, np.int32)
         return Batch(
             rows=np.concatenate((before.rows, np.array(rows, np.intp))),
             rows_int32=np.concatenate((before.rows_int32, np.array(rows, np.int32))),
-            first_positions=np.concatenate((before.first_positions, np.array(firsts, np.int32))),
-            num_scheduled_tokens=np.concatenate((before.num_scheduled_tokens, np.array(counts, np.int32))),
+            first_positions=np.concatenate((before.first_positions, first_positions)),
+            num_scheduled_tokens=np.concatenate((before.num_scheduled_tokens, num_scheduled_tokens)),
+            ends=np.concatenate((before.ends, first_positions + num_scheduled_tokens)),
+            epochs=np.concatenate((before.epochs, np.array(epochs, np.int32))),
             is_sampling=np.concatenate((before.is_sampling, np.array(sampling, np.bool_))),
+            num_tokens=before.num_tokens + sum(counts),
+            num_sampling=before.num_sampling + sum(sampling),
         )
 
     def output(
@@ -113,6 +137,7 @@ class StepDraft:
             first_positions=batch.first_positions,
             num_scheduled_tokens=batch.num_scheduled_tokens,
             is_sampling=batch.is_sampling,
+            is_decode=batch.is_decode,
             released_rows=np.array(released_rows, np.int32) if released_rows else EMPTY_INTS,
             new_rows=tuple(self.new_rows),
             append_rows=append_rows,
@@ -128,5 +153,9 @@ EMPTY_BATCH = Batch(
     rows_int32=EMPTY_INTS,
     first_positions=EMPTY_INTS,
     num_scheduled_tokens=EMPTY_INTS,
+    ends=EMPTY_INTS,
+    epochs=EMPTY_INTS,
     is_sampling=np.empty(0, np.bool_),
+    num_tokens=0,
+    num_sampling=0,
 )
