@@ -54,9 +54,20 @@ class CPUAttention:
         self._paged_kernel = PagedKernel(cache)
         self._run_kernel = choose_kernel(cache)
         self._rotation_pass = RotationPass(cache)
+        self._last: tuple[AttentionBatch, CPUPlan] | None = None
 
     def plan(self, batch: AttentionBatch) -> CPUPlan:
-        """Part the requests by how many tokens they compute. The plan before is of no use any more."""
+        """Part the requests by how many tokens they compute. The plan before is of no use any more.
+
+        A batch of single tokens may come again, its arrays written anew: the plan has nothing of it but addresses.
+        """
+        if self._last is not None and self._last[0] is batch and batch.is_decode:
+            return self._last[1]
+        plan = self._new_plan(batch)
+        self._last = batch, plan
+        return plan
+
+    def _new_plan(self, batch: AttentionBatch) -> CPUPlan:
         paged: PagedQueries | None
         if batch.is_decode:
             paged, long = PagedQueries(self._paged_kernel, batch), EMPTY_REQUESTS
@@ -67,7 +78,7 @@ class CPUAttention:
         return CPUPlan(
             cache=self._cache,
             rows=self._rows,
-            key_rows=torch.from_numpy(self._cache.key_rows(batch.slots)),
+            slots=torch.from_numpy(batch.slots),
             rotation_pass=self._rotation_pass,
             paged=paged,
             runs=self._plan_runs(batch, long) if long.size else None,
@@ -91,14 +102,14 @@ class CPUPlan:
         *,
         cache: KVCache,
         rows: torch.Tensor,
-        key_rows: torch.Tensor,
+        slots: torch.Tensor,
         rotation_pass: RotationPass,
         paged: PagedQueries | None,
         runs: TokenRuns | None,
     ) -> None:
         self._cache = cache
         self._rows = rows
-        self._key_rows = key_rows
+        self._slots = slots
         self._rotation_pass = rotation_pass
         self._paged = paged
         self._runs = runs
@@ -108,7 +119,7 @@ class CPUPlan:
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
         block_size = self._cache.layout.block_size
-        key_rows = self._key_rows + layer * 2 * block_size
+        key_rows = torch.from_numpy(self._cache.key_rows(self._slots.numpy())) + layer * 2 * block_size
         self._rows.index_copy_(0, key_rows, key)
         self._rows.index_copy_(0, key_rows + block_size, value)
         return self._attend(layer, query, key, value, window)
@@ -117,7 +128,7 @@ class CPUPlan:
         self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        query = self._rotation_pass.run(layer, heads, transform, rotations, self._key_rows)
+        query = self._rotation_pass.run(layer, heads, transform, rotations, self._slots)
         first_value = transform.num_heads + transform.num_kv_heads
         key, value = heads[:, transform.num_heads : first_value], heads[:, first_value:]
         return self._attend(layer, query, key, value, window)

@@ -32,7 +32,7 @@ class PagedKernel:
 
 
 class PagedQueries:
-    """The tokens of one step that take the paged kernel, each a query with its own block table and length.
+    """The tokens of one step that take the paged kernel, each a query with its own block table and position.
 
     They are those of ``requests``, indices into the batch, or of all where each computes one token.
     tokens: [num_queries] their places in the batch, int64; None: all, in their order.
@@ -43,15 +43,15 @@ class PagedQueries:
         self.tokens: torch.Tensor | None = None
         # The kernel has the addresses of these two.
         if requests is None:
-            self._lengths: IntArray = batch.first_positions + np.int32(1)
+            self._positions: IntArray = np.ascontiguousarray(batch.first_positions, dtype=np.int32)
             self._tables: IntArray = np.ascontiguousarray(batch.block_tables, dtype=np.int32)
         else:
             tokens, owners, positions = _queries(batch, requests)
             self.tokens = torch.from_numpy(tokens)
-            self._lengths = (positions + 1).astype(np.int32)
+            self._positions = positions.astype(np.int32)
             self._tables = np.ascontiguousarray(batch.block_tables[owners], dtype=np.int32)
         parameters = paged.call.parameters
-        parameters[kernel.TABLES], parameters[kernel.LENGTHS] = self._tables.ctypes.data, self._lengths.ctypes.data
+        parameters[kernel.TABLES], parameters[kernel.POSITIONS] = self._tables.ctypes.data, self._positions.ctypes.data
         parameters[kernel.NUM_ROWS], parameters[kernel.TABLE_WIDTH] = self._tables.shape
 
     def attend(self, layer: int, query: torch.Tensor, window: int | None) -> torch.Tensor:

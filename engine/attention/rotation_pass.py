@@ -24,17 +24,18 @@ class RotationPass:
         parameters = self._call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
         parameters[kernel.NUM_CACHE_ROWS] = len(cache.slot_rows()) * layout.num_kv_heads
-        parameters[kernel.VALUE_OFFSET] = layout.block_size
+        parameters[kernel.BLOCK_SIZE] = layout.block_size
+        parameters[kernel.BLOCK_ROWS] = layout.num_layers * self._rows_per_layer
         parameters[kernel.EPSILON] = ctypes.addressof(self._epsilon)
         parameters[kernel.HEAD_DIM] = layout.head_dim
 
     def run(
-        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, key_rows: torch.Tensor
+        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, slots: torch.Tensor
     ) -> torch.Tensor:
         """Write keys and values to the cache and return the queries, [num_tokens, num_heads, head_dim].
 
         heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; its keys are rotated in place.
-        key_rows: [num_tokens] where in the cache the keys of layer 0 go, in rows of all heads.
+        slots: [num_tokens] where they go: block id * block_size + offset, int64.
         """
         assert heads.is_contiguous()
         query = heads.new_empty(len(heads), transform.num_heads, heads.shape[2])
@@ -42,7 +43,7 @@ class RotationPass:
         parameters[kernel.HEADS], parameters[kernel.QUERY] = heads.data_ptr(), query.data_ptr()
         parameters[kernel.POSITIONS] = rotations.positions.data_ptr()
         parameters[kernel.TABLE], parameters[kernel.NUM_POSITIONS] = rotations.table.data_ptr(), len(rotations.table)
-        parameters[kernel.KEY_ROWS], parameters[kernel.FIRST_KEY] = key_rows.data_ptr(), layer * self._rows_per_layer
+        parameters[kernel.SLOTS], parameters[kernel.FIRST_KEY] = slots.data_ptr(), layer * self._rows_per_layer
         parameters[kernel.NUM_TOKENS] = len(heads)
         parameters[kernel.NUM_HEADS], parameters[kernel.NUM_KV_HEADS] = transform.num_heads, transform.num_kv_heads
         self._set_norms(transform)

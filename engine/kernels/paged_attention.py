@@ -19,7 +19,7 @@ TILE = 32
 LINE_BYTES = 64
 
 # The fields of the parameter block, all int64.
-COUNTER, QUERY, OUTPUT, TABLES, LENGTHS, ROWS = range(6)  # addresses
+COUNTER, QUERY, OUTPUT, TABLES, POSITIONS, ROWS = range(6)  # addresses
 NUM_ROWS, TABLE_WIDTH = 6, 7
 NUM_KV_HEADS, GROUP, HEAD_DIM = 8, 9, 10
 NUM_CACHE_ROWS, BLOCK_SIZE, BLOCK_ROWS = 11, 12, 13
@@ -109,11 +109,12 @@ def _prefetch_row(p, rows, row):
 def _attend(p, query, rows, output):
     """Take (row, key-value head) pairs from the shared counter until none is left.
 
-    query, output: [num_rows * num_kv_heads, group, head_dim]; rows: [cache rows, head_dim] in storage type.
+    query, output: [num_rows * num_kv_heads, group, head_dim]; rows: [cache rows, head_dim] in storage type. A query
+    attends to all up to its position, itself included.
     """
     num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
     tables = carray(pointer(p[TABLES]), (p[NUM_ROWS], p[TABLE_WIDTH]), dtype=np.int32)
-    lengths = carray(pointer(p[LENGTHS]), (p[NUM_ROWS],), dtype=np.int32)
+    positions = carray(pointer(p[POSITIONS]), (p[NUM_ROWS],), dtype=np.int32)
     scale = np.float32(1.0 / np.sqrt(head_dim))
     queries = np.empty((group, head_dim), dtype=np.float32)
     sums = np.empty((group, head_dim), dtype=np.float32)
@@ -131,7 +132,7 @@ def _attend(p, query, rows, output):
         sums[:] = 0.0
         maxima[:] = -np.inf
         totals[:] = 0.0
-        table, end = tables[request], lengths[request]
+        table, end = tables[request], positions[request] + 1
         for start in range(max(end - p[WINDOW], 0), end, TILE):
             count = min(TILE, end - start)
             for t in range(count):

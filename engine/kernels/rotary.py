@@ -11,11 +11,11 @@ from engine.kernels.machine_code import narrow, pointer, take_next, widen
 from engine.kernels.row_loops import rotate_row
 
 # The fields of the parameter block, all int64.
-COUNTER, HEADS, QUERY, POSITIONS, TABLE, KEY_ROWS, ROWS = range(7)  # addresses
+COUNTER, HEADS, QUERY, POSITIONS, TABLE, SLOTS, ROWS = range(7)  # addresses
 QUERY_NORM, KEY_NORM, EPSILON = 7, 8, 9  # addresses; the norms 0 for none
 NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 10, 11, 12, 13
-NUM_POSITIONS, NUM_CACHE_ROWS, FIRST_KEY, VALUE_OFFSET = 14, 15, 16, 17
-NUM_PARAMETERS = 18
+NUM_POSITIONS, NUM_CACHE_ROWS, FIRST_KEY, BLOCK_ROWS, BLOCK_SIZE = 14, 15, 16, 17, 18
+NUM_PARAMETERS = 19
 
 
 @njit(**OPTIONS)
@@ -59,11 +59,12 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
     """Take tokens from the shared counter until none is left.
 
     heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its keys are rotated in place; query: [num_tokens,
-    num_heads, head_dim]; table: [num_positions, 2, head_dim / 2]; rows: the cache, [num_cache_rows, head_dim].
+    num_heads, head_dim]; table: [num_positions, 2, head_dim / 2]; rows: the cache, [num_cache_rows, head_dim]. A block
+    has BLOCK_ROWS rows of all heads, those of a layer's keys from FIRST_KEY on and then those of its values.
     """
-    num_heads, num_kv_heads, head_dim = p[NUM_HEADS], p[NUM_KV_HEADS], p[HEAD_DIM]
+    num_heads, num_kv_heads, head_dim, block_size = p[NUM_HEADS], p[NUM_KV_HEADS], p[HEAD_DIM], p[BLOCK_SIZE]
     positions = carray(pointer(p[POSITIONS]), (p[NUM_TOKENS],), dtype=np.int64)
-    key_rows = carray(pointer(p[KEY_ROWS]), (p[NUM_TOKENS],), dtype=np.int64)
+    slots = carray(pointer(p[SLOTS]), (p[NUM_TOKENS],), dtype=np.int64)
     epsilon = carray(pointer(p[EPSILON]), (1,), dtype=np.float32)[0]
     vector = np.empty(head_dim, dtype=np.float32)
     token = take_next(p[COUNTER])
@@ -78,10 +79,11 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
                 _load(heads[token, head], vector)
                 _normalize(vector, query_norm if is_query else key_norm, epsilon)
                 _rotate(vector, cosine, sine, target)
-        first_row = (key_rows[token] + p[FIRST_KEY]) * num_kv_heads
+        block, offset = slots[token] // block_size, slots[token] % block_size
+        first_row = (block * p[BLOCK_ROWS] + offset + p[FIRST_KEY]) * num_kv_heads
         for head in range(num_kv_heads):
             _copy(heads[token, num_heads + head], rows[first_row + head])
-            first_value = first_row + p[VALUE_OFFSET] * num_kv_heads
+            first_value = first_row + block_size * num_kv_heads
             _copy(heads[token, num_heads + num_kv_heads + head], rows[first_value + head])
         token = take_next(p[COUNTER])
 

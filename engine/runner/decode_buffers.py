@@ -9,8 +9,8 @@ import torch
 
 from engine.attention.decode_tables import DecodeTables
 from engine.runner.graph_device import GraphDevice
-from engine.runner.input_batch import StepInputs
 from engine.runner.kv_cache import KVCache
+from engine.runner.step_inputs import StepInputs
 
 NUM_STAGINGS = 2
 """Host copies used in turn, so that a step is laid out while the copy of the one before is still under way."""

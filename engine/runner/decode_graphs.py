@@ -15,8 +15,8 @@ from engine.attention.backend import AttentionBackend, AttentionPlan, DecodeGrap
 from engine.errors import CaptureRefusedError, ConfigError
 from engine.runner.decode_buffers import DecodeBuffers
 from engine.runner.graph_device import Graph, GraphDevice
-from engine.runner.input_batch import StepInputs
 from engine.runner.kv_cache import KVCache
+from engine.runner.step_inputs import StepInputs
 
 logger = logging.getLogger(f"baton.{__name__}")
 

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.attention.batch import AttentionBatch
+from engine.kernels import decode_rows
+from engine.runner.decode_layout import DecodeLayout
+from engine.runner.step_inputs import LongArray, StepInputs, UnknownTokens
 from engine.sample.sampling_rows import SamplingRows
 from engine.sample.token_history import TokenHistory
 from engine.step import IntArray, SchedulerOutput
 
-LongArray = npt.NDArray[np.int64]
-
 UNKNOWN: Final = -1
 """Stands for a token that was sampled and is not known here yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
-    """One step of the model, tokens of all requests back to back.
-
-    input_ids, positions: [num_tokens]. last_tokens: [num_sampling] indices into the tokens whose successors are
-    sampled; sampled_rows, sampled_positions: [num_sampling] the rows they belong to and where the new tokens go.
-    unknown: the tokens among ``input_ids`` that the step before samples and has not told yet; None: all are known.
-    is_decode: every request computes one token, its last known one, and samples its successor: in these arrays the
-    requests, the tokens and the sampled ones are the same.
-    """
-
-    input_ids: LongArray
-    positions: LongArray
-    attention: AttentionBatch
-    last_tokens: LongArray
-    sampled_rows: IntArray
-    sampled_positions: IntArray
-    unknown: UnknownTokens | None = None
-    is_decode: bool = False
-
-
-class UnknownTokens(NamedTuple):
-    """rows: whose last token is not known; tokens: where it stands in the step; sources: which one of those that the
-    step before samples it is. All [num_unknown].
-    """
-
-    rows: IntArray
-    tokens: LongArray
-    sources: LongArray
 
 
 class InputBatch:
@@ -67,9 +35,12 @@ class InputBatch:
         self.sampling = SamplingRows(max_num_seqs)
         self.num_prompt_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
         self._places: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
-        # Where the tokens of a decode step begin and stand: never written.
-        self._starts: IntArray = np.arange(max_num_seqs + 1, dtype=np.int32)
-        self._tokens: LongArray = np.arange(max_num_seqs, dtype=np.int64)
+        self._decode = DecodeLayout(
+            token_ids=self._token_ids,
+            block_table=self._block_table,
+            is_bare=self.sampling.is_bare,
+            block_size=block_size,
+        )
         self._has_unknown = False
         self.history = TokenHistory(token_ids=self._token_ids, num_prompt_tokens=num_prompt_tokens)
 
@@ -81,13 +52,22 @@ class InputBatch:
             self.history.num_prompt_tokens[new.row] = new.num_prompt_tokens
             self.sampling.set(new.row, new.sampling, num_prompt_tokens=new.num_prompt_tokens)
             self.num_prompt_logprobs[new.row] = -1 if new.num_prompt_logprobs is None else new.num_prompt_logprobs
-        self._block_table[output.append_rows, output.append_columns] = output.append_block_ids
+        if output.append_rows.size:
+            self._block_table[output.append_rows, output.append_columns] = output.append_block_ids
+
+    @property
+    def has_unknown(self) -> bool:
+        """True while a step that was expected has not told its tokens."""
+        return self._has_unknown
 
     def prepare(self, output: SchedulerOutput) -> StepInputs:
         """Lay out a step's tokens."""
         rows, lengths = output.rows, output.num_scheduled_tokens
-        if output.is_sampling.all() and output.num_tokens == rows.size:
-            return self._prepare_decode(rows, output.first_positions)
+        if output.is_decode or (output.is_sampling.all() and output.num_tokens == rows.size):
+            inputs, has_placeholders = self._decode.lay_out(rows, output.first_positions)
+            if has_placeholders:
+                inputs.unknown = self._find_unknown(rows, inputs.input_ids, inputs.attention.query_starts)
+            return inputs
         query_starts = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_starts[1:])
         ends = output.first_positions + lengths
@@ -113,30 +93,6 @@ class InputBatch:
             unknown=self._find_unknown(rows, input_ids, query_starts) if self._has_unknown else None,
         )
 
-    def _prepare_decode(self, rows: IntArray, positions: IntArray) -> StepInputs:
-        """``prepare`` where every row computes one token and samples: the same arrays, by fewer operations."""
-        query_starts = self._starts[: rows.size + 1]
-        blocks, offsets = np.divmod(positions, self.block_size)
-        slots = self._block_table[rows, blocks].astype(np.int64)
-        slots *= self.block_size
-        slots += offsets
-        input_ids = self._token_ids[rows, positions].astype(np.int64)
-        return StepInputs(
-            input_ids=input_ids,
-            positions=positions.astype(np.int64),
-            attention=AttentionBatch(
-                query_starts=query_starts,
-                first_positions=positions,
-                block_tables=self._block_table[rows, : int(blocks.max()) + 1],
-                slots=slots,
-            ),
-            last_tokens=self._tokens[: rows.size],
-            sampled_rows=rows,
-            sampled_positions=positions + np.int32(1),
-            unknown=self._find_unknown(rows, input_ids, query_starts) if self._has_unknown else None,
-            is_decode=True,
-        )
-
     def expect(self, rows: IntArray, positions: IntArray) -> None:
         """Put placeholders where the step in flight samples tokens, in this order. To be called before ``apply``."""
         assert not self._has_unknown, "only one step may be in flight when the next one is launched"
@@ -150,7 +106,7 @@ class InputBatch:
             self._has_unknown = False
             is_waited_for = self._token_ids[rows, positions] == UNKNOWN
             rows, positions, token_ids = rows[is_waited_for], positions[is_waited_for], token_ids[is_waited_for]
-        self._token_ids[rows, positions] = token_ids
+        decode_rows.store(self._token_ids, rows, positions, token_ids)
 
     def _find_unknown(self, rows: IntArray, input_ids: LongArray, query_starts: IntArray) -> UnknownTokens | None:
         """Only the last token that a row computes can be one that was just sampled."""

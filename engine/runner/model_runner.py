@@ -18,7 +18,7 @@ from engine.models.model_config import ModelConfig, load_model_config
 from engine.runner.allocator import keep_freed_memory
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
-from engine.runner.input_batch import InputBatch, LongArray, StepInputs
+from engine.runner.input_batch import InputBatch
 from engine.runner.kv_cache import KVCache
 from engine.runner.memory import (
     GPU_CONTEXT_BYTES,
@@ -30,11 +30,19 @@ from engine.runner.memory import (
 )
 from engine.runner.model_step import ModelStep
 from engine.runner.prompt_logprobs import prompt_logprobs
+from engine.runner.step_inputs import LongArray, StepInputs
 from engine.runner.upload import upload
 from engine.sample.most_likely import MostLikely
 from engine.sample.sampler import Sampler
 from engine.sample.worst_case import sample_worst_case
-from engine.step import NOTHING_PENDING, ModelRunnerOutput, PendingStep, SchedulerOutput
+from engine.step import (
+    NOTHING_PENDING,
+    FinishedStep,
+    IntArray,
+    ModelRunnerOutput,
+    PendingStep,
+    SchedulerOutput,
+)
 from kv_transfer.layout import KVLayout, KVRegion
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -217,7 +225,6 @@ class ModelRunner:
         """Compute a step and wait for its result."""
         return self.launch(output).result()
 
-    @torch.inference_mode()
     def launch(self, output: SchedulerOutput) -> PendingStep:
         """Apply the changes of rows, and let the device compute and sample; see ``StepRunner``.
 
@@ -227,6 +234,12 @@ class ModelRunner:
         if not output.has_work:
             self._batch.apply(output)
             return NOTHING_PENDING
+        if self._graphs is None and self.device.type == "cpu":
+            return self._launch(output)  # nothing asks for gradients, and entering the mode costs 30 us of a step
+        with torch.inference_mode():
+            return self._launch(output)
+
+    def _launch(self, output: SchedulerOutput) -> PendingStep:
         before = self._last_step
         if before is not None and not before.is_settled:
             self._batch.expect(before.rows, before.positions)
@@ -237,6 +250,10 @@ class ModelRunner:
         if inputs.last_tokens.size:
             last = hidden if inputs.is_decode else hidden.index_select(0, self._upload(inputs.last_tokens))
             logits = self._model.logits(last)
+            if inputs.is_bare and not self._batch.has_unknown:
+                token_ids = self._sampler.take_most_likely(logits)
+                if token_ids is not None:
+                    return self._finish(inputs, token_ids)
             if inputs.unknown is not None and self._sampler.reads_history(inputs.unknown.rows):
                 assert before is not None
                 before.settle()
@@ -253,13 +270,22 @@ class ModelRunner:
         )
         return self._last_step
 
+    def _finish(self, inputs: StepInputs, token_ids: IntArray) -> PendingStep:
+        """A decode step whose tokens are known already."""
+        self._batch.learn(inputs.sampled_rows, inputs.sampled_positions, token_ids)
+        self._last_step = None
+        return FinishedStep(ModelRunnerOutput(sampled_token_ids=token_ids))
+
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         if self._graphs is not None and (hidden := self._graphs.run(inputs, self._write_unknown)) is not None:
             return hidden
         plan = self._attention.plan(inputs.attention)
-        input_ids = self._upload(inputs.input_ids)
+        if inputs.on_host is not None and self.device.type == "cpu":
+            input_ids, positions = inputs.on_host
+        else:
+            input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
         self._write_unknown(inputs, input_ids)
-        return self._model.forward(input_ids, self._upload(inputs.positions), plan)
+        return self._model.forward(input_ids, positions, plan)
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:
         """Write the tokens that only the device knows yet into a step's ``input_ids`` there."""

@@ -11,8 +11,9 @@ import torch
 
 from engine.messages import LogprobTable
 from engine.runner.download import Download
-from engine.runner.input_batch import InputBatch, StepInputs
+from engine.runner.input_batch import InputBatch
 from engine.runner.prompt_logprobs import PromptLogprobsOnDevice
+from engine.runner.step_inputs import StepInputs
 from engine.sample.sampler import SampledTokens
 from engine.step import EMPTY_INTS, BoolArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs, SchedulerOutput
 

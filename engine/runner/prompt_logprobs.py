@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from engine.runner.input_batch import InputBatch, StepInputs
+from engine.runner.input_batch import InputBatch
+from engine.runner.step_inputs import StepInputs
 from engine.runner.upload import upload
 from engine.sample.logprobs import LogprobTensors, compute_logprobs
 from engine.step import SchedulerOutput

@@ -17,7 +17,7 @@ from engine.sample.penalties import apply_penalties, mask_ending_tokens
 from engine.sample.philox import uniforms
 from engine.sample.sampling_rows import SamplingRows
 from engine.sample.token_history import TokenHistory
-from engine.step import EMPTY_INTS, IntArray
+from engine.step import IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +53,16 @@ class Sampler:
         """True when what is drawn for some of these rows depends on the tokens that they hold."""
         return bool(self._sampling.reads_history[rows].any())
 
+    def take_most_likely(self, logits: torch.Tensor) -> IntArray | None:
+        """Tokens for rows that are all bare, where they can be had at once; None: ``sample`` chooses them."""
+        return self._most_likely.on_host(logits) if self._may_wait else None
+
     def sample(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> SampledTokens:
         """Choose a token for each row.
 
         logits: [num_rows, vocab_size], model dtype; positions: [num_rows] where each new token will stand.
         """
         token_ids, has_nan = self._most_likely(logits)
-        if self._may_wait and self._sampling.is_bare[rows].all() and not has_nan.any():
-            return SampledTokens(token_ids=token_ids, has_nan=has_nan, logprob_rows=EMPTY_INTS)
         is_short = positions < self._sampling.min_length[rows]
         if is_short.any() or not self._sampling.is_plain[rows].all() or (self._may_wait and bool(has_nan.any())):
             token_ids = self._choose(logits, rows, positions)

@@ -11,8 +11,8 @@ import torch
 from engine.attention.batch import AttentionBatch
 from engine.attention.cuda import CUDAAttention
 from engine.runner.decode_graphs import DecodeGraphs, GraphSettings
-from engine.runner.input_batch import StepInputs
 from engine.runner.kv_cache import KVCache
+from engine.runner.step_inputs import StepInputs
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.fake_graph_device import FakeGraphDevice
 from tests.support.model_harness import ModelHarness

@@ -1,0 +1,54 @@
+"""Passes over the rows of a decode step, compiled: its inputs before the model runs, its tokens afterwards.
+
+One pass for all of it, because a step's weights push everything else out of the caches; see ``engine.core.row_passes``.
+"""
+
+from numba import njit, types
+
+from engine.kernels.compiled import OPTIONS
+
+_INTS = types.Array(types.int32, 1, "C", readonly=True)
+_BOOLS = types.Array(types.boolean, 1, "C", readonly=True)
+_TABLE = types.int32[:, ::1]
+_LONGS = types.int64[::1]
+
+
+@njit(
+    types.UniTuple(types.int64, 3)(
+        _INTS, _INTS, _TABLE, _TABLE, types.int64, _BOOLS, _LONGS, _LONGS, _LONGS, types.int32[::1], types.int32[::1]
+    ),
+    **OPTIONS,
+)
+def lay_out(
+    rows, at, token_ids, block_table, block_size, is_bare, input_ids, positions, slots, first_positions, block_tables
+):
+    """Write the inputs of a step in which each of ``rows`` computes the token at its position ``at``.
+
+    token_ids, block_table: of all rows there are. The other arrays are written, at most as long as there are rows;
+    block_tables: [num_rows * num_columns], only the columns that some row needs.
+
+    Returns:
+        (num_columns, number of tokens that are negative, number of rows that are bare).
+    """
+    last = 0
+    for i in range(len(rows)):
+        last = max(last, at[i])
+    num_columns = last // block_size + 1
+    num_unknown, num_bare = 0, 0
+    for i in range(len(rows)):
+        row, position = rows[i], at[i]
+        input_ids[i] = token_ids[row, position]
+        positions[i] = first_positions[i] = position
+        slots[i] = block_table[row, position // block_size] * block_size + position % block_size
+        for column in range(num_columns):
+            block_tables[i * num_columns + column] = block_table[row, column]
+        num_unknown += token_ids[row, position] < 0
+        num_bare += is_bare[row]
+    return num_columns, num_unknown, num_bare
+
+
+@njit(types.void(_TABLE, _INTS, _INTS, _INTS), **OPTIONS)
+def store(token_ids, rows, positions, sampled):
+    """token_ids[row, position] = sampled, for each."""
+    for i in range(len(rows)):
+        token_ids[rows[i], positions[i]] = sampled[i]
