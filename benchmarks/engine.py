@@ -82,7 +82,7 @@ class BatonSide:
         self._add(prompts, max_tokens=max_tokens)
         num_started = 0
         while num_started < len(prompts):
-            num_started += sum(len(deltas) for deltas in self._core.step().values())
+            num_started += len(self._core.step().deltas())
         return self._core
 
     def _add(self, prompts: Prompts, *, max_tokens: int) -> None:

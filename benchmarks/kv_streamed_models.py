@@ -81,10 +81,9 @@ def _prefill(core: EngineCore, request_id: str, prompt: tuple[int, ...]) -> tupl
     )
     while True:
         core.collect()
-        for deltas in core.step().values():
-            for delta in deltas:
-                if delta.kv_transfer is not None:
-                    return delta.kv_transfer, time.perf_counter() - started
+        for delta in core.step().deltas():
+            if delta.kv_transfer is not None:
+                return delta.kv_transfer, time.perf_counter() - started
 
 
 def _serve(pipe: Connection, mode: str, model: Path, chunk_tokens: int) -> None:

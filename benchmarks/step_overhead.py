@@ -50,6 +50,7 @@ class StepClock:
             (runner._model, "forward", "forward"),
             (runner._model, "logits", "logits"),
             (runner._sampler, "sample", "sample"),
+            (runner._search, "token_ids", "sample"),
         ):
             setattr(owner, method, self._timed(part, getattr(owner, method)))
 

@@ -13,7 +13,8 @@ from typing import TypeVar, cast
 
 from engine.cache_feed import CacheFeed
 from engine.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta, merge_deltas
-from engine.engine_core import DeltasByClient, EngineCore
+from engine.core.step_result import NOTHING_NEW, StepResult
+from engine.engine_core import EngineCore
 from engine.errors import EngineDeadError, EngineStalledError, RequestRefusedError
 from engine.messages import CacheNews, GenerateRequest, LoadReport, StepMessage, TokenDelta
 from engine.progress import Progress
@@ -263,12 +264,13 @@ class AsyncEngine:
         except EngineDeadError:
             return ()
 
-    def _deliver(self, deltas: DeltasByClient, load: LoadReport, news: CacheNews | None = None) -> None:
+    def _deliver(self, result: StepResult, load: LoadReport, news: CacheNews | None = None) -> None:
+        """Pass a step's news on. Messages are made here, while the next step computes."""
         self._load = load
         self._delivered.set()
         if news is not None:
             self._pass_on(news)
-        for client_id, of_client in deltas.items():
+        for client_id, of_client in result.deltas_by_client().items():
             if client_id == LOCAL_CLIENT:
                 for delta in of_client:
                     if (local := self._local.get(delta.request_id)) is not None:
@@ -297,7 +299,8 @@ class AsyncEngine:
         for request_id, local in self._local.items():
             local.put((dead_delta(request_id),))
         for client_id, request_ids in list(self._requests_of.items()):
-            self._deliver({client_id: [dead_delta(request_id) for request_id in request_ids]}, self._load)
+            ends = [(client_id, dead_delta(request_id)) for request_id in request_ids]
+            self._deliver(StepResult(news=ends), self._load)
         self.end_streams()
 
     async def _call(self, function: Callable[[], T]) -> T:
@@ -363,13 +366,13 @@ class AsyncEngine:
                 if self._moves_out:
                     self._core.move_out()
                 if self._core.has_work():
-                    deltas = self._core.step()
-                    self._to_loop(self._deliver, deltas, self._core.load_report(), self._core.cache_news())
+                    result = self._core.step()
+                    self._to_loop(self._deliver, result, self._core.load_report(), self._core.cache_news())
                     self._progress.end_turn(is_stuck=self._core.is_stuck())
                 else:
                     if not self._core.has_unfinished():
                         self._core.rest()
-                    self._to_loop(self._deliver, {}, self._core.load_report(), self._core.cache_news())
+                    self._to_loop(self._deliver, NOTHING_NEW, self._core.load_report(), self._core.cache_news())
                     self._progress.end_turn(is_stuck=self._core.is_stuck())
                     self._progress.rest()
                     self._core.wake.wait(self._core.scheduler.idle_timeout_s())

@@ -6,19 +6,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from engine.core.scheduler import Scheduler
 from engine.core.step_result import StepResult
-from engine.messages import CacheNews, GenerateRequest, LoadReport, TokenDelta
+from engine.messages import CacheNews, GenerateRequest, LoadReport
 from engine.stats import EngineStats, SchedulerStats
 from engine.step import PendingStep, SchedulerOutput
 from kv_transfer.connector import TransferStats, WorkerConnector
 
 logger = logging.getLogger(f"baton.{__name__}")
-
-DeltasByClient = Mapping[str, Sequence[TokenDelta]]
 
 
 class StepRunner(Protocol):
@@ -109,20 +107,15 @@ class EngineCore:
         """True while any request has not ended, or a step has not, though nobody may wait for its tokens any more."""
         return bool(self._in_flight) or self.scheduler.has_unfinished()
 
-    def step(self) -> DeltasByClient:
-        """Run one step; running ahead, the result is that of the step before.
-
-        Returns:
-            The new tokens and ends of requests, by the client that asked for them.
-        """
+    def step(self) -> StepResult:
+        """Run one step; running ahead, the result is that of the step before."""
         started = time.perf_counter()
         self.collect()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
         is_ahead = has_launched and len(self._in_flight) <= self._num_ahead
         result = self._land() if self._in_flight and not is_ahead else self.scheduler.take_news()
-        deltas = result.deltas_by_client()
         self._step_s += time.perf_counter() - started
-        return deltas
+        return result
 
     def _may_launch(self) -> bool:
         return not self._is_landing and self.scheduler.has_work()
@@ -133,11 +126,12 @@ class EngineCore:
         self._num_steps += 1
         if self.connector is not None and not output.connector_orders.is_empty:
             self.connector.execute(output.connector_orders)
-        if output.has_work:
+        has_work = output.has_work
+        if has_work:
             self._in_flight.append((output, self.runner.launch(output)))
         elif output.released_rows.size:
             self.runner.launch(output)
-        return output.has_work
+        return has_work
 
     def _land(self) -> StepResult:
         """Take the result of the oldest step in flight."""

@@ -34,7 +34,7 @@ def step_or_wait(core: EngineCore) -> list[TokenDelta]:
     core.wake.clear()
     core.collect()
     if core.has_work():
-        return [delta for deltas in core.step().values() for delta in deltas]
+        return core.step().deltas()
     if not core.wake.wait(IDLE_WAIT_S):
         raise StalledError(f"no progress for {IDLE_WAIT_S:.0f} s with unfinished requests")
     return []
@@ -82,7 +82,7 @@ def run_disaggregated(
             if not core.has_work():
                 continue
             moved = True
-            for delta in (delta for deltas in core.step().values() for delta in deltas):
+            for delta in core.step().deltas():
                 if delta.finish_reason is FinishReason.HANDED_OVER:
                     decode.add_request(
                         dataclasses.replace(

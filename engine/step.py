@@ -2,12 +2,12 @@
 
 A running request occupies a *row*: a stable index below ``max_num_seqs`` into arrays that the scheduler and the runner
 each own a copy of. The scheduler sends what changed (new rows, appended blocks, released rows); a decode step in which
-nothing changed is three arrays.
+nothing changed is three arrays. What every step makes is a named tuple: a frozen dataclass sets each field by a call.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -21,10 +21,6 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 EMPTY_INTS: IntArray = np.empty(0, dtype=np.int32)
 EMPTY_INTS.setflags(write=False)
-
-
-def _no_ints() -> IntArray:
-    return EMPTY_INTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +40,7 @@ class NewRow:
     num_prompt_logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerOutput:
+class SchedulerOutput(NamedTuple):
     """One step's work.
 
     Applied in this order: ``released_rows``, ``new_rows``, appended blocks, then the run.
@@ -68,11 +63,11 @@ class SchedulerOutput:
     num_scheduled_tokens: IntArray
     is_sampling: BoolArray
     is_decode: bool = False
-    released_rows: IntArray = field(default_factory=_no_ints)
+    released_rows: IntArray = EMPTY_INTS
     new_rows: tuple[NewRow, ...] = ()
-    append_rows: IntArray = field(default_factory=_no_ints)
-    append_columns: IntArray = field(default_factory=_no_ints)
-    append_block_ids: IntArray = field(default_factory=_no_ints)
+    append_rows: IntArray = EMPTY_INTS
+    append_columns: IntArray = EMPTY_INTS
+    append_block_ids: IntArray = EMPTY_INTS
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
 
@@ -102,8 +97,7 @@ class PromptLogprobsChunk(NamedTuple):
     table: LogprobTable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRunnerOutput:
+class ModelRunnerOutput(NamedTuple):
     """What one step produced.
 
     sampled_token_ids: [num_reqs] aligned with ``SchedulerOutput.rows``; meaningless where ``is_sampling`` is False.
@@ -129,8 +123,7 @@ class PendingStep(Protocol):
         """Wait until the step is done: then its KV is in the cache, where a peer may read it. To be called once."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
+class FinishedStep(NamedTuple):
     """A step that was done when it was launched. Implements ``PendingStep``."""
 
     output: ModelRunnerOutput

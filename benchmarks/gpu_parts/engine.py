@@ -88,7 +88,7 @@ class EngineBench:
             self.core.add_request(self.request(num_prompt_tokens, max_tokens=num_steps + 2))
         moments: list[float] = []
         while self.core.has_unfinished():
-            num_rows = sum(len(deltas) for deltas in self.core.step().values())
+            num_rows = len(self.core.step().deltas())
             if num_rows == batch:
                 moments.append(time.perf_counter())
         if len(moments) < num_steps // 2:

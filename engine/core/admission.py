@@ -74,6 +74,8 @@ class Admission:
 
     def run(self, draft: StepDraft) -> None:
         """Add requests that start to the step: loaded ones first, which hold their blocks and need none."""
+        if len(self._book.live) == len(self._table) and not len(self._early):
+            return  # everybody runs
         self._ask_again()
         self._serve(self._book.ready, self._start, draft)
         if not draft.is_blocked:

@@ -169,6 +169,8 @@ class EarlyLoads:
 
     def expire(self) -> None:
         """End those whose request did not come in time."""
+        if not self._early:
+            return
         now_s = self._clock()
         for request_id in [key for key, early in self._early.items() if early.deadline_s <= now_s]:
             self.drop(request_id)

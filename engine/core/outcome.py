@@ -38,6 +38,7 @@ class Outcome:
         self._pending = pending
         self._announcer = announcer
         self._counters = counters
+        self._found: IntArray = np.empty((2, table.max_num_seqs), np.int32)
 
     def apply(self, step: StepInFlight, result: ModelRunnerOutput) -> StepResult:
         """Take in a step's tokens, and what was asked for about them.
@@ -52,7 +53,7 @@ class Outcome:
             is_chunk = ~batch.is_sampling
             self._announcer.step_returned(batch.rows[is_chunk], batch.ends[is_chunk])
         rows, ends, is_sampling = batch.rows_int32, batch.ends, batch.is_sampling
-        found = np.empty((2, rows.size), np.int32)
+        found = self._found
         num_full, num_ended = row_passes.land(
             table.columns, table.token_ids, table.num_stop_columns, rows, ends, token_ids, is_sampling, found
         )
@@ -113,22 +114,21 @@ class Outcome:
         table = self._table
         self._counters.num_generated_tokens += rows.size
         owners = table.requests_of(rows)
-        tokens = token_ids.tolist()
         special: dict[int, TokenDelta] = {}
         if table.silent_rows:
             silent = table.silent_rows
             for index, row in enumerate(rows.tolist()):
                 if row in silent:
-                    special[index] = self._first(owners[index], tokens[index])
+                    special[index] = self._first(owners[index], int(token_ids[index]))
             silent.difference_update(rows.tolist())
         if table.wide_rows:
             ended = sorted(table.wide_ends(rows, token_ids).union(ended))
         for index in ended:
             length = int(table.num_tokens[rows[index]])
-            special[index] = self._last(owners[index], tokens[index], length, special.get(index))
+            special[index] = self._last(owners[index], int(token_ids[index]), length, special.get(index))
         if logprobs is not None:
-            self._add_logprobs(special, rows, owners, tokens, logprobs)
-        return StepResult(requests=owners, token_ids=tokens, special=special, news=self._book.take_news())
+            self._add_logprobs(special, rows, owners, token_ids, logprobs)
+        return StepResult(requests=owners, token_ids=token_ids, special=special, news=self._book.take_news())
 
     @staticmethod
     def _first(request: Request, token_id: int) -> TokenDelta:
@@ -147,7 +147,7 @@ class Outcome:
         special: dict[int, TokenDelta],
         rows: RowArray,
         owners: list[Request],
-        tokens: list[int],
+        token_ids: IntArray,
         logprobs: SampledLogprobs,
     ) -> None:
         """Turn the deltas of rows that asked into ones that say it."""
@@ -157,7 +157,7 @@ class Outcome:
             wanted = request.message.sampling.num_logprobs
             if number is None or wanted is None:
                 continue
-            delta = special.get(index) or TokenDelta(request.request_id, (tokens[index],))
+            delta = special.get(index) or TokenDelta(request.request_id, (int(token_ids[index]),))
             said = delta.logprobs or DeltaLogprobs()
             special[index] = delta._replace(logprobs=said._replace(tokens=(logprobs.table.entry(number, wanted),)))
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from engine.config import QueuePolicy
 from engine.core.announcer import Announcer
 from engine.core.counters import Counters
@@ -13,7 +17,18 @@ from engine.core.request import Request, RequestState
 from engine.core.request_queue import RequestQueue, make_queue
 from engine.core.row_table import RowTable
 from engine.messages import FinishReason, RequestError, TokenDelta
+from engine.step import EMPTY_INTS, IntArray
 from kv_transfer.params import KVTransferParams
+
+
+class Reports(NamedTuple):
+    """Rows that were given up and requests that ended, for the runner."""
+
+    released_rows: IntArray
+    finished_request_ids: tuple[str, ...]
+
+
+NOTHING_TO_REPORT = Reports(EMPTY_INTS, ())
 
 
 class RequestBook:
@@ -146,17 +161,13 @@ class RequestBook:
         news, self._news = self._news, []
         return news
 
-    def take_finished_ids(self) -> tuple[str, ...]:
-        """Requests that ended since the last call (C14); each once."""
-        if not self._finished_ids:
-            return ()
-        finished, self._finished_ids = tuple(self._finished_ids), []
-        return finished
-
-    def take_released_rows(self) -> list[int]:
-        """Rows given up since the last call; each once."""
-        released, self._released_rows = self._released_rows, []
-        return released
+    def take_reports(self) -> Reports:
+        """What the runner has not been told; each once (C14)."""
+        if not self.has_reports:
+            return NOTHING_TO_REPORT
+        reports = Reports(np.array(self._released_rows, np.int32), tuple(self._finished_ids))
+        self._released_rows, self._finished_ids = [], []
+        return reports
 
     def _retire(self, request: Request) -> list[int]:
         block_ids = self._take_blocks(request)

@@ -31,7 +31,8 @@ class RunningPass:
         preemption: PreemptionPolicy,
         partial_prefills: PartialPrefills | None = None,
     ) -> None:
-        self._config = config
+        self._threshold = config.long_prefill_token_threshold
+        self._is_chunked = config.enable_chunked_prefill
         self._table = table
         self._kv_cache = kv_cache
         self._book = book
@@ -50,9 +51,9 @@ class RunningPass:
                 self._table.columns,
                 order,
                 self._shares(draft),
-                self._config.long_prefill_token_threshold,
+                self._threshold,
                 draft.token_budget,
-                self._config.enable_chunked_prefill,
+                self._is_chunked,
                 lines,
                 is_sampling,
             )
@@ -79,8 +80,8 @@ class RunningPass:
         table = self._table
         rows = table.order
         need = np.minimum(table.num_expected[rows], table.ceiling[rows]) - table.num_computed[rows]
-        if self._config.long_prefill_token_threshold:
-            need = np.minimum(need, np.int32(self._config.long_prefill_token_threshold))
+        if self._threshold:
+            need = np.minimum(need, np.int32(self._threshold))
         need[table.is_stalled[rows] != 0] = 0
         return self._partial_prefills.share(need, draft)
 

@@ -19,7 +19,7 @@ from engine.core.step_result import StepResult
 from engine.messages import CacheNews, FinishReason, GenerateRequest
 from engine.stats import SchedulerStats
 from engine.step import ModelRunnerOutput, SchedulerOutput
-from kv_transfer.connector import NO_ORDERS, ConnectorEvents, ConnectorOrders, SchedulerConnector
+from kv_transfer.connector import NO_EVENTS, NO_ORDERS, ConnectorEvents, ConnectorOrders, SchedulerConnector
 
 
 class Scheduler:
@@ -146,7 +146,7 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
         """Take in what the oldest step in flight produced, and the connector's events that came with it."""
         step_result = self._return_step(output, result) if output.has_work else self.take_news()
-        if not result.connector_events.is_empty:
+        if result.connector_events is not NO_EVENTS:
             self.handle_connector_events(result.connector_events)
         return step_result
 
@@ -164,8 +164,7 @@ class Scheduler:
         output = draft.output(
             batch,
             step_id=self._next_step_id,
-            released_rows=self._book.take_released_rows(),
-            finished_request_ids=self._book.take_finished_ids(),
+            reports=self._book.take_reports(),
             connector_orders=self.take_orders(),
         )
         self._next_step_id += 1

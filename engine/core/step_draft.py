@@ -8,15 +8,15 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from engine.core.request import Request
+from engine.core.request_book import Reports
 from engine.core.row_table import RowArray, RowTable
 from engine.step import EMPTY_INTS, BoolArray, IntArray, NewRow, SchedulerOutput
-from kv_transfer.connector import NO_ORDERS, ConnectorOrders
+from kv_transfer.connector import ConnectorOrders
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
 
 
-@dataclass(slots=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows that compute in a step, aligned arrays.
 
     ``rows_int32`` are the same rows as the runner gets them, ``ends`` the positions that they come to, and ``epochs``
@@ -39,8 +39,7 @@ class Batch:
         return self.num_tokens == self.num_sampling == self.rows.size
 
 
-@dataclass(slots=True, kw_only=True)
-class StepInFlight:
+class StepInFlight(NamedTuple):
     """What ``update`` needs to remember of a step; ``num_releases`` is the table's when it was scheduled."""
 
     step_id: int
@@ -121,13 +120,7 @@ class StepDraft:
         )
 
     def output(
-        self,
-        batch: Batch,
-        *,
-        step_id: int,
-        released_rows: list[int],
-        finished_request_ids: tuple[str, ...],
-        connector_orders: ConnectorOrders = NO_ORDERS,
+        self, batch: Batch, *, step_id: int, reports: Reports, connector_orders: ConnectorOrders
     ) -> SchedulerOutput:
         """The message to the runner."""
         append_rows, append_columns, append_block_ids = self.appended or (EMPTY_INTS, EMPTY_INTS, EMPTY_INTS)
@@ -138,12 +131,12 @@ class StepDraft:
             num_scheduled_tokens=batch.num_scheduled_tokens,
             is_sampling=batch.is_sampling,
             is_decode=batch.is_decode,
-            released_rows=np.array(released_rows, np.int32) if released_rows else EMPTY_INTS,
+            released_rows=reports.released_rows,
             new_rows=tuple(self.new_rows),
             append_rows=append_rows,
             append_columns=append_columns,
             append_block_ids=append_block_ids,
-            finished_request_ids=finished_request_ids,
+            finished_request_ids=reports.finished_request_ids,
             connector_orders=connector_orders,
         )
 

@@ -1,25 +1,26 @@
-"""What a step gave, for the front ends: arrays until somebody asks for messages. Free of torch."""
+"""What a step gave, for the front ends: an array of tokens until somebody asks for messages. Free of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from engine.core.request import Request
 from engine.messages import TokenDelta
+from engine.step import EMPTY_INTS, IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """New tokens of one step and the ends since the last one.
+class StepResult(NamedTuple):
+    """New tokens of one step and the ends since the last one. It does not change: any thread may ask for messages.
 
     ``token_ids[i]`` is the new token of ``requests[i]``; ``special`` holds the deltas, by index, that say more than a
     token: a request's first and its last. ``news`` are the ends that happened between steps.
     """
 
     requests: Sequence[Request] = ()
-    token_ids: Sequence[int] = ()
-    special: Mapping[int, TokenDelta] = field(default_factory=dict)
+    token_ids: IntArray = EMPTY_INTS
+    special: Mapping[int, TokenDelta] = MappingProxyType({})
     news: Sequence[tuple[str, TokenDelta]] = ()
 
     @property
@@ -33,13 +34,17 @@ class StepResult:
         for client_id, delta in self.news:
             by_client.setdefault(client_id, []).append(delta)
         special = self.special
-        for index, (request, token_id) in enumerate(zip(self.requests, self.token_ids, strict=True)):
+        for index, (request, token_id) in enumerate(zip(self.requests, self.token_ids.tolist(), strict=True)):
             delta = special.get(index) or TokenDelta(request.request_id, (token_id,))
             deltas = by_client.get(request.client_id)
             if deltas is None:
                 deltas = by_client[request.client_id] = []
             deltas.append(delta)
         return by_client
+
+    def deltas(self) -> list[TokenDelta]:
+        """The messages for all front ends."""
+        return [delta for deltas in self.deltas_by_client().values() for delta in deltas]
 
 
 NOTHING_NEW = StepResult()

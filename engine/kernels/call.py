@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-from engine.kernels.thread_team import run_on_team
+import torch
+
+from engine.kernels.thread_team import ThreadFunction, parallel_region
 
 ELEMENTS_PER_THREAD = 1 << 15
 """A kernel that touches fewer numbers than this runs on the calling thread: waking others takes longer."""
@@ -22,11 +24,17 @@ class KernelCall:
         self.parameters = (ctypes.c_int64 * num_parameters)()
         self.parameters[0] = ctypes.addressof(self._counter)
         self._parameters_address = ctypes.addressof(self.parameters)
+        self._run_alone = ThreadFunction(address)
+        self._enter_team = parallel_region()
 
     def run(self, *, max_threads: int) -> None:
-        """Run on up to ``max_threads`` threads, and wait."""
+        """Run on up to ``max_threads`` threads, and wait. Without a team to enter, the calling thread does it all."""
         self._counter.value = 0
-        run_on_team(self._address, self._parameters_address, max_threads=max_threads)
+        num_threads = min(torch.get_num_threads(), max_threads)
+        if num_threads == 1 or self._enter_team is None:
+            self._run_alone(self._parameters_address)
+        else:
+            self._enter_team(self._address, self._parameters_address, num_threads, 0)
 
     def run_over(self, num_elements: int) -> None:
         """Run on as many threads as that many numbers are worth."""

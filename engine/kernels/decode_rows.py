@@ -11,21 +11,22 @@ _INTS = types.Array(types.int32, 1, "C", readonly=True)
 _BOOLS = types.Array(types.boolean, 1, "C", readonly=True)
 _TABLE = types.int32[:, ::1]
 _LONGS = types.int64[::1]
+_NUMBERS = types.int32[::1]
 
 
 @njit(
     types.UniTuple(types.int64, 3)(
-        _INTS, _INTS, _TABLE, _TABLE, types.int64, _BOOLS, _LONGS, _LONGS, _LONGS, types.int32[::1], types.int32[::1]
+        _INTS, _INTS, _NUMBERS, _TABLE, _TABLE, types.int64, _BOOLS, _LONGS, _LONGS, _LONGS, _NUMBERS, _NUMBERS
     ),
     **OPTIONS,
 )
 def lay_out(
-    rows, at, token_ids, block_table, block_size, is_bare, input_ids, positions, slots, first_positions, block_tables
+    rows, at, ends, token_ids, block_table, block_size, is_bare, input_ids, positions, slots, first_positions, tables
 ):
     """Write the inputs of a step in which each of ``rows`` computes the token at its position ``at``.
 
-    token_ids, block_table: of all rows there are. The other arrays are written, at most as long as there are rows;
-    block_tables: [num_rows * num_columns], only the columns that some row needs.
+    token_ids, block_table, is_bare: of all rows there are. The other arrays are written, ends with the positions behind
+    ``at``, and tables, [num_rows * num_columns], with the columns of ``block_table`` that some row needs.
 
     Returns:
         (num_columns, number of tokens that are negative, number of rows that are bare).
@@ -39,9 +40,10 @@ def lay_out(
         row, position = rows[i], at[i]
         input_ids[i] = token_ids[row, position]
         positions[i] = first_positions[i] = position
+        ends[i] = position + 1
         slots[i] = block_table[row, position // block_size] * block_size + position % block_size
         for column in range(num_columns):
-            block_tables[i * num_columns + column] = block_table[row, column]
+            tables[i * num_columns + column] = block_table[row, column]
         num_unknown += token_ids[row, position] < 0
         num_bare += is_bare[row]
     return num_columns, num_unknown, num_bare

@@ -21,10 +21,6 @@ class DecodeLayout:
 
     def __init__(self, *, token_ids: IntArray, block_table: IntArray, is_bare: BoolArray, block_size: int) -> None:
         max_num_seqs = len(token_ids)
-        self._token_ids = token_ids
-        self._block_table = block_table
-        self._is_bare = is_bare
-        self._block_size = block_size
         self._input_ids: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
         self._positions: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
         self._slots: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
@@ -34,30 +30,23 @@ class DecodeLayout:
         # Where the tokens of a decode step begin and stand: never written.
         self._starts: IntArray = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._tokens: LongArray = np.arange(max_num_seqs, dtype=np.int64)
+        self._memory = (
+            *(token_ids, block_table, block_size, is_bare),
+            *(self._input_ids, self._positions, self._slots, self._first_positions, self._tables),
+        )
         self._inputs = self._view(0, 0)
 
     def lay_out(self, rows: IntArray, positions: IntArray) -> tuple[StepInputs, bool]:
         """The inputs of a step in which each of ``rows`` computes the token at its position, and samples the next;
         True with them where some token is a negative placeholder.
         """
-        num_columns, num_unknown, num_bare = decode_rows.lay_out(
-            rows,
-            positions,
-            self._token_ids,
-            self._block_table,
-            self._block_size,
-            self._is_bare,
-            self._input_ids,
-            self._positions,
-            self._slots,
-            self._first_positions,
-            self._tables,
-        )
+        ends = np.empty(rows.size, dtype=np.int32)
+        num_columns, num_unknown, num_bare = decode_rows.lay_out(rows, positions, ends, *self._memory)
         inputs = self._inputs
         if inputs.attention.block_tables.shape != (rows.size, num_columns):
             inputs = self._inputs = self._view(rows.size, num_columns)
         inputs.sampled_rows = rows
-        inputs.sampled_positions = positions + np.int32(1)
+        inputs.sampled_positions = ends
         inputs.unknown = None
         inputs.is_bare = num_bare == rows.size
         return inputs, num_unknown > 0

@@ -100,12 +100,13 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             block_size=config.cache.block_size,
         )
-        is_cpu = self.device.type == "cpu"
+        self._is_cpu = self.device.type == "cpu"
+        # Nothing asks for gradients; entering the mode costs a step on a CPU, whose caches are cold then, 30 us.
+        self._enters_inference_mode = not self._is_cpu or self._graphs is not None
+        most_likely = MostLikely()
+        self._search = most_likely.on_host(self.dtype) if self._is_cpu else None
         self._sampler = Sampler(
-            self._batch.sampling,
-            self._batch.history,
-            may_wait=is_cpu,
-            most_likely=MostLikely(self.dtype if is_cpu else None),
+            self._batch.sampling, self._batch.history, may_wait=self._is_cpu, most_likely=most_likely
         )
         self._last_step: ModelStep | None = None
 
@@ -234,8 +235,8 @@ class ModelRunner:
         if not output.has_work:
             self._batch.apply(output)
             return NOTHING_PENDING
-        if self._graphs is None and self.device.type == "cpu":
-            return self._launch(output)  # nothing asks for gradients, and entering the mode costs 30 us of a step
+        if not self._enters_inference_mode:
+            return self._launch(output)
         with torch.inference_mode():
             return self._launch(output)
 
@@ -250,8 +251,8 @@ class ModelRunner:
         if inputs.last_tokens.size:
             last = hidden if inputs.is_decode else hidden.index_select(0, self._upload(inputs.last_tokens))
             logits = self._model.logits(last)
-            if inputs.is_bare and not self._batch.has_unknown:
-                token_ids = self._sampler.take_most_likely(logits)
+            if inputs.is_bare and self._search is not None and not self._batch.has_unknown:
+                token_ids = self._search.token_ids(logits)
                 if token_ids is not None:
                     return self._finish(inputs, token_ids)
             if inputs.unknown is not None and self._sampler.reads_history(inputs.unknown.rows):
@@ -280,7 +281,7 @@ class ModelRunner:
         if self._graphs is not None and (hidden := self._graphs.run(inputs, self._write_unknown)) is not None:
             return hidden
         plan = self._attention.plan(inputs.attention)
-        if inputs.on_host is not None and self.device.type == "cpu":
+        if inputs.on_host is not None and self._is_cpu:
             input_ids, positions = inputs.on_host
         else:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)

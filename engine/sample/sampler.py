@@ -53,10 +53,6 @@ class Sampler:
         """True when what is drawn for some of these rows depends on the tokens that they hold."""
         return bool(self._sampling.reads_history[rows].any())
 
-    def take_most_likely(self, logits: torch.Tensor) -> IntArray | None:
-        """Tokens for rows that are all bare, where they can be had at once; None: ``sample`` chooses them."""
-        return self._most_likely.on_host(logits) if self._may_wait else None
-
     def sample(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> SampledTokens:
         """Choose a token for each row.
 

@@ -57,10 +57,10 @@ def test_f5_result_of_a_step_comes_after_the_launch_of_the_next() -> None:
     core = chain_engine(scheduler=AHEAD)
     core.add_request(greedy_request("a", [1, 2, 3], max_tokens=2))
 
-    deltas = [core.step() for _ in range(3)]
+    results = [core.step() for _ in range(3)]
 
     first, second = expected_tokens([1, 2, 3], 2)
-    said = [[delta.token_ids for delta in of_step.get("", ())] for of_step in deltas]
+    said = [[delta.token_ids for delta in result.deltas()] for result in results]
     assert said == [[], [(first,)], [(second,)]]
     assert not core.has_unfinished()
 
@@ -94,7 +94,7 @@ def test_f5_abort_with_a_step_in_flight_ends_at_once_and_frees_when_the_step_ret
 
     core.abort(["a"])
 
-    (delta,) = core.step()[""]
+    (delta,) = core.step().deltas()
     assert (delta.token_ids, delta.finish_reason) == ((), FinishReason.ABORT)
     assert not core.has_unfinished()
     assert core.load_report().num_free_blocks == core.load_report().num_blocks
@@ -171,7 +171,7 @@ def live(core: EngineCore, arrivals: Sequence[Arrival], requests: Sequence[Gener
             if arrival.abort_after is not None and comes_at + arrival.abort_after == step:
                 core.abort([request.request_id])
         if core.has_work():
-            life.take(core.step().get("", ()))
+            life.take(core.step().deltas())
             assert not core.is_stuck()
         elif step > now + 5 and not core.has_unfinished():
             core.rest()

@@ -66,7 +66,7 @@ def test_k9_loaded_tokens_are_reported_as_cached() -> None:
         engine.core.add_request(_request("again", start=0))
         deltas = []
         while engine.core.has_unfinished():
-            deltas += [delta for deltas in engine.core.step().values() for delta in deltas]
+            deltas += engine.core.step().deltas()
             engine.core.wake.wait(0.001)
 
         assert (deltas[0].num_cached_tokens, deltas[0].num_remote_tokens) == (40, 36)

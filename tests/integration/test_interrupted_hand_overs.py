@@ -51,7 +51,7 @@ class Side:
         """A step, if there is anything to do."""
         self.core.collect()
         if self.core.has_work():
-            self.deltas += [delta for deltas in self.core.step().values() for delta in deltas]
+            self.deltas += self.core.step().deltas()
 
     @property
     def ends(self) -> list[TokenDelta]:

@@ -36,12 +36,11 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[EngineCore, EngineCor
 
 def turn(core: EngineCore, tokens: dict[str, list[int]], ends: Ends) -> None:
     core.collect()
-    for deltas in core.step().values():
-        for delta in deltas:
-            tokens[delta.request_id].extend(delta.token_ids)
-            if delta.finish_reason is not None:
-                assert delta.request_id not in ends, "ended twice"
-                ends[delta.request_id] = delta
+    for delta in core.step().deltas():
+        tokens[delta.request_id].extend(delta.token_ids)
+        if delta.finish_reason is not None:
+            assert delta.request_id not in ends, "ended twice"
+            ends[delta.request_id] = delta
 
 
 def settle(core: EngineCore, tokens: dict[str, list[int]], ends: Ends) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from engine.config import SchedulerConfig
-from engine.engine_core import DeltasByClient, EngineCore
+from engine.core.step_result import StepResult
+from engine.engine_core import EngineCore
 from engine.messages import FinishReason, GenerateRequest, LoadReport, RequestError, TokenDelta
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
@@ -60,8 +61,8 @@ class PrefillEngine(Protocol):
     def has_unfinished(self) -> bool:
         """True while any request has not ended."""
 
-    def step(self) -> DeltasByClient:
-        """The news, by client."""
+    def step(self) -> StepResult:
+        """Its news."""
 
     def load_report(self) -> LoadReport:
         """What it says of itself."""
@@ -122,7 +123,7 @@ class FaultyPair(Generic[PrefillT]):
         core.collect()
         if not core.has_work():
             return []
-        return [delta for deltas in core.step().values() for delta in deltas]
+        return core.step().deltas()
 
     def take(self, delta: TokenDelta, answers: Answers, pending: dict[str, GenerateRequest]) -> None:
         """Note a delta; what prefill hands over goes to decode."""

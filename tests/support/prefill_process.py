@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from engine.config import SchedulerConfig
-from engine.engine_core import DeltasByClient, EngineCore
+from engine.core.step_result import StepResult
+from engine.engine_core import EngineCore
 from engine.messages import GenerateRequest, LoadReport, TokenDelta
 from kv_transfer.connector import Connector, Rendezvous, WakeCallback
 from kv_transfer.errors import HandshakeRefusedError, PeerUnreachableError
@@ -137,11 +138,11 @@ class RemoteEngine:
         """True while an end has not been taken."""
         return self._num_open > 0
 
-    def step(self) -> DeltasByClient:
+    def step(self) -> StepResult:
         """Its news."""
         news, self._news = self._news, []
         self._num_open -= sum(delta.finish_reason is not None for delta in news)
-        return {"": news}
+        return StepResult(news=[("", delta) for delta in news])
 
     def load_report(self) -> LoadReport:
         """What it says of itself."""
@@ -204,7 +205,7 @@ class _Child:
         self.core.collect()
         if not self.core.has_work():
             return False
-        self.deltas += [delta for deltas in self.core.step().values() for delta in deltas]
+        self.deltas += self.core.step().deltas()
         return True
 
 

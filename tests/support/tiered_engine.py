@@ -67,7 +67,7 @@ class TieredEngine:
         for request in requests:
             self.core.add_request(request)
         while self.core.has_unfinished():
-            deltas = [delta for deltas in self.core.step().values() for delta in deltas]
+            deltas = self.core.step().deltas()
             for delta in deltas:
                 assert delta.finish_reason is not FinishReason.ERROR, delta.error
                 tokens[delta.request_id].extend(delta.token_ids)

@@ -71,8 +71,7 @@ def test_a_decode_step_is_laid_out_as_the_same_rows_beside_a_prefill(data: st.Da
     batch = InputBatch(max_num_seqs=8, max_model_len=64, block_size=data.draw(st.sampled_from((4, 16))))
     rows = data.draw(st.permutations(range(8)))
     batch.apply(
-        dataclasses.replace(
-            step(ints(0), ints(0), ints(1)),
+        step(ints(0), ints(0), ints(1))._replace(
             new_rows=tuple(
                 dataclasses.replace(
                     new_row(row, *generator.integers(0, 99, 64)),
@@ -107,7 +106,7 @@ def test_a_decode_step_is_laid_out_as_the_same_rows_beside_a_prefill(data: st.Da
 def test_rows_that_do_not_all_sample_are_no_decode_step(batch: InputBatch) -> None:
     output = step(ints(1, 3), ints(1, 1), ints(1, 1))
 
-    inputs = batch.prepare(dataclasses.replace(output, is_sampling=np.array([True, False])))
+    inputs = batch.prepare(output._replace(is_sampling=np.array([True, False])))
 
     assert not inputs.is_decode
     assert inputs.last_tokens.tolist() == [0]
