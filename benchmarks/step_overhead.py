@@ -2,9 +2,11 @@
 
     python -m benchmarks.step_overhead --json benchmarks/results/step_overhead.json
 
-One engine decodes ``batch`` streams of the 125 M random Llama; every part of its steps is timed. ``forward`` and
-``logits`` are the model; all others are overhead: ``schedule``, ``prepare`` (rows, inputs, attention plan), ``sample``,
-``update`` (results into requests and blocks) and ``rest``: what is left of the step, with the tokens by client.
+One engine decodes ``batch`` streams of the 125 M random Llama. ``forward`` and ``logits`` are the model, all else is
+overhead: first steps in which only the model is timed, then as many in which every part is, which costs some more:
+``schedule``, ``prepare`` (rows, inputs, attention plan), ``sample``, ``update`` (results into requests and blocks) and
+``rest``, what is left of the step. ``publish`` comes after a step, and is no part of it: an engine that serves makes
+the messages for its clients in another thread, while the next step computes.
 Rows: ``<dtype>/step/<batch>`` and ``<dtype>/overhead/<batch>`` in us, medians over steps, with the parts beside the
 latter, and ``<dtype>/overhead_share/<batch>`` in percent of the step.
 """
@@ -41,17 +43,24 @@ class StepClock:
         self._core = core
         self._spent: defaultdict[str, float] = defaultdict(float)
         runner: Any = core.runner
-        for owner, method, part in (
+        self._time((runner._model, "forward", "forward"), (runner._model, "logits", "logits"))
+
+    def time_all_parts(self) -> None:
+        """From here on, not only the model's."""
+        core = self._core
+        runner: Any = core.runner
+        self._time(
             (core.scheduler, "schedule", "schedule"),
             (core.scheduler, "update", "update"),
             (runner._batch, "apply", "prepare"),
             (runner._batch, "prepare", "prepare"),
             (runner._attention, "plan", "prepare"),
-            (runner._model, "forward", "forward"),
-            (runner._model, "logits", "logits"),
             (runner._sampler, "sample", "sample"),
             (runner._search, "token_ids", "sample"),
-        ):
+        )
+
+    def _time(self, *places: tuple[object, str, str]) -> None:
+        for owner, method, part in places:
             setattr(owner, method, self._timed(part, getattr(owner, method)))
 
     def _timed(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,31 +77,42 @@ class StepClock:
         """One step of the engine, kept with its parts."""
         self._spent.clear()
         started = time.perf_counter()
-        self._core.step()
+        result = self._core.step()
         total = time.perf_counter() - started
-        self.steps.append({**self._spent, "rest": total - sum(self._spent.values()), "total": total})
+        result.deltas_by_client()
+        publish = time.perf_counter() - started - total
+        rest = total - sum(self._spent.values())
+        self.steps.append({**self._spent, "rest": rest, "publish": publish, "total": total})
 
 
 def measure(side: BatonSide, dtype_name: str, batch: int, num_steps: int) -> list[Row]:
     """The rows of one batch size, of steps that decode all of it."""
     generator = torch.Generator().manual_seed(batch)
-    core = side.start(random_prompts(generator, batch, DECODE_PROMPT_TOKENS), max_tokens=num_steps + NUM_SPARE_STEPS)
+    core = side.start(random_prompts(generator, batch, DECODE_PROMPT_TOKENS), max_tokens=_num_tokens(num_steps))
     clock = StepClock(core)
+    for _ in range(num_steps):
+        clock.step()
+    clock.time_all_parts()
     for _ in range(num_steps):
         clock.step()
     while core.has_unfinished():
         core.step()
-    parts = {part for step in clock.steps for part in step}
-    median = {part: 1e6 * statistics.median(step.get(part, 0.0) for step in clock.steps) for part in parts}
-    overhead = 1e6 * statistics.median(
-        step["total"] - sum(step.get(part, 0.0) for part in MODEL_PARTS) for step in clock.steps
-    )
-    detail: dict[str, float | str] = {part: median[part] for part in sorted(parts - {"total", *MODEL_PARTS})}
+    whole, parted = clock.steps[:num_steps], clock.steps[num_steps:]
+    total = 1e6 * statistics.median(step["total"] for step in whole)
+    overhead = 1e6 * statistics.median(step["total"] - sum(step[part] for part in MODEL_PARTS) for step in whole)
+    parts = sorted({part for step in parted for part in step} - {"total", *MODEL_PARTS})
+    detail: dict[str, float | str] = {
+        part: 1e6 * statistics.median(step.get(part, 0.0) for step in parted) for part in parts
+    }
     return [
-        Row(name=f"{dtype_name}/step/{batch}", value=median["total"], unit="us"),
+        Row(name=f"{dtype_name}/step/{batch}", value=total, unit="us"),
         Row(name=f"{dtype_name}/overhead/{batch}", value=overhead, unit="us", detail=detail),
-        Row(name=f"{dtype_name}/overhead_share/{batch}", value=100 * overhead / median["total"], unit="percent"),
+        Row(name=f"{dtype_name}/overhead_share/{batch}", value=100 * overhead / total, unit="percent"),
     ]
+
+
+def _num_tokens(num_steps: int) -> int:
+    return 2 * num_steps + NUM_SPARE_STEPS
 
 
 def main() -> None:
@@ -104,7 +124,7 @@ def main() -> None:
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     add_json_option(parser)
     args = parser.parse_args()
-    check_batches(parser, args.batches, num_tokens=args.steps + NUM_SPARE_STEPS)
+    check_batches(parser, args.batches, num_tokens=_num_tokens(args.steps))
     torch.set_num_threads(args.threads)
     rows: list[Row] = []
     for dtype_name in args.dtypes:

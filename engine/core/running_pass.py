@@ -14,7 +14,9 @@ from engine.core.request import Request
 from engine.core.request_book import RequestBook
 from engine.core.row_table import RowArray, RowTable
 from engine.core.step_draft import Batch, StepDraft
-from engine.step import BoolArray, IntArray
+from engine.step import EMPTY_INTS, BoolArray, IntArray
+
+NO_BOOLS: BoolArray = np.empty(0, np.bool_)
 
 
 class RunningPass:
@@ -39,6 +41,8 @@ class RunningPass:
         self._early = early
         self._preemption = preemption
         self._partial_prefills = partial_prefills
+        self._is_sampling: BoolArray = np.empty(table.max_num_seqs, np.bool_)
+        self._ones, self._trues = EMPTY_INTS, NO_BOOLS
 
     def run(self, draft: StepDraft) -> None:
         """Add the running requests to the step."""
@@ -46,7 +50,6 @@ class RunningPass:
         while len(self._table):
             order = self._table.order_int32
             lines = np.empty((row_passes.NUM_LINES, order.size), np.int32)
-            is_sampling = np.empty(order.size, np.bool_)
             num_lacking, num_rows, num_tokens, num_sampling = row_passes.advance(
                 self._table.columns,
                 order,
@@ -55,11 +58,11 @@ class RunningPass:
                 draft.token_budget,
                 self._is_chunked,
                 lines,
-                is_sampling,
+                self._is_sampling,
             )
             if not num_lacking:
                 draft.token_budget -= num_tokens
-                draft.running = self._batch(lines, is_sampling, num_rows, num_tokens, num_sampling)
+                draft.running = self._batch(lines, num_rows, num_tokens, num_sampling)
                 break
             lacking = lines[row_passes.LACKING, :num_lacking]
             rows, ends = self._table.order[lacking], lines[row_passes.ENDS, lacking]
@@ -85,25 +88,35 @@ class RunningPass:
         need[table.is_stalled[rows] != 0] = 0
         return self._partial_prefills.share(need, draft)
 
-    def _batch(
-        self, lines: IntArray, is_sampling: BoolArray, num_rows: int, num_tokens: int, num_sampling: int
-    ) -> Batch:
-        rows = self._table.order
+    def _batch(self, lines: IntArray, num_rows: int, num_tokens: int, num_sampling: int) -> Batch:
+        rows, rows_int32 = self._table.order, self._table.order_int32
         if num_rows < rows.size:
-            lines, is_sampling = lines[:, :num_rows], is_sampling[:num_rows]
-            rows = lines[row_passes.ROWS].astype(np.intp)
-        rows_int32, first_positions, num_scheduled_tokens, ends, epochs = lines
+            lines = lines[:, :num_rows]
+            rows_int32 = lines[row_passes.ROWS]
+            rows = rows_int32.astype(np.intp)
+        if num_tokens == num_sampling == num_rows:
+            counts, is_sampling = self._uniform(num_rows)
+        else:
+            counts, is_sampling = lines[row_passes.COUNTS], self._is_sampling[:num_rows].copy()
         return Batch(
             rows=rows,
             rows_int32=rows_int32,
-            first_positions=first_positions,
-            num_scheduled_tokens=num_scheduled_tokens,
-            ends=ends,
-            epochs=epochs,
+            first_positions=lines[row_passes.FIRST_POSITIONS],
+            num_scheduled_tokens=counts,
+            ends=lines[row_passes.ENDS],
+            epochs=lines[row_passes.EPOCHS],
             is_sampling=is_sampling,
             num_tokens=num_tokens,
             num_sampling=num_sampling,
         )
+
+    def _uniform(self, num_rows: int) -> tuple[IntArray, BoolArray]:
+        """One token each, and all of them sample: what decode steps have in common, never written."""
+        if self._ones.size != num_rows:
+            self._ones, self._trues = np.ones(num_rows, np.int32), np.ones(num_rows, np.bool_)
+            self._ones.setflags(write=False)
+            self._trues.setflags(write=False)
+        return self._ones, self._trues
 
     def _extend(self, draft: StepDraft, rows: RowArray, ends: IntArray) -> bool:
         """Append the blocks that these rows lack; False when there are not enough, and then none was taken."""
