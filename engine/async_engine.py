@@ -16,6 +16,7 @@ from engine.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta, merge_
 from engine.core.step_result import NOTHING_NEW, StepResult
 from engine.engine_core import EngineCore
 from engine.errors import EngineDeadError, EngineStalledError, RequestRefusedError
+from engine.load_feed import LoadFeed
 from engine.messages import CacheNews, GenerateRequest, LoadReport, StepMessage, TokenDelta
 from engine.progress import Progress
 
@@ -59,7 +60,8 @@ class AsyncEngine:
         self._is_stopping = False
         self._has_ended = False
         self._failure: BaseException | None = None
-        self._load = core.load_report()
+        self._load_feed = LoadFeed(core)
+        self._load = self._load_feed.now()
         self._streams: dict[str, ClientStream] = {}
         self._local: dict[str, ClientStream] = {}
         self._requests_of: dict[str, set[str]] = {}
@@ -367,12 +369,12 @@ class AsyncEngine:
                     self._core.move_out()
                 if self._core.has_work():
                     result = self._core.step()
-                    self._to_loop(self._deliver, result, self._core.load_report(), self._core.cache_news())
+                    self._to_loop(self._deliver, result, self._load_feed.after_step(), self._core.cache_news())
                     self._progress.end_turn(is_stuck=self._core.is_stuck())
                 else:
                     if not self._core.has_unfinished():
                         self._core.rest()
-                    self._to_loop(self._deliver, NOTHING_NEW, self._core.load_report(), self._core.cache_news())
+                    self._to_loop(self._deliver, NOTHING_NEW, self._load_feed.now(), self._core.cache_news())
                     self._progress.end_turn(is_stuck=self._core.is_stuck())
                     self._progress.rest()
                     self._core.wake.wait(self._core.scheduler.idle_timeout_s())

@@ -36,6 +36,9 @@ class EngineCore:
     With ``runs_ahead`` a step is scheduled and launched before the result of the one before is taken (F5), so that
     the device computes while this thread schedules: one step stays in flight between the calls of ``step``.
 
+    ``num_load_changes`` counts what changes the load by more than tokens of running requests: whoever reports it may
+    look whether there is something to report.
+
     ``wake`` is set by the connector's threads whenever there is something to collect, and by whoever adds work from
     another thread; the owner of the loop waits on it when there is nothing to do.
     """
@@ -61,6 +64,7 @@ class EngineCore:
         self._step_s = 0.0
         self._num_integrity_failures = 0
         self._next_cache_event = 0
+        self.num_load_changes = 0
 
     def add_request(self, request: GenerateRequest) -> None:
         """Accept a request.
@@ -68,10 +72,12 @@ class EngineCore:
         Raises:
             RequestRefusedError: It can never be served here; nothing was kept.
         """
+        self.num_load_changes += 1
         self.scheduler.add_request(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests in whatever state they are; unknown ids are ignored and counted."""
+        self.num_load_changes += 1
         for request_id in request_ids:
             self.scheduler.abort(request_id)
 
@@ -81,10 +87,12 @@ class EngineCore:
         With a step in flight nobody leaves, and the next ``step`` only takes its result: call it again after that.
         """
         self._is_landing = bool(self._in_flight)
+        self.num_load_changes += 1
         return self.scheduler.move_out()
 
     def forget_client(self, client_id: str) -> None:
         """A front end is gone: hold nothing for requests that it was still going to send."""
+        self.num_load_changes += 1
         self.scheduler.forget_client(client_id)
 
     def collect(self) -> None:
@@ -93,6 +101,7 @@ class EngineCore:
             return
         events = self.connector.collect()
         if not events.is_empty:
+            self.num_load_changes += 1
             self.scheduler.handle_connector_events(events)
 
     def has_work(self) -> bool:
@@ -114,6 +123,8 @@ class EngineCore:
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
         is_ahead = has_launched and len(self._in_flight) <= self._num_ahead
         result = self._land() if self._in_flight and not is_ahead else self.scheduler.take_news()
+        if result.special or result.news:
+            self.num_load_changes += 1
         self._step_s += time.perf_counter() - started
         return result
 
@@ -127,6 +138,8 @@ class EngineCore:
         if self.connector is not None and not output.connector_orders.is_empty:
             self.connector.execute(output.connector_orders)
         has_work = output.has_work
+        if output.new_rows or output.released_rows.size:
+            self.num_load_changes += 1
         if has_work:
             self._in_flight.append((output, self.runner.launch(output)))
         elif output.released_rows.size:

@@ -1,0 +1,67 @@
+"""When an engine tells its load anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.engine_core import EngineCore
+from engine.load_feed import LOAD_PERIOD_S, LoadFeed
+from tests.support.chain_engine import DEFAULT_SCHEDULER, chain_engine
+from tests.support.clock import ManualClock
+from tests.support.requests import greedy_request
+
+
+@pytest.fixture
+def core() -> EngineCore:
+    return chain_engine()
+
+
+def start(core: EngineCore, *names: str) -> None:
+    for name in names:
+        core.add_request(greedy_request(name, [1, 2, 3], max_tokens=4))
+    core.step()
+
+
+def test_steps_in_which_requests_only_grow_share_a_report_until_it_is_old(core: EngineCore) -> None:
+    clock = ManualClock()
+    feed = LoadFeed(core, clock=clock)
+    start(core, "a")
+    first = feed.after_step()
+
+    core.step()
+    second = feed.after_step()
+    clock.advance(LOAD_PERIOD_S)
+    core.step()
+    third = feed.after_step()
+
+    assert second is first
+    assert third.counters["num_generated_tokens"] == 3
+
+
+def test_what_comes_starts_or_ends_is_told_at_once(core: EngineCore) -> None:
+    feed = LoadFeed(core, clock=ManualClock())
+    start(core, "a")
+    assert feed.after_step().num_running == 1
+
+    core.add_request(greedy_request("b", [1, 2, 3], max_tokens=4))
+    assert feed.after_step().num_waiting == 1
+    core.step()
+    assert feed.after_step().num_running == 2
+    core.abort(["b"])
+    assert feed.after_step().num_running == 1
+    while core.has_unfinished():
+        core.step()
+    assert feed.after_step().is_empty
+
+
+def test_a_preempted_request_is_told_at_once() -> None:
+    core = chain_engine(num_blocks=6, scheduler=replace(DEFAULT_SCHEDULER, max_num_seqs=2))
+    feed = LoadFeed(core, clock=ManualClock())
+    for name in "ab":
+        core.add_request(greedy_request(name, [1] * 4, max_tokens=20))
+    while not core.stats().scheduler.num_preemptions:
+        core.step()
+        report = feed.after_step()
+        assert report.num_running == core.stats().scheduler.num_running
