@@ -2,7 +2,8 @@
 
     python -m benchmarks.disagg --rates 0.5 1 2 --json benchmarks/results/disagg.json
 
-``disagg``: one prefill and one decode worker with one thread each. ``single``: one engine with two threads that does
+``disagg``: one prefill and one decode worker with one thread each. ``disagg_lead``: the same, and decode computes prompts
+itself while ``--queue-lead`` more prompt tokens wait at prefill than there (docs/routing.md). ``single``: one engine with two threads that does
 both, in chunks. ``single_small``: the same with chunks of ``--small-chunk`` tokens, for short gaps at the cost of the
 prompts. ``two``: two engines like ``single`` with one thread each. The load is open loop: streams (short prompt, long
 answer) at random times with a mean rate, and bursts of long prompts with short answers. Rows of a cluster and a rate:
@@ -31,14 +32,16 @@ from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
 
-DISAGG, SINGLE, SINGLE_SMALL, TWO = "disagg", "single", "single_small", "two"
+DISAGG, DISAGG_LEAD, SINGLE, SINGLE_SMALL, TWO = "disagg", "disagg_lead", "single", "single_small", "two"
 STREAM, BURST = "stream", "burst"
 
 
 def settings_of(name: str, args: argparse.Namespace) -> dict[str, object]:
     """The configuration of a cluster. The prefill worker of all but the first never gets a request: it sleeps."""
-    if name == DISAGG:
-        return {"prefill": {"num_threads": 1}, "decode": {"num_threads": 1}}
+    if name in (DISAGG, DISAGG_LEAD):
+        lead = args.queue_lead if name == DISAGG_LEAD else 0
+        threads = {"num_threads": 1}
+        return {"prefill": threads, "decode": threads, "router": {"max_prefill_queue_lead": lead}}
     all_local = {"router": {"local_prefill_tokens": 1 << 20}, "prefill": {"num_threads": 1}}
     if name == TWO:
         return {**all_local, "decode_replicas": 2, "decode": {"num_threads": 1}}
@@ -154,6 +157,7 @@ def main() -> None:
     parser.add_argument("--burst-prompt-tokens", type=count, default=1024)
     parser.add_argument("--burst-output-tokens", type=count, default=8)
     parser.add_argument("--small-chunk", type=count, default=128, help="token budget of a step of single_small")
+    parser.add_argument("--queue-lead", type=count, default=4096, help="max_prefill_queue_lead of disagg_lead")
     parser.add_argument("--max-model-len", type=count, default=2048)
     parser.add_argument("--ttft-limit-ms", type=positive, default=4000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=150.0)
@@ -164,7 +168,7 @@ def main() -> None:
         if model is None:
             model = Path(directory)
             write_random_llama(model, torch.bfloat16)
-        rows = [row for name in (DISAGG, SINGLE, SINGLE_SMALL, TWO) for row in measure(name, model, args)]
+        rows = [row for name in (DISAGG, DISAGG_LEAD, SINGLE, SINGLE_SMALL, TWO) for row in measure(name, model, args)]
     rows.extend(ratio_rows(rows, args.rates))
     title = "prefill and decode apart and together, two threads in all"
     publish(rows, packages=("torch", "ray", "nixl"), json_file=args.json, title=title)

@@ -134,6 +134,8 @@ RouterSection = section_of(
         "unresponsive_after_s": "How long a worker may neither report nor answer before it counts as lost.",
         "local_prefill_tokens": "A prompt of which the decode worker lacks at most so many tokens is computed there, "
         "not on a prefill worker; 0 sends all to prefill workers.",
+        "max_prefill_queue_lead": "The decode worker computes prompts while so many more prompt tokens wait at every "
+        "prefill worker than there; 0: never.",
         "session_header": "Header whose value names a session: its requests go to the same workers; null ignores it.",
         "session_max_usage_lead": "A session's worker may be so much fuller than the emptiest, in KV usage.",
         "session_max_queue_lead": "It may have so many more prompt tokens waiting than the worker with the fewest.",

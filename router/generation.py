@@ -23,7 +23,8 @@ class Generation:
     is waiting for, for error messages. ``deadline_s`` is in the event loop's time.
     ``caller_id`` is what the caller knows the request by, for logs.
     ``leader`` is the first sequence of the same prompt, if this is not the first; ``begun`` is set once the first
-    token is there, or never will be; the replicas are those where the sequence went first.
+    token is there, or never will be; the replicas are those where the sequence went first. ``is_local``: the decode
+    replica computes the prompt because prefill is behind.
     """
 
     request: GenerateRequest
@@ -40,6 +41,7 @@ class Generation:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     prefill_replica: Replica | None = None
     decode_replica: Replica | None = None
+    is_local: bool = False
     _stage: str = "admission"
 
     @property

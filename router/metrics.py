@@ -41,7 +41,10 @@ _COUNTERS = {
     "num_prefill_retries": ("prefill_retries", "Prompts sent to another prefill replica."),
     "num_migrations": ("migrations", "Sequences moved to another decode replica."),
     "num_drain_moves": ("drain_moves", "Sequences moved away from a draining decode replica, with their KV."),
-    "num_local_prefills": ("local_prefills", "Prompts that a decode replica computed because prefill was lost."),
+    "num_local_prefills": (
+        "local_prefills",
+        "Prompts that decode computed because prefill was lost or far behind.",
+    ),
 }
 
 

@@ -28,6 +28,7 @@ from router.errors import (
 from router.generation import Generation
 from router.journey import Journey
 from router.kv_loss import KVLostError
+from router.local_prompts import LocalPrompts
 from router.mailbox import Mailbox
 from router.pacer import Pacer
 from router.replica import Replica, Reservation
@@ -76,6 +77,9 @@ class Orchestrator:
         self._decode_pool = decode.pool
         self._settings = settings
         self._counters = counters
+        self._local_prompts = LocalPrompts(
+            settings, prefill_pool=prefill.pool, decode_pool=decode.pool, counters=counters
+        )
         self._admission = Admission(decode.pool, settings=settings)
         self._decode_phase = DecodePhase(decode, prefill_pool=prefill.pool, settings=settings, counters=counters)
         self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
@@ -192,7 +196,7 @@ class Orchestrator:
             await generation.leader.begun.wait()
         reservation = await self._reserve(generation)
         try:
-            if reservation is not None and self._is_short(generation, reservation.replica):
+            if reservation is not None and self._local_prompts.takes(generation, reservation):
                 await self._decode_phase.run(generation, Journey(), reservation)
                 return
             try:
@@ -237,16 +241,6 @@ class Orchestrator:
         if replica.num_available_blocks < num_own and not replica.is_idle:
             return None
         return self._decode_pool.reserve(replica, num_blocks=num_own)
-
-    def _is_short(self, generation: Generation, replica: Replica) -> bool:
-        """True when the decode replica should compute by itself what it lacks of the prompt."""
-        limit = self._settings.local_prefill_tokens
-        if not limit:
-            return False
-        num_tokens = len(generation.request.prompt_token_ids)
-        if generation.request.sampling.num_prompt_logprobs is not None:
-            return num_tokens <= limit
-        return num_tokens - self._decode_pool.num_cached_tokens(replica, generation.demand) <= limit
 
     async def _prefill(self, generation: Generation, decode: Reservation | None) -> tuple[str, TokenDelta]:
         """The first token, from whichever prefill replica manages it; ``decode`` is where its successors will be.

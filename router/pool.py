@@ -122,6 +122,10 @@ class ReplicaPool:
         cached = self._cached_tokens(demand) if self._uses_cache else NOTHING_CACHED
         return self._policy(candidates, Ask(num_tokens=demand.num_tokens, cached_tokens=cached))
 
+    def fewest_queued_tokens(self) -> int | None:
+        """Prompt tokens that wait at the replica with the fewest; None where none takes requests."""
+        return min((item.queued_tokens for item in self._candidates(())), default=None)
+
     def num_cached_tokens(self, replica: Replica, demand: Demand) -> int:
         """How many tokens of a prompt a replica has in its prefix cache, as far as we know."""
         if self.mirror is None or not self.mirror.num_blocks:

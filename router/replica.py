@@ -104,6 +104,13 @@ class Reservation:
         replica.num_reserved += 1
         replica.update()
 
+    def add_tokens(self, num_tokens: int) -> None:
+        """The replica is to compute so many more prompt tokens for the request."""
+        self.num_tokens += num_tokens
+        if self._is_queued:
+            self.replica.reserved_tokens += num_tokens
+            self.replica.update()
+
     def accepted(self) -> None:
         """The replica took the request: its next report will count it."""
         self.replica.on_report.append(self._leave_queue)

@@ -53,7 +53,8 @@ class RouterSettings:
     ``peer_period_s`` is how often routers ask each other for what they counted. ``metrics_compat`` adds metrics under
     another system's names.
     A prompt of which the decode replica lacks at most ``local_prefill_tokens`` is computed there; 0 sends all to
-    prefill.
+    prefill. So is any prompt while more than ``max_prefill_queue_lead`` more prompt tokens wait at every prefill
+    replica than at the decode replica; 0: never, whatever waits.
     Requests with the same value of ``session_header`` go to one replica, unless its KV usage leads the emptiest one's
     by more than ``session_max_usage_lead`` or its queue by more than ``session_max_queue_lead`` tokens.
     """
@@ -84,6 +85,7 @@ class RouterSettings:
     recovery_wait_s: float = 120.0
     growth_headroom_tokens: int = 64
     local_prefill_tokens: int = 0
+    max_prefill_queue_lead: int = 0
     report_period_s: float = 0.5
     status_timeout_s: float = 2.0
     peer_period_s: float = 5.0

@@ -17,12 +17,15 @@ class AttentionBatch:
     first_positions: [num_reqs] position of each request's first token.
     block_tables: [num_reqs, max_blocks] the blocks of each request; entries past its end are any valid block.
     slots: [num_tokens] where each token's key and value go: block id * block_size + offset, int64.
+    is_reused: the batch comes again for other steps, its contiguous arrays written anew where they are; only for steps
+        in which each request computes one token.
     """
 
     query_starts: IntArray
     first_positions: IntArray
     block_tables: IntArray
     slots: np.ndarray[tuple[int], np.dtype[np.int64]]
+    is_reused: bool = False
 
     @property
     def num_reqs(self) -> int:

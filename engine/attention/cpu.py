@@ -59,12 +59,12 @@ class CPUAttention:
     def plan(self, batch: AttentionBatch) -> CPUPlan:
         """Part the requests by how many tokens they compute. The plan before is of no use any more.
 
-        A batch of single tokens may come again, its arrays written anew: the plan has nothing of it but addresses.
+        That of a reused batch has nothing of it but addresses, and holds until another batch comes.
         """
-        if self._last is not None and self._last[0] is batch and batch.is_decode:
+        if self._last is not None and self._last[0] is batch:
             return self._last[1]
         plan = self._new_plan(batch)
-        self._last = batch, plan
+        self._last = (batch, plan) if batch.is_reused else None
         return plan
 
     def _new_plan(self, batch: AttentionBatch) -> CPUPlan:

@@ -61,6 +61,7 @@ class DecodeLayout:
                 first_positions=self._first_positions[:num_rows],
                 block_tables=self._tables[: num_rows * num_columns].reshape(num_rows, num_columns),
                 slots=self._slots[:num_rows],
+                is_reused=True,
             ),
             last_tokens=self._tokens[:num_rows],
             sampled_rows=self._starts[:0],

@@ -176,3 +176,34 @@ def test_damaged_keys_of_one_request_do_not_reach_another() -> None:
         torch.set_num_threads(before)
     assert result[0].isnan().all()
     assert torch.equal(result[1], expected[1])
+
+
+def test_cpu_plan_of_a_reused_batch_sees_what_is_written_there_now() -> None:
+    case = dataclasses.replace(CASE, lengths=((40, 1), (333, 1)))
+    inputs = make_inputs(case, "float32")
+    expected = _attend(ReferenceAttention(inputs.new_cache()), inputs, case)
+    other = dataclasses.replace(
+        inputs,
+        batch=dataclasses.replace(
+            inputs.batch,
+            first_positions=inputs.batch.first_positions.copy(),
+            block_tables=inputs.batch.block_tables.copy(),
+            slots=inputs.batch.slots.copy(),
+        ),
+    )
+    backend, reused = CPUAttention(inputs.new_cache()), dataclasses.replace(inputs.batch, is_reused=True)
+
+    first = _attend(backend, dataclasses.replace(inputs, batch=reused), case)
+    for array in (reused.first_positions, reused.block_tables, reused.slots):
+        array[:] = array[::-1].copy()
+    turned = dataclasses.replace(
+        inputs, batch=reused, query=inputs.query.flip(0), key=inputs.key.flip(0), value=inputs.value.flip(0)
+    )
+    second = _attend(backend, turned, case)
+    between = _attend(backend, other, case)
+    third = _attend(backend, turned, case)
+
+    torch.testing.assert_close(first, expected, atol=2e-6, rtol=2e-6)
+    assert torch.equal(second, first.flip(0))
+    assert torch.equal(between, first)
+    assert torch.equal(third, second)
