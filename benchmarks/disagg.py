@@ -2,15 +2,16 @@
 
     python -m benchmarks.disagg --rates 0.5 1 2 --json benchmarks/results/disagg.json
 
-``disagg``: one prefill and one decode worker with one thread each. ``disagg_lead``: the same, and decode computes prompts
-itself while ``--queue-lead`` more prompt tokens wait at prefill than there (docs/routing.md). ``single``: one engine with two threads that does
-both, in chunks. ``single_small``: the same with chunks of ``--small-chunk`` tokens, for short gaps at the cost of the
-prompts. ``two``: two engines like ``single`` with one thread each. The load is open loop: streams (short prompt, long
-answer) at random times with a mean rate, and bursts of long prompts with short answers. Rows of a cluster and a rate:
-``<cluster>/itl_p99_ms/rate=<r>`` and so on of the streams, ``<cluster>/burst_ttft_p50_ms/...`` of the bursts, and
-``<cluster>/goodput/...``: requests per second that met the limits on time to first token and on their own p90 gap
-between tokens. ``ratio/itl_p99/...`` is the separated cluster's over the single engine's, ``ratio/itl_p99_small/...``
-over that with small chunks. Choose rates that the machine can serve: a stream brings 64 + 0.4 x 1,024 prompt tokens.
+``disagg``: one prefill and one decode worker with one thread each. ``disagg_lead``: the same, and decode computes
+prompts itself while ``--queue-lead`` more prompt tokens wait at prefill than there (docs/routing.md). ``single``: one
+engine with two threads that does both, in chunks. ``single_small``: the same with chunks of ``--small-chunk`` tokens,
+for short gaps at the cost of the prompts. ``two``: two engines like ``single`` with one thread each. The load is open
+loop: streams (short prompt, long answer) at random times with a mean rate, and bursts of long prompts with short
+answers. Rows of a cluster and a rate: ``<cluster>/itl_p99_ms/rate=<r>`` and so on of the streams,
+``<cluster>/burst_ttft_p50_ms/...`` of the bursts, and ``<cluster>/goodput/...``: requests per second that met the
+limits on time to first token and on their own p90 gap between tokens. ``ratio/itl_p99/...`` is the separated cluster's
+over the single engine's, ``ratio/itl_p99_small/...`` over that with small chunks. Choose rates that the machine can
+serve: a stream brings 64 + 0.4 x 1,024 prompt tokens.
 """
 
 from __future__ import annotations
