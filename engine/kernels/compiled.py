@@ -21,6 +21,10 @@ def _can_cache():
 OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": _can_cache()}
 """``numpy``: dividing by zero is a number here; an exception would leave the other rows of the batch uncomputed."""
 
+PART_OPTIONS = {**OPTIONS, "forceinline": True}
+"""For the parts of a kernel. A part that stays a function of its own is there twice, optimised alone and with its
+kernel, and not to the same bits; which one runs depends on whether this process compiled the kernel or loaded it."""
+
 
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16}
 """How a kernel sees the numbers of a dtype; ``widen`` and ``narrow`` know by it what they are."""

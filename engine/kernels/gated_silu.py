@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
 from engine.kernels.row_loops import gate_row
@@ -19,7 +19,7 @@ NUM_ROWS, SIZE = 3, 4
 NUM_PARAMETERS = 5
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _gate(gate, up, output):
     whole = len(gate) // LANES * LANES
     if whole > 0:
@@ -31,7 +31,7 @@ def _gate(gate, up, output):
         output[i] = narrow(g * share * widen(up[i]), output[i])
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _run(p, gate_up, output):
     """Take parts of rows from the shared counter. gate_up: [num_rows, 2 * size]; output: [num_rows, size]."""
     size = p[SIZE]

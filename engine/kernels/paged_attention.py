@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.compiled import OPTIONS, PART_OPTIONS, STORAGE, compile_kernel, exp
 from engine.kernels.machine_code import narrow, pointer, prefetch, take_next, widen
 
 TILE = 32
@@ -27,7 +27,7 @@ FIRST_ROW, WINDOW = 14, 15
 NUM_PARAMETERS = 16
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _load_tile(rows, indices, count, tile):
     for t in range(count):
         source = rows[indices[t]]
@@ -38,7 +38,7 @@ def _load_tile(rows, indices, count, tile):
         tile[t] = 0.0
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _score_tile(query, tile, count, scores):
     """Dot products of each query of the group with each key of the tile, four keys at a time."""
     head_dim = query.shape[1]
@@ -55,7 +55,7 @@ def _score_tile(query, tile, count, scores):
             scores[g, t], scores[g, t + 1], scores[g, t + 2], scores[g, t + 3] = sum_a, sum_b, sum_c, sum_e
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _soften_tile(scores, count, maxima, totals, sums):
     """Turn scores into weights relative to the running maximum, and bring what was summed so far to it."""
     for g in range(scores.shape[0]):
@@ -78,7 +78,7 @@ def _soften_tile(scores, count, maxima, totals, sums):
             target[d] *= correction
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _add_tile(scores, tile, count, sums):
     """Add the tile's values by their weights, four at a time; weights past ``count`` are zero."""
     for g in range(sums.shape[0]):
@@ -105,7 +105,7 @@ def _prefetch_row(p, rows, row):
         prefetch(p[ROWS] + row * num_bytes + offset)
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _attend(p, query, rows, output):
     """Take (row, key-value head) pairs from the shared counter until none is left.
 

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel
+from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import take_next
 from engine.kernels.tile_product import MAX_ROWS, PANEL, tile_product
 
@@ -29,7 +29,7 @@ _tile_1, _tile_2, _tile_3, _tile_4 = (tile_product(num_rows, prefetches=True) fo
 _tile_5, _tile_6 = (tile_product(num_rows, prefetches=False) for num_rows in (5, 6))
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _tile(num_rows, x, x_stride, panel, in_size, bias, y, y_stride, weight, output):
     if num_rows == 6:
         _tile_6(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
@@ -45,7 +45,7 @@ def _tile(num_rows, x, x_stride, panel, in_size, bias, y, y_stride, weight, outp
         _tile_1(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _multiply(p, index, row, end, weight, weight_bytes, output, output_bytes):
     """Rows ``row`` to ``end`` of the input times one panel, in tiles of about the same height."""
     x_stride, y_stride = FLOAT32_BYTES * p[IN_SIZE], output_bytes * p[OUT_SIZE]
@@ -59,7 +59,7 @@ def _multiply(p, index, row, end, weight, weight_bytes, output, output_bytes):
         row += height
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _run(p, weight, weight_bytes, output, output_bytes):
     """Take panels from the shared counter, all of them for the first rows of the input, then for the next."""
     num_panels = p[OUT_SIZE] // PANEL

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel
+from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
 from engine.kernels.row_loops import add_row, scale_row, square_sum
@@ -16,7 +16,7 @@ NUM_ROWS, SIZE = 6, 7
 NUM_PARAMETERS = 8
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _add(hidden, delta):
     whole = len(hidden) // LANES * LANES
     if whole > 0:
@@ -25,7 +25,7 @@ def _add(hidden, delta):
         hidden[i] = narrow(widen(hidden[i]) + widen(delta[i]), hidden[i])
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _normalize(hidden, weight, output, epsilon):
     whole, total = len(hidden) // LANES * LANES, np.float32(0.0)
     if whole > 0:
@@ -34,12 +34,12 @@ def _normalize(hidden, weight, output, epsilon):
         total += widen(hidden[i]) * widen(hidden[i])
     scale = np.float32(1.0) / np.sqrt(total / np.float32(len(hidden)) + epsilon)
     if whole > 0:
-        scale_row(hidden.ctypes.data, weight.ctypes.data, output.ctypes.data, whole, scale, hidden[0])
+        scale_row(hidden.ctypes.data, weight.ctypes.data, hidden[0], output.ctypes.data, output[0], whole, scale)
     for i in range(whole, len(hidden)):
         output[i] = narrow(widen(hidden[i]) * scale * widen(weight[i]), output[i])
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _run(p, hidden, delta, weight, output):
     """Take rows from the shared counter until none is left. hidden, delta, output: [num_rows, size]."""
     epsilon = carray(pointer(p[EPSILON]), (1,), dtype=np.float32)[0]

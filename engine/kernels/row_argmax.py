@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel
+from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import pointer, rank, take_next
 
 PART = 1024
@@ -22,7 +22,7 @@ ANY_NAN = 6  # set to 1 when a row holds a NaN
 NUM_PARAMETERS = 7
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _highest(part, lowest):
     highest = lowest
     for i in range(len(part)):
@@ -31,7 +31,7 @@ def _highest(part, lowest):
     return highest
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _search(row, lowest):
     """The first column of the highest number, and its rank."""
     highest, found = lowest, 0
@@ -44,7 +44,7 @@ def _search(row, lowest):
     return found, highest
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _run(p, logits, token_ids, has_nan, lowest):
     """Take rows from the shared counter. logits: [num_rows, size]; token_ids, has_nan: [num_rows]."""
     nan_rank = -(lowest + 1)

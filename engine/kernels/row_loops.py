@@ -110,23 +110,26 @@ def square_sum(typing_context: Any, numbers: Any, count: Any, like: Any) -> Any:
 
 
 @intrinsic
-def scale_row(typing_context: Any, source: Any, weight: Any, target: Any, count: Any, scale: Any, like: Any) -> Any:
+def scale_row(
+    typing_context: Any, source: Any, weight: Any, like: Any, target: Any, target_like: Any, count: Any, scale: Any
+) -> Any:
     """target = source * scale * weight."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, weight, target, count, scale, _ = arguments
+        source, weight, _, target, _, count, scale = arguments
         lanes = Lanes(builder)
         scale = lanes.spread(scale)
 
         def step(offset: Any, state: Any) -> Any:
             scaled = builder.fmul(lanes.load(source, offset, like), scale)
-            lanes.store(builder.fmul(scaled, lanes.load(weight, offset, like)), target, offset, like)
+            lanes.store(builder.fmul(scaled, lanes.load(weight, offset, like)), target, offset, target_like)
             return state
 
         lanes.fold(count, floats(0.0), step)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4, types.float32, like), generate
+    number, address = types.float32, types.int64
+    return types.void(address, address, like, address, target_like, types.int64, number), generate
 
 
 @intrinsic

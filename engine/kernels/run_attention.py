@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import overload
 
-from engine.kernels.compiled import OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
 from engine.kernels.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
 from engine.kernels.row_loops import highest_score, soften_row
@@ -65,7 +65,7 @@ def _pack_value_numbers(rows, indices, count, packed):
     packed[count:] = 0
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _pack_keys(rows, indices, count, packed):
     """Keys of a tile as words of [reduction, KEYS]."""
     for t in range(count):
@@ -74,7 +74,7 @@ def _pack_keys(rows, indices, count, packed):
             packed[word, t] = widen(source[word])
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _pack_queries(query, first_token, num_queries, first_head, group, packed):
     """Rows in the order of positions, the heads of a group next to each other; rows to a whole tile are zero."""
     for index in range(num_queries):
@@ -85,7 +85,7 @@ def _pack_queries(query, first_token, num_queries, first_head, group, packed):
     packed[num_queries * group : num_queries * group + ROWS] = 0
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _soften(scores, low, high, width, scale, row, maxima, totals, sums, weights):
     """Turn a row's scores into weights relative to its running maximum, and bring what was summed so far to it."""
     scores[:low] = -np.inf
@@ -100,7 +100,7 @@ def _soften(scores, low, high, width, scale, row, maxima, totals, sums, weights)
             sums[row, d] *= correction
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _score(queries, row, keys, width, scores):
     """Dot products of a tile of queries with the first ``width`` keys of a tile."""
     source, stride = queries.ctypes.data + row * queries.strides[0], queries.strides[0]
@@ -110,7 +110,7 @@ def _score(queries, row, keys, width, scores):
         set_tile(source, stride, packed, tile_bytes, stride // WORD_BYTES, target, tile_bytes, queries[0, 0])
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _add(weights, width, values, sums, row):
     """Add the first ``width`` values of a tile by their weights."""
     source, stride, num_words = weights.ctypes.data, weights.strides[0], width * weights.itemsize // WORD_BYTES
@@ -122,7 +122,7 @@ def _add(weights, width, values, sums, row):
         )
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _attend_rows(place, window, scale, operands, state, scratch):
     """One tile of rows with one tile of keys.
 
@@ -147,7 +147,7 @@ def _attend_rows(place, window, scale, operands, state, scratch):
     _add(weights, width, values, sums, row)
 
 
-@njit(**OPTIONS)
+@njit(**PART_OPTIONS)
 def _attend(p, query, rows, words, output, product, packed):
     """Take (run of queries, key-value head) pairs from the shared counter until none is left.
 
