@@ -42,6 +42,7 @@ class StepClock:
         self.steps: list[dict[str, float]] = []
         self._core = core
         self._spent: defaultdict[str, float] = defaultdict(float)
+        self._is_in_part = False
         runner: Any = core.runner
         self._time((runner._model, "forward", "forward"), (runner._model, "logits", "logits"))
 
@@ -65,11 +66,15 @@ class StepClock:
 
     def _timed(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **options: Any) -> Any:
+            if self._is_in_part:  # and is timed with it
+                return work(*arguments, **options)
+            self._is_in_part = True
             started = time.perf_counter()
             try:
                 return work(*arguments, **options)
             finally:
                 self._spent[part] += time.perf_counter() - started
+                self._is_in_part = False
 
         return timed
 

@@ -14,7 +14,7 @@ from engine.core.step_result import StepResult
 from engine.messages import CacheNews, GenerateRequest, LoadReport
 from engine.stats import EngineStats, SchedulerStats
 from engine.step import PendingStep, SchedulerOutput
-from kv_transfer.connector import TransferStats, WorkerConnector
+from kv_transfer.connector import NO_EVENTS, ConnectorOrders, TransferStats, WorkerConnector
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -135,8 +135,7 @@ class EngineCore:
         """Schedule a step and begin it; False when there is nothing to compute."""
         output = self.scheduler.schedule()
         self._num_steps += 1
-        if self.connector is not None and not output.connector_orders.is_empty:
-            self.connector.execute(output.connector_orders)
+        self._execute(output.connector_orders)
         has_work = output.has_work
         if output.new_rows or output.released_rows.size:
             self.num_load_changes += 1
@@ -153,12 +152,17 @@ class EngineCore:
         self._num_waited_steps += result.has_waited
         self._is_landing = self._is_landing and bool(self._in_flight)
         step_result = self.scheduler.update(output, result)
+        if result.connector_events is not NO_EVENTS:
+            self.num_load_changes += 1
         if self._num_ahead and self.connector is not None:
             # What this step completed is there now: peers need not wait until the step after the next is scheduled.
-            orders = self.scheduler.take_orders()
-            if not orders.is_empty:
-                self.connector.execute(orders)
+            self._execute(self.scheduler.take_orders())
         return step_result
+
+    def _execute(self, orders: ConnectorOrders) -> None:
+        if self.connector is not None and not orders.is_empty:
+            self.num_load_changes += 1
+            self.connector.execute(orders)
 
     def rest(self) -> None:
         """Called when there is nothing to do: check that the books balance, and count it if they do not (I2)."""

@@ -25,8 +25,10 @@ class LocalPrompts:
         if self._is_short(generation, reservation.replica):
             return True
         leader = generation.leader
-        if leader is not None:  # its blocks lie where its prompt was computed
-            generation.is_local = leader.is_local
+        if leader is not None and not leader.is_local:  # prefill has the blocks already
+            return False
+        if leader is not None and leader.decode_replica is reservation.replica:  # and here they are
+            generation.is_local = True
         elif self._is_prefill_behind(reservation.replica):
             generation.is_local = True
             # The next request must see that this one waits there, before a report tells of it.

@@ -8,8 +8,10 @@ import pytest
 
 from engine.engine_core import EngineCore
 from engine.load_feed import LOAD_PERIOD_S, LoadFeed
+from kv_transfer.connector import ConnectorBuilder
 from tests.support.chain_engine import DEFAULT_SCHEDULER, chain_engine
 from tests.support.clock import ManualClock
+from tests.support.disaggregated import joined_cores
 from tests.support.requests import greedy_request
 
 
@@ -65,3 +67,24 @@ def test_a_preempted_request_is_told_at_once() -> None:
         core.step()
         report = feed.after_step()
         assert report.num_running == core.stats().scheduler.num_running
+
+
+def test_a_load_is_told_when_it_begins_and_when_it_ends() -> None:
+    def build(build_connector: ConnectorBuilder) -> EngineCore:
+        return chain_engine(build_connector=build_connector)
+
+    request = greedy_request("a", range(20), max_tokens=4)
+    with joined_cores(build, build) as (prefill, decode):
+        prefill.add_request(replace(request, hand_over=True))
+        deltas = [delta for _ in range(4) for delta in prefill.step().deltas()]
+        (handed_over,) = (delta for delta in deltas if delta.kv_transfer is not None)
+        feed = LoadFeed(decode, clock=ManualClock())
+        decode.add_request(replace(request, kv_transfer=handed_over.kv_transfer))
+        assert feed.after_step().num_waiting == 1
+
+        while not decode.stats().scheduler.num_loading:
+            decode.step()
+        assert feed.after_step().num_loading == 1
+        while decode.stats().scheduler.num_loading:
+            decode.step()
+        assert feed.after_step().num_loading == 0

@@ -82,6 +82,33 @@ async def test_choices_of_one_prompt_are_computed_where_the_first_is(model_dir: 
         await until(rig.is_at_rest)
 
 
+async def test_choices_that_find_no_room_beside_the_first_do_not_take_its_blocks_for_theirs(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_decode=2, settings=LEAD) as rig:
+        hold_prefill(rig)
+        waiting = await fill_queue(rig, 150)
+        for replica in rig.decode.replicas.values():
+            replica.step_gate.clear()
+
+        answer = asyncio.create_task(rig.complete([5] * 30, n=2, **ASK))
+        await until(lambda: any(replica.running for replica in rig.decode.replicas.values()))
+        first, other = sorted(rig.decode.replicas.values(), key=lambda replica: not replica.running)
+        first.refuse_code = "draining"
+        await until(lambda: any(not replica.takes_requests for replica in rig.service.decode_pool.replicas))
+        rig.prefill[0].gate.set()
+        await until(lambda: rig.service.prefill_pool.fewest_queued_tokens() == 0)
+        first.step_gate.set()
+        other.step_gate.set()
+        await waiting
+        body = (await answer).json()
+
+        assert [len(choice["token_ids"]) for choice in body["choices"]] == [4, 4]
+        assert [len(request.prompt_token_ids) for request in rig.prefill[0].seen] == [150, 30]
+        (second,) = (request for request in other.seen if len(request.prompt_token_ids) == 30)
+        assert second.kv_transfer is not None
+        assert rig.service.counters.num_local_prefills == 1
+        await until(rig.is_at_rest)
+
+
 async def test_unless_it_is_asked_for_prompts_wait_for_prefill(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
         hold_prefill(rig)
