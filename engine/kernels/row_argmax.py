@@ -10,10 +10,16 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
-from engine.kernels.machine_code import pointer, rank, take_next
+from engine.kernels.machine_code import pointer, prefetch, rank, take_next
 
-PART = 1024
+PART = 512
 """Columns whose maximum is found before it is compared with that of the columns before."""
+
+PREFETCH_BYTES = 8192
+"""How far ahead memory is asked for: the machine's own prefetching begins anew in every page, and the logits of a large
+batch no longer lie in a cache. Two pages ahead take a quarter off the search; half of it or twice, less."""
+
+CACHE_LINE_BYTES = 64
 
 # The fields of the parameter block, all int64.
 COUNTER, LOGITS, TOKEN_IDS, HAS_NAN = range(4)  # addresses
@@ -36,6 +42,9 @@ def _search(row, lowest):
     """The first column of the highest number, and its rank."""
     highest, found = lowest, 0
     for start in range(0, len(row), PART):
+        ahead = row.ctypes.data + start * row.itemsize + PREFETCH_BYTES
+        for offset in range(0, PART * row.itemsize, CACHE_LINE_BYTES):
+            prefetch(ahead + offset)
         of_part = _highest(row[start : start + PART], lowest)
         if of_part > highest:
             highest, found = of_part, start
