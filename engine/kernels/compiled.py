@@ -1,30 +1,26 @@
 """How kernels are compiled, and what most of them share."""
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, config, njit, types
 
+from engine.kernels.cache_folder import cache_folder
 from engine.kernels.machine_code import float_from_bits
 
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 """Sums may be reordered, so that they run in vector registers; NaN and infinity keep their meaning."""
 
 
-def _can_cache():
-    """True where compiled code can be kept: beside this file or in the user's cache folder."""
-    try:
-        njit(cache=True)(_can_cache)
-    except RuntimeError:  # neither can be written; a start that compiles is slow, a start that fails is worse
-        return False
-    return True
+_FOLDER = cache_folder(config.CACHE_DIR)
+if _FOLDER is not None:
+    config.CACHE_DIR = str(_FOLDER)
 
-
-OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": _can_cache()}
+OPTIONS = {"fastmath": FASTMATH, "error_model": "numpy", "cache": _FOLDER is not None}
 """``numpy``: dividing by zero is a number here; an exception would leave the other rows of the batch uncomputed."""
 
-PART_OPTIONS = {**OPTIONS, "forceinline": True}
-"""For the parts of a kernel. A part that stays a function of its own is there twice, optimised alone and with its
-kernel, and not to the same bits; which one runs depends on whether this process compiled the kernel or loaded it."""
-
+PART_OPTIONS = {**OPTIONS, "cache": False, "forceinline": True}
+"""For the parts of a kernel, which are kept with it. A part that stays a function of its own is there twice, optimised
+alone and with its kernel, and not to the same bits; which one runs depends on whether this process compiled the kernel
+or loaded it."""
 
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16}
 """How a kernel sees the numbers of a dtype; ``widen`` and ``narrow`` know by it what they are."""
@@ -33,12 +29,12 @@ STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16}
 def compile_kernel(function):
     """The address of ``function`` as ``void function(void *)``.
 
-    The first call on a machine compiles for seconds, later ones load what that left beside the function's file.
+    The first call on a machine compiles for seconds, later ones load what that left in the cache folder.
     """
     return cfunc(types.void(types.voidptr), cache=OPTIONS["cache"])(function).address
 
 
-@njit(**OPTIONS, inline="always")
+@njit(**PART_OPTIONS)
 def exp(x):
     """e to the x for x <= 0, to about one unit in the last place. Loops over it are vectorised, over libm's not."""
     x = np.float32(-87.0) if x < np.float32(-87.0) else x

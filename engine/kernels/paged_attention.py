@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import OPTIONS, PART_OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
 from engine.kernels.machine_code import narrow, pointer, prefetch, take_next, widen
 
 TILE = 32
@@ -90,14 +90,14 @@ def _add_tile(scores, tile, count, sums):
                 target[d] += weight_a * a[d] + weight_b * b[d] + weight_c * c[d] + weight_e * e[d]
 
 
-@njit(**OPTIONS, inline="always")
+@njit(**PART_OPTIONS)
 def _key_row(p, table, position):
     """The cache row of the first head's key at a position."""
     block, offset = position // p[BLOCK_SIZE], position % p[BLOCK_SIZE]
     return table[block] * p[BLOCK_ROWS] + p[FIRST_ROW] + offset * p[NUM_KV_HEADS]
 
 
-@njit(**OPTIONS, inline="always")
+@njit(**PART_OPTIONS)
 def _prefetch_row(p, rows, row):
     """Rows of one head lie apart by all heads: too far for the machine to guess. Worth 15 % of the whole kernel."""
     num_bytes = p[HEAD_DIM] * rows.itemsize

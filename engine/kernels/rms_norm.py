@@ -26,17 +26,19 @@ def _add(hidden, delta):
 
 
 @njit(**PART_OPTIONS)
-def _normalize(hidden, weight, output, epsilon):
-    whole, total = len(hidden) // LANES * LANES, np.float32(0.0)
+def normalize(source, weight, epsilon, target):
+    """target = source * weight over its root mean square; ``target`` may be float32 where the others are not."""
+    size = len(source)
+    whole, total = size // LANES * LANES, np.float32(0.0)
     if whole > 0:
-        total = square_sum(hidden.ctypes.data, whole, hidden[0])
-    for i in range(whole, len(hidden)):
-        total += widen(hidden[i]) * widen(hidden[i])
-    scale = np.float32(1.0) / np.sqrt(total / np.float32(len(hidden)) + epsilon)
+        total = square_sum(source.ctypes.data, whole, source[0])
+    for i in range(whole, size):
+        total += widen(source[i]) * widen(source[i])
+    scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + epsilon)
     if whole > 0:
-        scale_row(hidden.ctypes.data, weight.ctypes.data, hidden[0], output.ctypes.data, output[0], whole, scale)
-    for i in range(whole, len(hidden)):
-        output[i] = narrow(widen(hidden[i]) * scale * widen(weight[i]), output[i])
+        scale_row(source.ctypes.data, weight.ctypes.data, source[0], target.ctypes.data, target[0], whole, scale)
+    for i in range(whole, size):
+        target[i] = narrow(widen(source[i]) * scale * widen(weight[i]), target[i])
 
 
 @njit(**PART_OPTIONS)
@@ -47,7 +49,7 @@ def _run(p, hidden, delta, weight, output):
     while row < p[NUM_ROWS]:
         if p[DELTA] != 0:
             _add(hidden[row], delta[row])
-        _normalize(hidden[row], weight, output[row], epsilon)
+        normalize(hidden[row], weight, epsilon, output[row])
         row = take_next(p[COUNTER])
 
 

@@ -8,7 +8,8 @@ from numba import carray, njit
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
-from engine.kernels.row_loops import rotate_row, scale_row, square_sum
+from engine.kernels.rms_norm import normalize
+from engine.kernels.row_loops import rotate_row
 
 # The fields of the parameter block, all int64.
 COUNTER, HEADS, QUERY, POSITIONS, TABLE, SLOTS, ROWS = range(7)  # addresses
@@ -22,21 +23,6 @@ NUM_PARAMETERS = 19
 def _copy(source, target):
     for d in range(len(source)):
         target[d] = source[d]
-
-
-@njit(**PART_OPTIONS)
-def _normalize(source, weight, epsilon, target):
-    size = len(source)
-    whole, total = size // LANES * LANES, np.float32(0.0)
-    if whole > 0:
-        total = square_sum(source.ctypes.data, whole, source[0])
-    for d in range(whole, size):
-        total += widen(source[d]) * widen(source[d])
-    scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + epsilon)
-    if whole > 0:
-        scale_row(source.ctypes.data, weight.ctypes.data, source[0], target.ctypes.data, target[0], whole, scale)
-    for d in range(whole, size):
-        target[d] = widen(source[d]) * scale * widen(weight[d])
 
 
 @njit(**PART_OPTIONS)
@@ -75,7 +61,7 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
             if p[QUERY_NORM if is_query else KEY_NORM] == 0:
                 _rotate(heads[token, head], cosine, sine, target)
             else:
-                _normalize(heads[token, head], query_norm if is_query else key_norm, epsilon, vector)
+                normalize(heads[token, head], query_norm if is_query else key_norm, epsilon, vector)
                 _rotate(vector, cosine, sine, target)
         block, offset = slots[token] // block_size, slots[token] % block_size
         first_row = (block * p[BLOCK_ROWS] + offset + p[FIRST_KEY]) * num_kv_heads

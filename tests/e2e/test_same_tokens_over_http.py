@@ -17,13 +17,17 @@ async def assert_same_tokens(url: str, case: OracleCase) -> None:
 
 
 async def test_another_architecture_in_many_chunks_says_what_transformers_says(oracle_case: CaseOf) -> None:
-    """Prefill takes up to 22 steps for a prompt, and decode reads along meanwhile. All architectures: the same without
-    HTTP, in tests/integration/test_same_tokens.py."""
+    """Prefill takes up to 22 steps for a prompt and tells decode of each, which reads along meanwhile.
+
+    All architectures: the same without HTTP, in tests/integration/test_same_tokens.py.
+    """
     case = oracle_case("qwen3")
-    prefill = {"scheduler": {"max_num_batched_tokens": 32, "max_num_seqs": 32}}
-    with running_cluster(
-        model=str(case.path), dtype="float32", scheduler={"max_num_batched_tokens": 128}, prefill=prefill
-    ) as cluster:
+    settings = {
+        "scheduler": {"max_num_batched_tokens": 128},
+        "prefill": {"scheduler": {"max_num_batched_tokens": 32, "max_num_seqs": 32}},
+        "kv_transfer": {"streamed": True},  # the default tells of nothing that takes less than 50 ms to compute
+    }
+    with running_cluster(model=str(case.path), dtype="float32", **settings) as cluster:
         await assert_same_tokens(cluster.url, case)
 
         status = read_status(cluster.url)

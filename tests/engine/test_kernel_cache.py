@@ -1,0 +1,96 @@
+"""Compiled kernels are kept, and not after anything of their sources changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import engine
+
+GATE = """
+import ctypes
+import numpy as np
+from engine.kernels import gated_silu as kernel
+
+counter, gate_up, output = np.zeros(1, np.int64), np.full((1, 64), 3, np.float32), np.zeros((1, 32), np.float32)
+parameters = np.zeros(kernel.NUM_PARAMETERS, np.int64)
+parameters[kernel.COUNTER] = counter.ctypes.data
+parameters[kernel.GATE_UP], parameters[kernel.OUTPUT] = gate_up.ctypes.data, output.ctypes.data
+parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = output.shape
+ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.compiled_gate("float32"))(parameters.ctypes.data)
+print(output[0, 0])
+"""
+SILU_OF_3_TIMES_3 = 8.573
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder with a copy of the kernels in a package of their name."""
+    (package,) = engine.__path__
+    copied = tmp_path / "sources" / "engine"
+    shutil.copytree(Path(package) / "kernels", copied / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    (copied / "__init__.py").touch()
+    return copied.parent
+
+
+def run_gate(sources: Path, **environment: str) -> float:
+    """What the gate kernel of a copy makes of 3 and 3, in a process of its own."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    result = subprocess.run(
+        [sys.executable, "-c", GATE],
+        cwd=sources,
+        env=inherited | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return float(result.stdout)
+
+
+def compiled_files(folder: Path) -> set[Path]:
+    return set(folder.rglob("gated_silu*.nbc"))
+
+
+def test_a_change_in_what_a_kernel_calls_compiles_it_anew(sources: Path, tmp_path: Path) -> None:
+    before = run_gate(sources, NUMBA_CACHE_DIR=str(tmp_path))
+    called = sources / "engine" / "kernels" / "row_loops.py"
+    text = called.read_text()
+    assert "builder.fmul(g, share)" in text
+    called.write_text(text.replace("builder.fmul(g, share)", "builder.fadd(g, share)"))
+    after = run_gate(sources, NUMBA_CACHE_DIR=str(tmp_path))
+
+    assert before == pytest.approx(SILU_OF_3_TIMES_3, rel=1e-3)
+    assert after == pytest.approx(3 * (3 + SILU_OF_3_TIMES_3 / 9), rel=1e-3)
+
+
+def test_kernels_are_kept_beside_their_sources(sources: Path) -> None:
+    run_gate(sources)
+    (compiled,) = compiled_files(sources)
+    written_ns = compiled.stat().st_mtime_ns
+    run_gate(sources)
+
+    assert compiled_files(sources) == {compiled}
+    assert compiled.stat().st_mtime_ns == written_ns
+
+
+def test_where_nothing_can_be_written_there_the_users_caches_keep_them(sources: Path, tmp_path: Path) -> None:
+    (sources / "engine" / "kernels" / "__pycache__").touch()
+
+    answer = run_gate(sources, NUMBA_CACHE_DIR="/dev/null/nowhere", XDG_CACHE_HOME=str(tmp_path / "caches"))
+
+    assert answer == pytest.approx(SILU_OF_3_TIMES_3, rel=1e-3)
+    assert len(compiled_files(tmp_path / "caches")) == 1
+
+
+def test_where_nothing_can_be_written_at_all_kernels_are_compiled_each_time(sources: Path, tmp_path: Path) -> None:
+    (sources / "engine" / "kernels" / "__pycache__").touch()
+
+    answer = run_gate(sources, XDG_CACHE_HOME="/dev/null/nowhere")
+
+    assert answer == pytest.approx(SILU_OF_3_TIMES_3, rel=1e-3)
+    assert not compiled_files(tmp_path)
