@@ -17,7 +17,7 @@ PART = 512
 
 PREFETCH_BYTES = 8192
 """How far ahead memory is asked for: the machine's own prefetching begins anew in every page, and the logits of a large
-batch no longer lie in a cache. Two pages ahead take a quarter off the search; half of it or twice, less."""
+batch no longer lie in a cache."""
 
 CACHE_LINE_BYTES = 64
 

@@ -16,6 +16,7 @@ from tests.support.requests import greedy_request
 NUM_REQUESTS = 6
 NUM_TOKENS = 60
 SMALLEST_VOCABULARY = 300
+"""Not that of ``checkpoints``, whose import takes as long as a run."""
 
 
 def _prompts() -> list[list[int]]:
