@@ -1,7 +1,7 @@
 # make serve: an answer on this machine.   make test: the tests.   make check: the linters and type checkers.
 # make test-cluster: the tests of clusters of several hosts, which it makes on this one (Linux, as root).
 # make fuzz: 5,000 cases made from the OpenAPI document.   make load-clients: evalscope and aiperf against a cluster.
-# make soak: every kind of fault ten times, and for 30 minutes at least, on a cluster of its own.
+# make soak: every kind of fault ten times, and for 30 minutes at least, then 12 minutes of none, on a cluster of its own.
 # make test-gpu: what needs CUDA.   make format: the formatter.   make clean: removes what was made.
 # Needs python3 (3.11 or newer) with its venv module. Every target sets up what it needs, once.
 

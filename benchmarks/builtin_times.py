@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from engine.build import BuiltEngine, build_engine
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
-from engine.messages import GenerateRequest, SamplingParams
-from engine.offline import generate
+from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.offline import generate
 
 MODEL = Path(__file__).parent.parent / "engine" / "builtin_model"
 NUM_REPEATS = 5

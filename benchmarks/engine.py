@@ -27,7 +27,7 @@ from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
 from benchmarks.peers.process import PEERS, PeerProcess
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
-from engine.engine_core import EngineCore
+from engine.frontend.engine_core import EngineCore
 
 PREFILL_BATCH, PREFILL_TOKENS, DECODE_PROMPT_TOKENS = 16, 512, 32
 MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 64
@@ -51,7 +51,7 @@ class BatonSide:
 
     def __init__(self, directory: Path, dtype: str, num_threads: int) -> None:
         from engine.build import build_engine
-        from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+        from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 
         self._num_requests = 0
         config = EngineConfig(
@@ -86,7 +86,7 @@ class BatonSide:
         return self._core
 
     def _add(self, prompts: Prompts, *, max_tokens: int) -> None:
-        from engine.messages import GenerateRequest, SamplingParams
+        from engine.contract.messages import GenerateRequest, SamplingParams
 
         for prompt in prompts:
             self._num_requests += 1

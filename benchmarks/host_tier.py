@@ -22,10 +22,10 @@ from benchmarks.builtin_times import MODEL
 from benchmarks.kv_source import NUM_BLOCKS, SHAPES, BlockShape, Region
 from benchmarks.report import Row, add_json_option, publish
 from engine.build import build_engine
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
-from engine.engine_core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
-from engine.offline import generate
+from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.offline import generate
 from kv_transfer.block_memory import open_block_memory
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.factory import build_connector

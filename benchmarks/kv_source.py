@@ -16,7 +16,7 @@ from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.nixl.agent import NixlAgent
-from kv_transfer.options import ConnectorOptions
+from kv_transfer.options import ConnectorOptions, TransportChoice
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
 
 NUM_BLOCKS = 600
@@ -93,11 +93,11 @@ class Region:
 class SourceProcess:
     """A process with a region, a connector that grants leases on it, and a bare NIXL agent. Also a rendezvous."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockShape, *, transport: TransportChoice = "network") -> None:
         context = multiprocessing.get_context("spawn")
         self._lock = threading.Lock()
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, shape))
+        self._process = context.Process(target=_serve, args=(theirs, shape, transport))
         self._process.start()
         theirs.close()
 
@@ -142,10 +142,11 @@ def make_connector(
     wake: WakeCallback,
     *,
     checksums: bool,
+    transport: TransportChoice = "network",
 ) -> Connector:
     """A NIXL connector; without a rendezvous it waits to be met."""
     return build_connector(
-        ConnectorOptions(connector="nixl", streamed=True, checksums=checksums),
+        ConnectorOptions(connector="nixl", streamed=True, checksums=checksums, transport=transport),
         identity=PeerIdentity(engine_id=name, incarnation="1"),
         layout=shape.layout,
         region=region.region,
@@ -159,10 +160,15 @@ class _NobodyToMeet:
         raise PeerUnreachableError(engine_id=engine_id, reason="this side waits to be met")
 
 
-def _serve(pipe: Connection, shape: BlockShape) -> None:
+def make_agent(name: str, transport: TransportChoice) -> NixlAgent:
+    """A bare agent."""
+    return NixlAgent(name, local_memory=MemoryKind.DRAM if transport == "local" else None)
+
+
+def _serve(pipe: Connection, shape: BlockShape, transport: TransportChoice) -> None:
     region = Region(shape.layout, fill=1)
-    connector = make_connector("source", region, shape, None, lambda: None, checksums=True)
-    agent = NixlAgent("raw-source")
+    connector = make_connector("source", region, shape, None, lambda: None, checksums=True, transport=transport)
+    agent = make_agent("raw-source", transport)
     agent.register(
         address=region.region.base_address,
         num_bytes=region.region.total_bytes,

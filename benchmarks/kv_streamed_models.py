@@ -31,9 +31,9 @@ import numpy as np
 from benchmarks.builtin_times import MODEL
 from benchmarks.report import Row, add_json_option, publish
 from engine.build import build_engine
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
-from engine.engine_core import EngineCore
-from engine.messages import GenerateRequest, SamplingParams
+from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import Connector, Rendezvous, WakeCallback
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector

@@ -26,16 +26,18 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from benchmarks.kv_source import NUM_BLOCKS, SHAPES, BlockShape, Region, SourceProcess, make_connector
+from benchmarks.kv_source import NUM_BLOCKS, SHAPES, BlockShape, Region, SourceProcess, make_agent, make_connector
 from benchmarks.report import Row, add_json_option, publish
 from kv_transfer.block_memory import HostBlockMemory
 from kv_transfer.connector import Connector
 from kv_transfer.layout import MemoryKind
-from kv_transfer.nixl.agent import NixlAgent
+from kv_transfer.options import TransportChoice
 from kv_transfer.params import KVTransferParams
 from kv_transfer.transport import ReadState
 
-TRANSPORTS = {"shm": None, "tcp": "tcp,self"}
+TRANSPORTS = {"shm": None, "local": None, "tcp": "tcp,self"}
+"""What UCX may use: anything, what it uses between processes of one user that listen on nothing, or TCP alone."""
+
 NUM_BLOCKS_READ = (1, 8, 64, 512)
 PROMPT_TOKENS = (64, 256, 512, 900)
 TOKENS_PER_BLOCK = 16
@@ -61,8 +63,8 @@ class Samples:
 class BareReader:
     """Bare NIXL between the same processes."""
 
-    def __init__(self, region: Region, shape: BlockShape, source: SourceProcess) -> None:
-        self._agent = NixlAgent("raw-reader")
+    def __init__(self, region: Region, shape: BlockShape, source: SourceProcess, transport: TransportChoice) -> None:
+        self._agent = make_agent("raw-reader", transport)
         ours = region.region
         self._agent.register(
             address=ours.base_address, num_bytes=ours.total_bytes, device_index=0, memory=MemoryKind.DRAM
@@ -106,9 +108,20 @@ class BareReader:
 class BatonReader:
     """A connector, from the order of a load to its collected end."""
 
-    def __init__(self, name: str, region: Region, shape: BlockShape, source: SourceProcess, *, checksums: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        region: Region,
+        shape: BlockShape,
+        source: SourceProcess,
+        *,
+        checksums: bool,
+        transport: TransportChoice,
+    ) -> None:
         self._woken = threading.Event()
-        self._connector: Connector = make_connector(name, region, shape, source, self._woken.set, checksums=checksums)
+        self._connector: Connector = make_connector(
+            name, region, shape, source, self._woken.set, checksums=checksums, transport=transport
+        )
 
     def read(self, params: KVTransferParams, block_ids: tuple[int, ...]) -> float:
         """Seconds of one load."""
@@ -133,13 +146,15 @@ class BatonReader:
 class Bench:
     """All three ways to read from one source process."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockShape, transport: TransportChoice) -> None:
         self.shape = shape
-        self.source = SourceProcess(shape)
+        self.source = SourceProcess(shape, transport=transport)
         self.region = Region(shape.layout, fill=0)
-        self.bare = BareReader(self.region, shape, self.source)
-        self.baton = BatonReader("reader", self.region, shape, self.source, checksums=True)
-        self.plain = BatonReader("plain", self.region, shape, self.source, checksums=False)
+        self.bare = BareReader(self.region, shape, self.source, transport)
+        self.baton, self.plain = (
+            BatonReader(name, self.region, shape, self.source, checksums=checksums, transport=transport)
+            for name, checksums in (("reader", True), ("plain", False))
+        )
 
     def measure(self, block_ids: tuple[int, ...], destinations: tuple[int, ...]) -> Samples:
         """Alternate the three, after one round of each that does not count."""
@@ -193,9 +208,9 @@ def rows_of_transport(transport: str) -> list[Row]:
     """Every shape, number and order over one transport. Runs in a process of its own."""
     rows: list[Row] = []
     for shape in SHAPES:
-        bench = Bench(shape)
+        bench = Bench(shape, "local" if transport == "local" else "network")
         counts = set(NUM_BLOCKS_READ)
-        if transport == "shm" and shape is SHAPES[0]:
+        if transport == "local" and shape is SHAPES[0]:
             counts |= {-(-tokens // TOKENS_PER_BLOCK) for tokens in PROMPT_TOKENS}
         rows += [
             _row(bench, transport, num_blocks, order)
@@ -241,7 +256,7 @@ def share_rows(rows: list[Row]) -> list[Row]:
     shares = []
     for num_tokens in PROMPT_TOKENS:
         times = builtin_times(num_tokens)
-        row = by_name[f"shm/32KiB/{-(-num_tokens // TOKENS_PER_BLOCK)}/scattered"]
+        row = by_name[f"local/32KiB/{-(-num_tokens // TOKENS_PER_BLOCK)}/scattered"]
         checksums_ms = 2 * float(row.detail["checksums_ms"])
         shares.append(
             Row(

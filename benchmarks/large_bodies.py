@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from benchmarks.report import Row, add_json_option, publish
-from router.api.chat_body import ChatBody
-from router.api.completion_body import CompletionBody
-from router.api.json_size import exact_size
-from router.api.request_body import read_body, weight
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.completion_body import CompletionBody
+from router.api.http.json_size import exact_size
+from router.api.http.request_body import read_body, weight
 from router.body_room import BodyRoom
 from router.errors import RouterError
 from router.settings import RouterSettings

@@ -24,7 +24,7 @@ import httpx
 from benchmarks.arguments import count
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
-from engine.builtin import builtin_model_dir
+from engine.model.builtin import builtin_model_dir
 
 ENVIRONMENTS = Path(__file__).resolve().parent.parent / ".cache" / "load-clients"
 INSTALL_TIMEOUT_S = 1800

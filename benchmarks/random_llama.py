@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from engine.builtin import builtin_model_dir
+from engine.model.builtin import builtin_model_dir
 
 VOCAB_SIZE = 32_000
 

@@ -30,13 +30,13 @@ import numpy as np
 from benchmarks.arguments import at_least, count, positive
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.simulated_replicas import Events, Job, SimulatedDecode, SimulatedPrefill, SimulatedReplica
-from engine.block_hash import NO_KEYS_ROOT, BlockHash, hash_chain
-from engine.messages import CacheNews, GenerateRequest, LoadReport, SamplingParams, WorkerInfo
-from router.demand import Demand
+from engine.contract.block_hash import NO_KEYS_ROOT, BlockHash, hash_chain
+from engine.contract.messages import CacheChanges, GenerateRequest, LoadReport, SamplingParams, WorkerInfo
 from router.policies import policy_names
-from router.pool import ReplicaPool
+from router.pool.demand import Demand
+from router.pool.pool import ReplicaPool
+from router.pool.workers import ReplicaStatus
 from router.settings import RouterSettings
-from router.workers import ReplicaStatus
 
 SCALE = 32
 BLOCK_SIZE = 512 // SCALE
@@ -125,7 +125,7 @@ def make_pool(role: str, policy: str, sizes: dict[str, int]) -> ReplicaPool:
 
     asyncio.run(meet())
     for name in sizes:
-        pool.note_cache(name, [CacheNews(first_sequence=0, next_sequence=0, is_snapshot=True)])
+        pool.note_cache(name, [CacheChanges(first_sequence=0, next_sequence=0, is_snapshot=True)])
     return pool
 
 
@@ -152,11 +152,11 @@ class World:
 
     def _from_prefill(self, replica: SimulatedReplica) -> None:
         self.prefill_pool.note_load(replica.name, replica.load())
-        self.prefill_pool.note_cache(replica.name, [replica.news()])
+        self.prefill_pool.note_cache(replica.name, [replica.changes()])
 
     def _from_decode(self, replica: SimulatedReplica) -> None:
         self.decode_pool.note_load(replica.name, replica.load())
-        self.decode_pool.note_cache(replica.name, [replica.news()])
+        self.decode_pool.note_cache(replica.name, [replica.changes()])
 
     def arrive(self, request: TraceRequest) -> None:
         """Choose both replicas, as the router does; decode follows prefill."""
@@ -247,7 +247,7 @@ def choice_rows(num_replicas: int = 256, num_repeats: int = 50) -> list[Row]:
         for number, name in enumerate(sizes):
             keys = demands[""].block_keys(BLOCK_SIZE)[: number if number % 3 == 0 else 0]
             stored = struct.pack(f"<{len(keys)}Q", *keys)
-            pool.note_cache(name, [CacheNews(first_sequence=0, next_sequence=1, stored=stored)])
+            pool.note_cache(name, [CacheChanges(first_sequence=0, next_sequence=1, stored=stored)])
         for state in ("tied", "loaded"):
             if state == "loaded":
                 _load_unevenly(pool)

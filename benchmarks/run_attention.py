@@ -19,10 +19,10 @@ import torch
 
 from benchmarks.arguments import count
 from benchmarks.report import Row, add_json_option, publish
-from engine.attention.batch import AttentionBatch
+from engine.attention.backend import AttentionBatch
 from engine.attention.gathered_runs import GatheredRuns
 from engine.attention.paged_runs import PagedRuns, choose_run_kernel
-from engine.runner.kv_cache import KVCache
+from engine.device.kv_cache import KVCache
 from kv_transfer.layout import KVLayout
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 12, 4, 64, 16

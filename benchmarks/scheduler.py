@@ -23,12 +23,12 @@ import numpy as np
 
 from benchmarks.arguments import at_least, count
 from benchmarks.report import Row, add_json_option, publish
-from engine.block_hash import hash_chain, root_hash
-from engine.config import CacheConfig, SchedulerConfig
-from engine.core.kv_cache_manager import KVCacheManager
-from engine.core.scheduler import Scheduler
-from engine.messages import GenerateRequest, SamplingParams
-from engine.step import ModelRunnerOutput, SchedulerOutput
+from engine.contract.block_hash import hash_chain, root_hash
+from engine.contract.config import CacheConfig, SchedulerConfig
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.step import ModelRunnerOutput, SchedulerOutput
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.scheduler import Scheduler
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, RemoteMatch
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 
@@ -110,8 +110,9 @@ class NeverEndingLoads:
         """Keep nothing."""
         return ()
 
-    def forget_evicted(self) -> None:
+    def forget_evicted(self) -> int:
         """Nothing was kept."""
+        return 0
 
     def cancel_load(self, request_id: str) -> None:
         """Nothing to cancel."""

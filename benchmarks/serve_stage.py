@@ -12,15 +12,20 @@ import os
 import sys
 from pathlib import Path
 
-from cluster.config import BatonConfig
-from cluster.serve_env import haproxy_environment, make_session_folder, private_ray_environment, serve_environment
+from cluster.config.config import BatonConfig
+from cluster.deploy.serve_env import (
+    haproxy_environment,
+    make_session_folder,
+    private_ray_environment,
+    serve_environment,
+)
 
 
 def main() -> None:
     """Start, serve, stop."""
     kind, mode, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     folder = make_session_folder()
-    variables = private_ray_environment()
+    variables = private_ray_environment(folder)
     if mode != "default":
         variables.update(serve_environment())
     if mode == "haproxy":
@@ -34,7 +39,7 @@ def _serve(kind: str, port: int, folder: Path) -> None:
 
     from ray import serve
 
-    from cluster.ray_home import PrivateRay
+    from cluster.deploy.ray_home import PrivateRay
 
     config = BatonConfig(port=port)
     home = PrivateRay(folder=folder, num_cpus=8, object_store_bytes=config.object_store_bytes, resources={})
@@ -55,9 +60,9 @@ def _application(kind: str, config: BatonConfig) -> object:
 
     from benchmarks.plain_app import PlainGenerator, PlainOneHop, PlainTwoHops
     from benchmarks.token_workers import TokenWorker
-    from cluster.app import build_graph
-    from cluster.placement import place, this_machine
-    from cluster.served_model import served_model
+    from cluster.config.served_model import served_model
+    from cluster.plan.placement import place, this_machine
+    from cluster.serve.graph import build_graph
 
     if kind == "baton":
         return build_graph(

@@ -56,9 +56,9 @@ def _engine_main() -> None:
     import time
 
     from engine.build import build_engine
-    from engine.config import EngineConfig, ModelConfigSource
-    from engine.messages import GenerateRequest, SamplingParams
-    from engine.offline import generate
+    from engine.contract.config import EngineConfig, ModelConfigSource
+    from engine.contract.messages import GenerateRequest, SamplingParams
+    from engine.frontend.offline import generate
 
     model, num_requests, num_prompt, num_output = Path(sys.argv[1]), *map(int, sys.argv[2:])
     built = build_engine(EngineConfig(model=ModelConfigSource(path=model, device="cpu")))
@@ -116,10 +116,10 @@ def main() -> None:
     add_json_option(parser)
     args = parser.parse_args()
     if args.model is None:
-        from engine.builtin import builtin_model_dir
+        from engine.model.builtin import builtin_model_dir
 
         args.model = builtin_model_dir()
-    from engine.models.model_config import load_model_config
+    from engine.model.registry import load_model_config
 
     vocab_size = load_model_config(args.model).vocab_size
     with contextlib.ExitStack() as stack:

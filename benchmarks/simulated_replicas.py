@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.block_hash import NO_KEYS_ROOT, BlockHash
-from engine.core.cache_events import CacheEventLog
-from engine.core.cache_news import cache_news
-from engine.core.kv_cache_manager import KVCacheManager
-from engine.messages import CacheNews, LoadReport
+from engine.contract.block_hash import NO_KEYS_ROOT, BlockHash
+from engine.contract.messages import CacheChanges, LoadReport
+from engine.scheduler.blocks.cache_events import CacheEventLog, cache_changes
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +83,11 @@ class SimulatedReplica:
             queued_prefill_tokens=sum(len(job.hashes) for job in self._waiting) * self._block_size,
         )
 
-    def news(self) -> CacheNews:
+    def changes(self) -> CacheChanges:
         """What happened to the prefix cache since the last call."""
-        news = cache_news(self._log.since(self._next_sequence))
-        self._next_sequence = news.next_sequence
-        return news
+        changes = cache_changes(self._log.since(self._next_sequence))
+        self._next_sequence = changes.next_sequence
+        return changes
 
     def _start(self) -> None:
         raise NotImplementedError

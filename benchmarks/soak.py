@@ -2,13 +2,15 @@
 
 Runs `baton chaos` scenarios in rounds against a cluster of its own, deployed on two Ray nodes: each round has every
 kind of fault once, some on top of one another, under a load that never stops, and ends with the checks. It goes on
-until time is over and every kind was there often enough.
+until time is over and every kind was there often enough. A last round breaks nothing: prompts of all lengths, for as
+long as it takes to see whether a worker, a router or a proxy keeps growing, which `memory_watch.py` judges throughout.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import random
 import statistics
@@ -24,11 +26,20 @@ from typing import Any
 import httpx
 
 from benchmarks.arguments import count, positive
+from benchmarks.memory_watch import (
+    MIB,
+    MemoryWatch,
+    Sample,
+    WatchedProcess,
+    growth_problems,
+    proxies_of,
+    quarters,
+)
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.two_nodes import SECOND_NODE_IP, TwoNodes, two_nodes
-from cluster.chaos.live_cluster import LiveCluster, is_whole
+from cluster.chaos.live_cluster import LiveCluster, is_whole, members
 from cluster.chaos.report import ChaosReport
-from cluster.chaos.runner import ChaosRunner
+from cluster.chaos.runner import ROLES, ChaosRunner
 from cluster.chaos.scenario import Scenario, parse_scenario
 
 RECOVERY_S = 180
@@ -57,6 +68,8 @@ FAULTS_AT_20_PERCENT = dict.fromkeys(
 NUM_WANTED = {"prefill": 2, "decode": 2, "router": 2}
 ALL_ROLES = "prefill decode router transfer"
 UPDATE_S = 400
+STEADY_STEP_S = 30.0
+STATUS_TIMEOUT_S = 10.0
 BUSY_DECODE = {"role": "decode", "choose": "random", "min_running": 1}
 
 
@@ -77,6 +90,7 @@ KINDS: dict[str, Kind] = {
     "decode killed": _kind("decode", {"kill": BUSY_DECODE}),
     "both killed": _kind("prefill decode", {"kill": {"role": "prefill"}}, {"kill": {"role": "decode"}}),
     "router killed": _kind("router", {"kill": {"role": "router"}}),
+    "proxy killed": _kind("router", {"kill_proxy": 60}),
     "decode paused": _kind("decode", {"pause": {**BUSY_DECODE, "seconds": 30}}, {"sleep": 31}),
     "prefill paused": _kind("prefill", {"pause": {"role": "prefill", "seconds": 15}}, {"sleep": 16}),
     "decode drained": _kind("decode", {"drain": BUSY_DECODE}),
@@ -111,24 +125,50 @@ def make_round(
     return parse_scenario(content, where="soak"), order
 
 
+def make_steady_round(*, minutes: float, draw: random.Random) -> Scenario:
+    """A scenario in which nothing breaks: prompts of all lengths, most of them different from each other."""
+    load = {
+        "streams": 16,
+        "distinct": 400,
+        "prompt_tokens": [4, 900],
+        "output_tokens": [1, 120],
+        "seed": draw.randrange(1 << 30),
+    }
+    steps = [{"sleep": STEADY_STEP_S}] * max(1, round(60.0 * minutes / STEADY_STEP_S))
+    return parse_scenario({"name": "steady", "seed": 1, "load": load, "steps": steps}, where="soak")
+
+
 def _with_command(step: Mapping[str, Any], command: Sequence[str]) -> Mapping[str, Any]:
     return {"run": {**step["run"], "command": list(command)}} if "run" in step else step
 
 
-async def wait_until_whole(url: str) -> None:
+async def wait_until_whole(cluster: TwoNodes) -> None:
     """Return when all that was asked for is there: a cluster is ready with one worker of each kind."""
     deadline_s = time.monotonic() + RECOVERY_S
-    async with httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
-        cluster = LiveCluster(client, seed=0)
-        while not is_whole(await cluster.status(), NUM_WANTED):
+    async with httpx.AsyncClient(
+        base_url=cluster.url, headers=cluster.headers, timeout=30.0, trust_env=False
+    ) as client:
+        live = LiveCluster(client, seed=0)
+        while not is_whole(await live.status(), NUM_WANTED):
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"not all of {NUM_WANTED} were there within {RECOVERY_S} s")
             await asyncio.sleep(POLL_PERIOD_S)
 
 
-async def soak(cluster: TwoNodes, arguments: argparse.Namespace) -> list[tuple[list[str], ChaosReport]]:
-    """Rounds until the time is over; stops at the first one that fails. What is known is published after each."""
-    await wait_until_whole(cluster.url)
+def processes_of(cluster: TwoNodes) -> list[tuple[str, int]]:
+    """Every worker, router and proxy that is there now, with its role."""
+    status = httpx.get(
+        f"{cluster.url}/status", headers=cluster.headers, timeout=STATUS_TIMEOUT_S, trust_env=False
+    ).json()
+    found = [(role, int(row["pid"])) for role in ROLES for row in members(status, role)]
+    return found + proxies_of(cluster.ray.address)
+
+
+async def soak(
+    cluster: TwoNodes, arguments: argparse.Namespace, watch: MemoryWatch
+) -> list[tuple[list[str], ChaosReport]]:
+    """Rounds until the time is over, and a steady one; stops at the first that fails. Each is published as it ends."""
+    await wait_until_whole(cluster)
     draw = random.Random(arguments.seed)
     rounds: list[tuple[list[str], ChaosReport]] = []
     started_s = time.monotonic()
@@ -137,13 +177,53 @@ async def soak(cluster: TwoNodes, arguments: argparse.Namespace) -> list[tuple[l
         # each update changes something, or nothing would be replaced
         update = cluster.deploy_command("update", scheduler={"max_num_batched_tokens": 1024 + number % 2})
         scenario, order = make_round(number, draw=draw, kinds=arguments.kinds, update=update)
-        report = await ChaosRunner(scenario, url=cluster.url, headers={}, tell=print).run()
-        print("\n".join(report.lines()), flush=True)
-        rounds.append((order, report))
-        publish(rows_of(rounds), packages=("ray", "nixl", "torch"), json_file=arguments.json, title="soak so far")
-        if report.problems:
-            break
+        if not await _run_round(scenario, order, rounds, cluster=cluster, arguments=arguments, watch=watch):
+            return rounds
+    if arguments.steady_minutes:
+        steady = make_steady_round(minutes=arguments.steady_minutes, draw=draw)
+        await _run_round(steady, [], rounds, cluster=cluster, arguments=arguments, watch=watch)
     return rounds
+
+
+async def _run_round(
+    scenario: Scenario,
+    order: list[str],
+    rounds: list[tuple[list[str], ChaosReport]],
+    *,
+    cluster: TwoNodes,
+    arguments: argparse.Namespace,
+    watch: MemoryWatch,
+) -> bool:
+    """Run a scenario and add its report; False when it found a problem."""
+    report = await ChaosRunner(scenario, url=cluster.url, headers=cluster.headers, tell=print).run()
+    report.problems += growth_problems(watch.series)
+    print("\n".join(report.lines()), flush=True)
+    rounds.append((order, report))
+    publish(
+        rows_of(rounds) + pss_rows(watch.series),
+        packages=("ray", "nixl", "torch"),
+        json_file=arguments.json,
+        title="soak so far",
+    )
+    return not report.problems
+
+
+def pss_rows(series: Mapping[WatchedProcess, Sequence[Sample]]) -> list[Row]:
+    """For each role, the largest process that was seen, and the most that one grew in the time that is judged."""
+    rows: list[Row] = []
+    for role in sorted({process.role for process in series}):
+        of_role = [samples for process, samples in series.items() if process.role == role]
+        judged = [sizes for samples in of_role if (sizes := quarters(samples))]
+        growths = [(sizes[3] - sizes[1]) / MIB for sizes in judged]
+        rows.append(
+            Row(
+                name=f"soak.pss.{role}",
+                value=max(sample.pss_bytes for samples in of_role for sample in samples) / MIB,
+                unit="MiB",
+                detail={"num_judged": float(len(judged)), "largest_growth_mib": max(growths, default=0.0)},
+            )
+        )
+    return rows
 
 
 def rows_of(rounds: Sequence[tuple[list[str], ChaosReport]]) -> list[Row]:
@@ -219,16 +299,23 @@ def _sizes(report: ChaosReport, role: str) -> list[int]:
 
 
 def main() -> None:
-    """Run, print the figures, and end with 1 if anything was lost, wrong or leaked."""
+    """Run, print the figures, and end with 1 if anything was lost, wrong or leaked, or kept growing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=positive, default=30.0, help="how long at least")
     parser.add_argument("--each", type=count, default=10, help="how often every kind of fault must occur")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS), default=list(KINDS), metavar="KIND")
+    parser.add_argument(
+        "--steady-minutes", type=float, default=12.0, help="how long nothing breaks at the end; 0: no such round"
+    )
     add_json_option(parser)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, two_nodes(Path(folder), CLUSTER) as cluster:
-        rounds = asyncio.run(soak(cluster, arguments))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        two_nodes(Path(folder), CLUSTER) as cluster,
+        MemoryWatch(functools.partial(processes_of, cluster)) as watch,
+    ):
+        rounds = asyncio.run(soak(cluster, arguments, watch))
     sys.exit(1 if any(report.problems for _, report in rounds) else 0)
 
 

@@ -28,7 +28,7 @@ from benchmarks.arguments import count
 from benchmarks.engine import DECODE_PROMPT_TOKENS, BatonSide, check_batches, random_prompts
 from benchmarks.random_llama import write_random_llama
 from benchmarks.report import Row, add_json_option, publish
-from engine.engine_core import EngineCore
+from engine.frontend.engine_core import EngineCore
 
 MODEL_PARTS = ("forward", "logits")
 NUM_SPARE_STEPS = 8

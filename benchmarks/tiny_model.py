@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.arguments import count
 from benchmarks.report import Row, add_json_option, publish
 from engine.build import build_engine
-from engine.config import EngineConfig, ModelConfigSource
-from engine.messages import GenerateRequest, SamplingParams
-from engine.offline import generate
+from engine.contract.config import EngineConfig, ModelConfigSource
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.offline import generate
 from scripts.train_tiny.messages import Message, Role
 from scripts.train_tiny.probes import Probe, probes
 from scripts.train_tiny.words import article

@@ -9,9 +9,9 @@ from typing import Any
 
 from ray import serve
 
-from cluster.workers import WorkerSettings
-from engine.client_stream import MESSAGE_GAP_S, ClientStream
-from engine.messages import FinishReason, GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from cluster.serve.workers import WorkerSettings
+from engine.contract.messages import FinishReason, GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from router.text.tokenizer import Tokenizer
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import yaml
 
-from tests.support.cluster import BATON, free_port
-from tests.support.shared_ray import SECOND_NODE_IP, SharedRayProcess, run_on, second_node, shared_ray
+from cluster.client import bearer
+from router.security import hash_key, new_key
+from tests.support.cluster.cluster import BATON, free_port
+from tests.support.cluster.shared_ray import SECOND_NODE_IP, SharedRayProcess, run_on, second_node, shared_ray
 
 __all__ = ["SECOND_NODE_IP", "TwoNodes", "two_nodes"]
 
@@ -29,6 +31,12 @@ class TwoNodes:
     folder: Path
     config: Mapping[str, Any]
     ray: SharedRayProcess
+    admin_key: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What opens /status and orders to workers."""
+        return bearer(self.admin_key)
 
     def deploy_command(self, name: str, **changes: Any) -> list[str]:
         """The words of a `baton deploy` of the configuration with changes, which is kept in a file of that name."""
@@ -42,13 +50,15 @@ class TwoNodes:
 def two_nodes(folder: Path, config: Mapping[str, Any]) -> Iterator[TwoNodes]:
     """Start Ray twice and deploy; clients go to one proxy, that of the node that stays."""
     port = free_port()
+    key = new_key()
     with shared_ray() as ray, _kept_alive(ray):
         run_on(ray, f"serve.start(proxy_location='HeadOnly', http_options={{'host': '127.0.0.1', 'port': {port}}})")
         deployed = TwoNodes(
             url=f"http://127.0.0.1:{port}",
             folder=folder,
-            config={**config, "address": ray.address, "port": port},
+            config={**config, "address": ray.address, "port": port, "security": {"admin_keys": [hash_key(key)]}},
             ray=ray,
+            admin_key=key,
         )
         command = deployed.deploy_command("first")
         result = subprocess.run(command, capture_output=True, text=True, timeout=DEPLOY_TIMEOUT_S, check=False)

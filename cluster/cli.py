@@ -14,19 +14,29 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cluster.config import BatonConfig
-from cluster.config_file import ConfigFileError, load_config
-from cluster.loading import loading
-from cluster.preflight_error import PreflightError
-from cluster.signals import Stopped, holding_signals, stop_on_signals
-from engine.config import DeviceName, DTypeName
-from engine.errors import CheckpointError, ConfigError
+from cluster.commands.flags import (
+    DEFAULT_URL,
+    AdminKey,
+    Command,
+    Key,
+    Model,
+    Names,
+    NewKeys,
+    Url,
+    hide_keys,
+    variables_used,
+)
+from cluster.commands.keys import with_api_keys
+from cluster.commands.signals import Stopped, holding_signals, stop_on_signals
+from cluster.config.config import BatonConfig
+from cluster.config.config_file import ConfigFileError, load_config
+from cluster.plan.preflight import PreflightError
+from cluster.serve.loading import loading
+from engine.contract.config import DeviceName, DTypeName
+from engine.contract.errors import CheckpointError, ConfigError
 
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
-DEFAULT_URL = "http://127.0.0.1:8000"
-API_KEY_VARIABLE = "BATON_API_KEY"
-ADMIN_KEY_VARIABLES = ["BATON_ADMIN_KEY", API_KEY_VARIABLE]
 
 app = typer.Typer(
     name="baton",
@@ -45,6 +55,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that a terminal cannot show is no reason to fail
             stream.reconfigure(errors="backslashreplace")
+    hide_keys(("serve", "deploy"))
     try:
         app()
     except (ConfigFileError, CheckpointError, ConfigError, PreflightError) as error:
@@ -75,9 +86,11 @@ def baton(
     """Serve a language model with prefill and decode on separate pools of workers."""
 
 
-@app.command()
+@app.command(cls=Command)
 def serve(
-    model: Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")] = None,
+    context: typer.Context,
+    model: Model = None,
+    served_model_name: Names = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; flags win over it.")] = None,
     prefill_replicas: Annotated[int | None, typer.Option(help="Workers that compute prompts.  [default: 1]")] = None,
     decode_replicas: Annotated[int | None, typer.Option(help="Workers that generate.  [default: 1]")] = None,
@@ -88,10 +101,12 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: auto]")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together.")] = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to deploy to; a private Ray if missing.")] = None,
+    api_key: NewKeys = None,
 ) -> None:
     """Start a cluster and serve until Ctrl-C."""
     flags = {
         "model": model,
+        "served_model_name": served_model_name or None,
         "prefill_replicas": prefill_replicas,
         "decode_replicas": decode_replicas,
         "router_replicas": router_replicas,
@@ -103,25 +118,26 @@ def serve(
         "address": address,
     }
     stop_on_signals()
-    raise typer.Exit(run_serve(load_config(config, flags)))
+    settings = load_config(config, flags, variables=variables_used(context))
+    raise typer.Exit(run_serve(with_api_keys(settings, api_key or ())))
 
 
 def run_serve(config: BatonConfig) -> int:
     """Check everything that can be checked, then start; returns the exit code."""
-    from cluster.preflight import preflight
+    from cluster.plan.preflight import preflight
 
     console = Console(stderr=True)
     model = preflight(config)
 
-    from cluster.serve_env import prepare_environment, session_folder
+    from cluster.deploy.serve_env import prepare_environment, session_folder
 
     with session_folder(config) as folder:
         prepare_environment(config, folder)
 
         with holding_signals(), loading():
-            from cluster.deployment import RefusedStartError, StartError
-            from cluster.ray_home import RayUnavailableError, home_of
-            from cluster.serve_command import serve as serve_cluster
+            from cluster.commands.serve import serve as serve_cluster
+            from cluster.deploy.deployment import RefusedStartError, StartError
+            from cluster.deploy.ray_home import RayUnavailableError, home_of
 
         try:
             return serve_cluster(config, model, home_of(config, folder), console)
@@ -131,30 +147,35 @@ def run_serve(config: BatonConfig) -> int:
             return fail(str(error), EXIT_FAILURE)
 
 
-@app.command()
+@app.command(cls=Command)
 def deploy(
+    context: typer.Context,
     config: Annotated[Path, typer.Option(help="YAML file that describes the cluster.")],
     address: Annotated[
         str | None, typer.Option(help="Ray to deploy to: HOST:PORT or auto.  [default: auto, the Ray of this machine]")
     ] = None,
+    served_model_name: Names = None,
+    api_key: NewKeys = None,
 ) -> None:
     """Start or update a cluster on a running Ray, wait until it serves, and return."""
     stop_on_signals()
-    raise typer.Exit(run_deploy(load_config(config, {"address": address}, defaults={"address": "auto"})))
+    flags = {"address": address, "served_model_name": served_model_name or None}
+    settings = load_config(config, flags, defaults={"address": "auto"}, variables=variables_used(context))
+    raise typer.Exit(run_deploy(with_api_keys(settings, api_key or ())))
 
 
 def run_deploy(config: BatonConfig) -> int:
     """Check everything that can be checked, then deploy; returns the exit code."""
-    from cluster.preflight import preflight
-    from cluster.serve_env import prepare_environment
+    from cluster.deploy.serve_env import prepare_environment
+    from cluster.plan.preflight import preflight
 
     assert config.address is not None
     model = preflight(config)
     prepare_environment(config, None)
     with holding_signals(), loading():
-        from cluster.deploy_command import deploy as deploy_cluster
-        from cluster.deployment import RefusedStartError, StartError
-        from cluster.ray_home import RayUnavailableError
+        from cluster.commands.deploy import deploy as deploy_cluster
+        from cluster.deploy.deployment import RefusedStartError, StartError
+        from cluster.deploy.ray_home import RayUnavailableError
     try:
         deploy_cluster(config, model, config.address, Console(stderr=True))
     except (RefusedStartError, RayUnavailableError) as error:
@@ -164,38 +185,41 @@ def run_deploy(config: BatonConfig) -> int:
     return 0
 
 
-@app.command()
+@app.command(cls=Command)
 def shutdown(
     address: Annotated[str, typer.Option(help="Ray that the cluster runs on: HOST:PORT or auto.")] = "auto",
 ) -> None:
     """End what `baton deploy` started; Ray goes on."""
-    from cluster.preflight import check_ray_address
-    from cluster.serve_env import prepare_environment
+    from cluster.deploy.serve_env import prepare_environment
+    from cluster.plan.preflight import check_ray_address
 
     stop_on_signals()
     check_ray_address(address)
     prepare_environment(BatonConfig(address=address), None)
     with holding_signals(), loading():
-        from cluster.deploy_command import shutdown as shut_down
-        from cluster.ray_home import RayUnavailableError
+        from cluster.commands.deploy import shutdown as shut_down
+        from cluster.deploy.ray_home import RayUnavailableError
     try:
         shut_down(address, Console(stderr=True))
     except RayUnavailableError as error:
         raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
 
 
-@app.command()
+@app.command(cls=Command)
 def plan(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="YAML file that describes the cluster.")] = None,
     nodes: Annotated[Path | None, typer.Option(help="YAML file that lists machines; this machine if missing.")] = None,
     model: Annotated[Path | None, typer.Option(help="Hugging Face directory; that of the file if missing.")] = None,
+    served_model_name: Names = None,
 ) -> None:
     """Print what would be placed where, with the arithmetic of its memory; start nothing."""
-    from cluster.plan_command import plan as print_plan
-    from cluster.preflight import check_checkpoint, check_model_len
-    from cluster.served_model import served_model
+    from cluster.commands.plan import plan as print_plan
+    from cluster.config.served_model import served_model
+    from cluster.plan.preflight import check_checkpoint, check_model_len
 
-    settings = load_config(config, {"model": model})
+    flags = {"model": model, "served_model_name": served_model_name or None}
+    settings = load_config(config, flags, variables=variables_used(context))
     served = served_model(settings)
     check_checkpoint(served.path)
     check_model_len(settings.max_model_len, served.path)
@@ -203,11 +227,11 @@ def plan(
         raise typer.Exit(fail("the configuration does not fit these machines", EXIT_BAD_INPUT))
 
 
-@app.command()
+@app.command(cls=Command)
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue, or to answer.")],
-    chat: Annotated[bool, typer.Option("--chat", help="Answer it, by the model's chat template.")] = False,
-    model: Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")] = None,
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Answer it, by the model's chat template.")] = False,
+    model: Model = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.  [default: 128]")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
@@ -215,8 +239,8 @@ def generate(
     dtype: Annotated[DTypeName, typer.Option(help="Precision; auto takes the checkpoint's.")] = "auto",
 ) -> None:
     """Continue a text, or answer it, with one engine in this process, without Ray."""
-    from cluster.generate_command import GenerateOptions
-    from cluster.generate_command import generate as run
+    from cluster.commands.generate import GenerateOptions
+    from cluster.commands.generate import generate as run
 
     stop_on_signals()
     options = GenerateOptions(
@@ -232,59 +256,57 @@ def generate(
     run(options, sys.stdout)
 
 
-@keys.command("new")
+@keys.command("new", cls=Command)
 def new_key() -> None:
     """Make a key: print it and its hash."""
-    from cluster.keys_command import print_new_key
+    from cluster.commands.keys import print_new_key
 
     print_new_key(sys.stdout, sys.stderr)
 
 
-@keys.command("hash")
+@keys.command("hash", cls=Command)
 def hash_key() -> None:
     """Print the hash of a key that is read from standard input."""
-    from cluster.keys_command import print_hash
+    from cluster.commands.keys import print_hash
 
     print_hash(sys.stdin, sys.stdout)
 
 
-@app.command()
+@app.command(cls=Command)
 def status(
-    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
-    api_key: Annotated[
-        str, typer.Option(help="Admin key, where keys are on.", envvar=ADMIN_KEY_VARIABLES, show_envvar=True)
-    ] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print what the cluster answers, unchanged.")] = False,
+    url: Url = DEFAULT_URL,
+    api_key: AdminKey = "",
+    json: Annotated[bool, typer.Option("--json/--no-json", help="Print what the cluster answers, unchanged.")] = False,
 ) -> None:
     """Show the workers of a running cluster."""
     import httpx
 
-    from cluster.client_error import cluster_url, explain
-    from cluster.status_command import status as run
+    from cluster.client import cluster_url, explain
+    from cluster.commands.status import status as run
+    from cluster.config.own_admin_key import with_own_key
 
-    url = cluster_url(url)
+    url, api_key = with_own_key(cluster_url(url), api_key)
     try:
         run(url, Console(), as_json=json, api_key=api_key)
     except httpx.HTTPError as error:
         raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
 
 
-@app.command()
+@app.command(cls=Command)
 def drain(
     replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
-    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
-    api_key: Annotated[
-        str, typer.Option(help="Admin key, where keys are on.", envvar=ADMIN_KEY_VARIABLES, show_envvar=True)
-    ] = "",
+    url: Url = DEFAULT_URL,
+    api_key: AdminKey = "",
     wait_s: Annotated[float, typer.Option(help="How long to wait until it is gone.")] = 120.0,
 ) -> None:
     """Let a worker's requests finish or move to others, then end it; the cluster starts another one."""
     import httpx
 
-    from cluster.client_error import cluster_url, explain
-    from cluster.drain_command import drain as run
+    from cluster.client import cluster_url, explain
+    from cluster.commands.drain import drain as run
+    from cluster.config.own_admin_key import with_own_key
 
-    url = cluster_url(url)
+    url, api_key = with_own_key(cluster_url(url), api_key)
     try:
         is_gone = run(url, replica, Console(), api_key=api_key, wait_s=wait_s)
     except httpx.HTTPError as error:
@@ -292,26 +314,27 @@ def drain(
     raise typer.Exit(0 if is_gone else EXIT_FAILURE)
 
 
-@app.command()
+@app.command(cls=Command)
 def chaos(
     scenario: Annotated[Path, typer.Option(help="YAML file: deploy/chaos/ has some.")],
-    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
-    api_key: Annotated[
-        str, typer.Option(help="Admin key, where keys are on.", envvar=ADMIN_KEY_VARIABLES, show_envvar=True)
-    ] = "",
-    json: Annotated[Path | None, typer.Option(help="Also write the report to this file.")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: AdminKey = "",
+    report: Annotated[
+        Path | None, typer.Option("--report", "--json", help="Also write the report to this file, as JSON.")
+    ] = None,
 ) -> None:
     """Break a running cluster on purpose, under load, and check that nothing is lost or wrong."""
     import httpx
 
     from cluster.chaos.scenario import ScenarioError
-    from cluster.chaos_command import chaos as run
-    from cluster.client_error import cluster_url, explain
+    from cluster.client import cluster_url, explain
+    from cluster.commands.chaos import chaos as run
+    from cluster.config.own_admin_key import with_own_key
 
     stop_on_signals()
-    url = cluster_url(url)
+    url, api_key = with_own_key(cluster_url(url), api_key)
     try:
-        is_well = run(url, scenario, Console(), api_key=api_key, json_file=json)
+        is_well = run(url, scenario, Console(), api_key=api_key, json_file=report)
     except ScenarioError as error:
         raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
     except httpx.HTTPError as error:
@@ -319,19 +342,17 @@ def chaos(
     raise typer.Exit(0 if is_well else EXIT_FAILURE)
 
 
-@app.command()
+@app.command(cls=Command)
 def chat(
-    url: Annotated[str, typer.Option(help="Where the cluster answers.")] = DEFAULT_URL,
-    api_key: Annotated[
-        str, typer.Option(help="Key, where keys are on.", envvar=API_KEY_VARIABLE, show_envvar=True)
-    ] = "",
+    url: Url = DEFAULT_URL,
+    api_key: Key = "",
 ) -> None:
     """Talk to the model of a running cluster."""
     import httpx
 
-    from cluster.chat_command import ChatInputError
-    from cluster.chat_command import chat as run
-    from cluster.client_error import cluster_url, explain
+    from cluster.client import cluster_url, explain
+    from cluster.commands.chat import ChatInputError
+    from cluster.commands.chat import chat as run
 
     stop_on_signals()
     url = cluster_url(url)

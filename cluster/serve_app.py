@@ -13,18 +13,18 @@ from typing import Any
 import ray
 from ray import serve
 
-from cluster.app import build_graph
-from cluster.claim import Claim
-from cluster.config import BatonConfig
-from cluster.config_file import ConfigFileError, config_of
-from cluster.deploy_record import forget_deployed, record_told
-from cluster.inventory import nodes_of_ray
-from cluster.placement import Placement
-from cluster.plan import make_plan
-from cluster.preflight import preflight
-from cluster.ray_home import list_nodes
-from cluster.served_model import ServedModel, served_model
-from engine.errors import ConfigError
+from cluster.config.config import BatonConfig
+from cluster.config.config_file import ConfigFileError, config_of
+from cluster.config.served_model import ServedModel, served_model
+from cluster.deploy.claim import Claim
+from cluster.deploy.deploy_record import forget_deployed, record_told
+from cluster.deploy.ray_home import list_nodes
+from cluster.plan.inventory import nodes_of_ray
+from cluster.plan.placement import Placement
+from cluster.plan.plan import make_plan
+from cluster.plan.preflight import preflight
+from cluster.serve.graph import build_graph
+from engine.contract.errors import ConfigError
 
 POLL_PERIOD_S = 1.0
 SERVE_HAS = ("host", "port")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.server import EngineServer
+from engine.frontend.server import EngineServer
 
 
 class DecodeServer(EngineServer):

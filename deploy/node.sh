@@ -7,15 +7,24 @@
 
 export PATH="${BATON_VENV:-$HOME/baton-venv}/bin:$PATH"
 
+# What Ray writes here, its logs among it, is for this user alone, and so is its token.
+umask 077
+[ ! -f "$HOME/.ray/auth_token" ] || chmod 600 "$HOME/.ray/auth_token" || true
+
 # Ray asks everyone for the token in ~/.ray/auth_token; it tells nobody outside that this cluster exists.
 export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
 export RAY_USAGE_STATS_ENABLED="${RAY_USAGE_STATS_ENABLED:-0}"
 
-# Serve reads these when its processes start: throughput mode, room for prompts of a million tokens, and no patience
-# with replicas that hang.
+# Serve reads these when its processes start: throughput mode, room for prompts of a million tokens, no patience with
+# replicas that hang, and a look at each HTTP proxy every second: one that died is replaced after three. One that starts
+# has a minute. No proxy holds more than 256 MiB of request bodies (BATON_PROXY_MAX_READING_BYTES), and
+# half-closed connections and HTTP/1.0 get their answers.
 export RAY_SERVE_THROUGHPUT_OPTIMIZED="${RAY_SERVE_THROUGHPUT_OPTIMIZED:-1}"
 export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH="${RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH:-67108864}"
 export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS="${RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS:-1}"
+export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH="${RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH:-cluster.deploy.http_door:middlewares}"
+export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S="${RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S:-1}"
+export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="${RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S:-20}"
 export RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="${RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S:-1}"
 
 # Throughput mode alone would leave the head with the only HTTP proxy, and open a port for every router.

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.config import EngineConfig
-from engine.core.scheduler import Scheduler
-from engine.engine_core import EngineCore
-from engine.messages import WorkerInfo
+from engine.contract.config import EngineConfig
+from engine.contract.messages import WorkerInfo
+from engine.frontend.engine_core import EngineCore
 from engine.runner.model_runner import ModelRunner
+from engine.scheduler.scheduler import Scheduler
 from kv_transfer.connector import Connector, ConnectorBuilder
 from kv_transfer.params import PeerIdentity
 

@@ -131,7 +131,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferStats:
-    """Counters since the start of the connector (K8).
+    """Counters since the start of the connector.
 
     ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good. A failed load may
     have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong. ``num_blocks`` is what was
@@ -222,7 +222,7 @@ class SchedulerConnector(Protocol):
         num_local_tokens: int,
         block_hashes: Sequence[bytes] = (),
     ) -> RemoteMatch | None:
-        """Say what can be supplied beyond the local prefix; None means "not known yet, ask again" (K1).
+        """Say what can be supplied beyond the local prefix; None means "not known yet, ask again".
 
         ``num_prompt_tokens`` are the tokens known so far: with those that were generated elsewhere before a move.
         ``block_hashes`` address the full blocks that the request may take from a cache, from its first block on.
@@ -237,7 +237,7 @@ class SchedulerConnector(Protocol):
         block_ids: tuple[int, ...],
         stream_id: str | None = None,
     ) -> None:
-        """Queue the load of ``len(block_ids)`` blocks, from the ``first_block``-th block of the request on (K2).
+        """Queue the load of ``len(block_ids)`` blocks, from the ``first_block``-th block of the request on.
 
         It takes up what the last ``match`` offered to this request; nothing was matched since. ``stream_id`` names a
         stream with the same destination: the load takes it over, and reads only what is missing. Then ``match`` was
@@ -281,11 +281,11 @@ class SchedulerConnector(Protocol):
         content that is not kept, and older content that made room.
         """
 
-    def forget_evicted(self) -> None:
-        """The prefix cache was reset: offer nothing that was kept until now."""
+    def forget_evicted(self) -> int:
+        """The prefix cache was reset: offer nothing that was kept until now. Returns how many blocks that were."""
 
     def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
-        """Pin a finished request's blocks for a reader (K7); ``LeaseEnded`` says when to free them."""
+        """Pin a finished request's blocks for a reader; ``LeaseEnded`` says when to free them."""
 
     def abort_lease(self, request_id: str) -> None:
         """End the lease of a request now; ``LeaseEnded`` follows. Unknown ids are ignored."""
@@ -300,6 +300,10 @@ class WorkerConnector(Protocol):
     @property
     def is_alive(self) -> bool:
         """False once its threads have ended, by ``close`` or by a fault: every load fails from then on."""
+
+    @property
+    def has_hung_read(self) -> bool:
+        """True while a read hangs for good: its destination is held, and nothing here is sure to end it."""
 
     def execute(self, orders: ConnectorOrders) -> None:
         """Start what was ordered."""
@@ -333,7 +337,7 @@ class Rendezvous(Protocol):
         """
 
 
-class PeerBook(Protocol):
+class PeerDirectory(Protocol):
     """Whom a connector has met. May be used from any thread."""
 
     @property
@@ -360,7 +364,7 @@ class Connector:
 
     scheduler: SchedulerConnector
     worker: WorkerConnector
-    peers: PeerBook | None = None
+    peers: PeerDirectory | None = None
     faults: FaultSwitch | None = None
 
 

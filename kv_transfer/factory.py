@@ -6,27 +6,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_transfer.announcements import Announcements
 from kv_transfer.block_memory import BlockMemory, open_block_memory
-from kv_transfer.books import ConnectorBooks
-from kv_transfer.chain.books import ChainBooks
-from kv_transfer.chain.worker import ChainWorker
+from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
+from kv_transfer.chain.worker_connector import ChainWorker
 from kv_transfer.connector import Connector, Rendezvous, WakeCallback
-from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.faults import FaultPlan, FaultyRendezvous, FaultyTransport
 from kv_transfer.host.arena import build_arena
-from kv_transfer.host.books import HostBooks
+from kv_transfer.host.scheduler_connector import HostSchedulerConnector
 from kv_transfer.host.transport import HostRendezvous, HostTransport
-from kv_transfer.host.worker import HostWorker
+from kv_transfer.host.worker_connector import HostWorker
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
-from kv_transfer.lease import LeaseTable
 from kv_transfer.options import HOST, LENDERS, ConnectorOptions
 from kv_transfer.params import PeerIdentity
+from kv_transfer.peer.announcements import Announcements
+from kv_transfer.peer.counters import TransferCounters
+from kv_transfer.peer.lease import LeaseTable
+from kv_transfer.peer.scheduler_connector import PeerSchedulerConnector
+from kv_transfer.peer.worker_connector import TransferWorker
 from kv_transfer.transport import Transport
-from kv_transfer.worker import TransferWorker
 
 _HOST_ANNOUNCE_PERIOD_S = 0.05
 """An announcement, and the reads that follow it, take about 1 ms of the cores that compute the prompt."""
@@ -68,17 +68,17 @@ def build_connector(
         for part in parts:
             part.worker.close()
         raise
-    lender = options.sources.index(options.lender)
+    peer_source = options.sources.index(options.peer_source)
     return Connector(
-        scheduler=ChainBooks(
+        scheduler=ChainSchedulerConnector(
             [part.scheduler for part in parts],
             block_size=layout.block_size,
-            lender=lender,
-            keeper=options.sources.index(HOST) if HOST in options.sources else None,
+            peer_source=peer_source,
+            tier=options.sources.index(HOST) if HOST in options.sources else None,
         ),
-        worker=ChainWorker([part.worker for part in parts], lender=lender),
-        peers=parts[lender].peers,
-        faults=parts[lender].faults,
+        worker=ChainWorker([part.worker for part in parts], peer_source=peer_source),
+        peers=parts[peer_source].peers,
+        faults=parts[peer_source].faults,
     )
 
 
@@ -135,7 +135,7 @@ class _Site:
 
 def _build_peers(site: _Site, source: str, rendezvous: Rendezvous, fabric: InProcessFabric | None) -> Connector:
     """What moves blocks between engines."""
-    transport = _build_transport(source, identity=site.identity, region=site.region, fabric=fabric)
+    transport = _build_transport(site, source, fabric)
     leases = LeaseTable(ttl_s=site.options.lease_ttl_s, clock=site.clock)
     memory = site.checked_memory()
     is_paced = site.options.streamed == "auto" and site.region.memory is MemoryKind.DRAM
@@ -155,7 +155,7 @@ def _build_peers(site: _Site, source: str, rendezvous: Rendezvous, fabric: InPro
     )
     if isinstance(transport, InProcessTransport) and fabric is not None:
         fabric.introduce(site.identity.engine_id, transport, worker.accept)
-    books = ConnectorBooks(
+    books = PeerSchedulerConnector(
         identity=site.identity,
         layout=site.layout,
         leases=leases,
@@ -170,7 +170,9 @@ def _build_host(site: _Site) -> Connector:
     arena = build_arena(site.region, host_bytes=site.options.host_bytes)
     identity = PeerIdentity(engine_id=f"{site.identity.engine_id}/host", incarnation=site.identity.incarnation)
     leases = LeaseTable(ttl_s=site.options.lease_ttl_s, clock=site.clock)
-    books = HostBooks(identity=identity, layout=site.layout, leases=leases, num_slots=arena.region.num_blocks)
+    books = HostSchedulerConnector(
+        identity=identity, layout=site.layout, leases=leases, num_slots=arena.region.num_blocks
+    )
     reader, _ = site.build_worker(
         identity=identity,
         transport=HostTransport(arena),
@@ -182,15 +184,14 @@ def _build_host(site: _Site) -> Connector:
     return Connector(scheduler=books, worker=HostWorker(reader=reader, books=books, arena=arena, memory=memory))
 
 
-def _build_transport(
-    source: str, *, identity: PeerIdentity, region: KVRegion, fabric: InProcessFabric | None
-) -> Transport:
+def _build_transport(site: _Site, source: str, fabric: InProcessFabric | None) -> Transport:
     if source == "inproc":
         if fabric is None:
             raise KVTransferError("the connector 'inproc' needs the fabric that joins the engines of this process")
-        return InProcessTransport(fabric=fabric, identity=identity, region=region)
+        return InProcessTransport(fabric=fabric, identity=site.identity, region=site.region)
     if source == "nixl":
         from kv_transfer.nixl.transport import NixlTransport  # imported late: it loads UCX
 
-        return NixlTransport(identity=identity, region=region)
+        is_local = site.options.transport == "local"
+        return NixlTransport(identity=site.identity, region=site.region, is_local=is_local)
     raise UnknownConnectorError(name=source, known=LENDERS)

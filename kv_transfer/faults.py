@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import Rendezvous
-from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import HandshakeRefusedError
 from kv_transfer.fault_options import Fault, FaultOptions
-from kv_transfer.lease import LeaseTable
-from kv_transfer.notifications import Done, MalformedNotificationError, decode_notification
 from kv_transfer.params import Hello
+from kv_transfer.peer.counters import TransferCounters
+from kv_transfer.peer.lease import LeaseTable
+from kv_transfer.peer.notifications import Done, MalformedNotificationError, decode_notification
 from kv_transfer.transport import Read, ReadState, Transport, TransportError
 
 _IMPOSTOR = "replaced-"

@@ -82,3 +82,10 @@ class KVRegion:
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"block {block_id} is not among the {self.num_blocks} of the region")
         return self.base_address + block_id * self.block_bytes
+
+
+def host_region(address: int, *, num_slots: int, block_bytes: int) -> KVRegion:
+    """A region of slots in host memory."""
+    return KVRegion(
+        base_address=address, num_blocks=num_slots, block_bytes=block_bytes, memory=MemoryKind.DRAM, device_index=0
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from kv_transfer.errors import InvalidOptionError, UnknownConnectorError
 from kv_transfer.fault_options import FaultOptions
@@ -12,6 +12,8 @@ from kv_transfer.fault_options import FaultOptions
 KNOWN_CONNECTORS = ("nixl", "inproc", "chain")
 LENDERS = ("nixl", "inproc")
 HOST = "host"
+
+TransportChoice = Literal["auto", "local", "network"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,10 @@ class ConnectorOptions:
     ``chain`` names the sources that the connector ``chain`` asks, in order: one that lends to peers, and ``host``,
     which keeps evicted blocks in ``host_bytes`` of main memory. ``checksums`` None means: where the KV cache lies in
     host memory. ``streamed``: hand prompts over while they are computed; ``auto`` tells readers of what lies in host
-    memory so seldom that it takes next to nothing from a prefill on the same cores.
+    memory so seldom that it takes next to nothing from a prefill on the same cores. ``transport`` is what ``nixl``
+    moves blocks over: ``local`` between processes of one user on one machine, which listen on nothing; ``network``
+    between machines; ``auto`` is for whoever knows the cluster to decide, and means ``network`` where nobody did. A
+    read that goes on for ``hung_read_timeout_s`` after its load ran out of time counts as hanging for good.
 
     Raises:
         UnknownConnectorError: ``connector`` is not one of them.
@@ -35,6 +40,8 @@ class ConnectorOptions:
     handshake_timeout_s: float = 10.0
     load_timeout_s: float = 30.0
     answer_timeout_s: float = 5.0
+    hung_read_timeout_s: float = 30.0
+    transport: TransportChoice = "auto"
     streamed: bool | Literal["auto"] = "auto"
     checksums: bool | None = None
     faults: FaultOptions | None = None
@@ -42,6 +49,10 @@ class ConnectorOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, and faults that nobody allowed."""
+        if self.transport not in get_args(TransportChoice):
+            raise InvalidOptionError(
+                f"transport must be one of {', '.join(get_args(TransportChoice))}, got {self.transport!r}"
+            )
         if self.connector not in KNOWN_CONNECTORS:
             raise UnknownConnectorError(name=self.connector, known=KNOWN_CONNECTORS)
         self._check_times()
@@ -56,7 +67,7 @@ class ConnectorOptions:
         if self.host_bytes and HOST not in self.chain:
             raise InvalidOptionError(
                 f"host_bytes is {self.host_bytes}, but no host tier is used; say connector: chain, chain: "
-                f"[host, {self.lender}]"
+                f"[host, {self.peer_source}]"
             )
         if HOST in self.chain and not self.host_bytes:
             raise InvalidOptionError(
@@ -71,12 +82,13 @@ class ConnectorOptions:
         return self.chain or (self.connector,)
 
     @property
-    def lender(self) -> str:
+    def peer_source(self) -> str:
         """The source that moves blocks between engines."""
         return next((source for source in self.sources if source in LENDERS), LENDERS[0])
 
     def _check_times(self) -> None:
-        for name in ("lease_ttl_s", "handshake_timeout_s", "load_timeout_s", "answer_timeout_s"):
+        times = ("lease_ttl_s", "handshake_timeout_s", "load_timeout_s", "answer_timeout_s", "hung_read_timeout_s")
+        for name in times:
             seconds: float = getattr(self, name)
             if not 0.0 < seconds < math.inf:
                 raise InvalidOptionError(f"{name} must be a number of seconds above 0, got {seconds:g}")

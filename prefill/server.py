@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from engine.errors import RequestRefusedError
-from engine.messages import GenerateRequest
-from engine.server import EngineServer
+from engine.contract.errors import RequestRefusedError
+from engine.contract.messages import GenerateRequest
+from engine.frontend.server import EngineServer
 
 
 class PrefillServer(EngineServer):

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from engine.contract.messages import CacheReset
 from kv_transfer.fault_options import FaultOptions
 from router.errors import InvalidRequestError, NoReplicaError, UnknownReplicaError
-from router.pool import ReplicaPool
-from router.replica import Replica
-from router.workers import WorkerError, WorkerRefusedError
+from router.pool.pool import ReplicaPool
+from router.pool.replica import Replica
+from router.pool.workers import WorkerError, WorkerRefusedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetAnswer:
+    """What one worker did when it was told to reset its prefix cache: ``dropped``, or a reason why nothing was.
+
+    ``is_busy``: it may be told to preempt its requests first.
+    """
+
+    replica_id: str
+    role: str
+    dropped: CacheReset | None = None
+    is_busy: bool = False
+    reason: str = ""
 
 
 class Administration:
@@ -56,6 +72,27 @@ class Administration:
         except (WorkerError, TimeoutError) as error:
             raise NoReplicaError(role=role or "prefill or decode", retry_after_s=1.0, reason=str(error)) from error
         return sorted(replica.replica_id for _, replica in targets)
+
+    async def reset_prefix_cache(self, *, preempt_running: bool) -> list[ResetAnswer]:
+        """Have every worker of both roles drop its prefix cache, and forget here what they had.
+
+        Other routers learn of it from the workers, with the next report.
+        """
+        targets = [(pool, replica_id) for pool in self._pools for replica_id in sorted(pool.workers.replica_ids())]
+        return await asyncio.gather(*(self._reset(pool, name, preempt_running) for pool, name in targets))
+
+    async def _reset(self, pool: ReplicaPool, replica_id: str, preempt_running: bool) -> ResetAnswer:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                dropped = await pool.workers.reset_prefix_cache(replica_id, preempt_running=preempt_running)
+        except (WorkerError, TimeoutError) as error:
+            reason = str(error) or f"worker {replica_id} did not answer within {self._timeout_s:g} s"
+            return ResetAnswer(replica_id=replica_id, role=pool.role, reason=reason)
+        if dropped is None:
+            reason = "it has requests that hold blocks, and preempt_running is not set"
+            return ResetAnswer(replica_id=replica_id, role=pool.role, is_busy=True, reason=reason)
+        pool.forget_cache(replica_id)
+        return ResetAnswer(replica_id=replica_id, role=pool.role, dropped=dropped)
 
     def _find(self, name: str) -> tuple[ReplicaPool, Replica]:
         found = [

@@ -39,7 +39,7 @@ class InvalidRequestError(RouterError):
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A parameter that we know and do not support, with a value that would change the answer (I6).
+    """A parameter that we know and do not support, with a value that would change the answer.
 
     ``kind`` is that value where it is a name, ``hint`` what to do instead.
     """
@@ -64,16 +64,15 @@ class ContextLengthError(InvalidRequestError):
         param: str,
         is_at_least: bool = False,
     ) -> None:
+        # Clients know the case by these words, which are OpenAI's.
+        text = f"this model's maximum context length is {max_model_len} tokens, but the prompt has "
         if max_tokens is None:
-            text = (
-                f"the prompt has {'at least ' if is_at_least else ''}{num_prompt_tokens} tokens, but the model's "
-                f"context length is {max_model_len} tokens, and at least 1 of them is needed for the answer"
+            text += (
+                f"{'at least ' if is_at_least else ''}{num_prompt_tokens} tokens, and at least 1 more is needed "
+                "for the answer"
             )
         else:
-            text = (
-                f"the prompt has {num_prompt_tokens} tokens and {param} is {max_tokens}: together "
-                f"{num_prompt_tokens + max_tokens}, but the model's context length is {max_model_len} tokens"
-            )
+            text += f"{num_prompt_tokens} tokens and {param} is {max_tokens}: together {num_prompt_tokens + max_tokens}"
         super().__init__(text, code="context_length_exceeded", param=param)
 
 
@@ -82,8 +81,9 @@ class UnknownModelError(RouterError):
 
     code = "model_not_found"
 
-    def __init__(self, *, model: str, served: str) -> None:
-        super().__init__(f"the model {model!r} does not exist; served here: {served!r}", param="model")
+    def __init__(self, *, model: str, served: Sequence[str]) -> None:
+        names = ", ".join(repr(name) for name in served)
+        super().__init__(f"the model {model!r} does not exist; served here: {names}", param="model")
 
 
 class BodyTooLargeError(RouterError):
@@ -118,6 +118,17 @@ class BodyNotJsonError(RouterError):
     def __init__(self, *, media_type: str) -> None:
         given = f"is {media_type[:80]!r}" if media_type else "is missing"
         super().__init__(f"the header Content-Type {given}; the body must be sent as application/json")
+
+
+class BodyEncodedError(RouterError):
+    """The body is compressed. What a small one of those unpacks to has no bound that a server could know before."""
+
+    code = "unsupported_content_encoding"
+
+    def __init__(self, *, coding: str) -> None:
+        super().__init__(
+            f"the header Content-Encoding is {coding[:80]!r}; the body must be sent uncompressed, without that header"
+        )
 
 
 class BodyTimeoutError(RouterError):
@@ -183,8 +194,33 @@ class AdminClosedError(RouterError):
 
     def __init__(self) -> None:
         super().__init__(
-            "orders to workers are not taken: the API is open to other machines and asks for no key; "
-            "configure security.admin_keys"
+            "orders to workers are not taken, and settings are not told: there is no admin key; configure one "
+            "(security.admin_keys), or set router.admin_api if it is false"
+        )
+
+
+class HostNotAllowedError(RouterError):
+    """The request was sent to a name that is not ours."""
+
+    code = "host_not_allowed"
+
+    def __init__(self, *, host: str) -> None:
+        super().__init__(
+            f"the header Host names {host[:80]!r}, but this API asks for no key and so answers to names of its own "
+            "machine only, such as localhost and 127.0.0.1; add the name to security.allowed_hosts, or configure "
+            "security.api_keys"
+        )
+
+
+class OriginNotAllowedError(RouterError):
+    """The request comes from a web page that may not call us."""
+
+    code = "origin_not_allowed"
+
+    def __init__(self, *, origin: str) -> None:
+        super().__init__(
+            f"web pages of {origin[:80]!r} (the header Origin) may not call this API, which asks for no key; add it "
+            "to security.cors_allow_origins"
         )
 
 
@@ -210,7 +246,7 @@ class NoReplicaError(RouterError):
 
 
 class QueueFullError(RouterError):
-    """As many requests as allowed are in progress or waiting (I5)."""
+    """As many requests as allowed are in progress or waiting."""
 
     code = "queue_full"
 

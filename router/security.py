@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from router.host_rule import ANY, HostRule, is_host_name
+
 HASH_PREFIX = "sha256:"
 KEY_PREFIX = "baton-"
 KEY_BYTES = 32
@@ -44,10 +46,13 @@ def hash_key(key: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecuritySettings:
-    """Without keys everybody may do everything. Keys are given as hashes (`baton keys new`), here or in files.
+    """Without keys everybody may use the API, and read /status and /metrics.
 
-    With ``api_keys``, all but the health checks asks for one of them; ``admin_keys`` open /status, /metrics and fault
-    injection too, which no key of ``api_keys`` does.
+    Keys are given as hashes (`baton keys new`), here or in files. With ``api_keys``, all but the health checks asks for
+    one of them; ``admin_keys`` also open /status, /metrics, /server_info and orders to workers, which no key of
+    ``api_keys`` does. Orders always ask for an admin key. ``own_admin_key`` is the hash of the key that a cluster
+    without ``admin_keys`` made for itself, ``is_loopback`` says that the API listens on the loopback address only; both
+    are no settings of a user's.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -58,6 +63,9 @@ class SecuritySettings:
     max_num_headers: int = 100
     max_header_bytes: int = 32 * 1024
     cors_allow_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    own_admin_key: str | None = None
+    is_loopback: bool = False
 
     def __post_init__(self) -> None:
         for name in ("api_keys", "admin_keys"):
@@ -67,11 +75,35 @@ class SecuritySettings:
                 raise SecurityError(f"security.{name} must be at least 1, got {getattr(self, name)}")
         for origin in self.cors_allow_origins:
             _check_origin(origin)
+        for name in self.allowed_hosts:
+            if not is_host_name(name):
+                raise SecurityError(
+                    f"security.allowed_hosts: {name!r} is no name such as chat.example.org or 10.0.0.5, without scheme "
+                    f"and port, nor {ANY!r}"
+                )
 
     @property
     def has_keys(self) -> bool:
-        """True when some endpoint asks for a key."""
-        return bool(self.api_keys or self.admin_keys or self.api_key_file or self.admin_key_file)
+        """True when keys are configured."""
+        return bool(self.api_keys or self.has_configured_admin_keys or self.api_key_file)
+
+    @property
+    def has_configured_admin_keys(self) -> bool:
+        """True when some of them are admin keys."""
+        return bool(self.admin_keys or self.admin_key_file)
+
+    @property
+    def has_admin_keys(self) -> bool:
+        """True when there is a key for /admin, configured or the cluster's own."""
+        return self.has_configured_admin_keys or self.own_admin_key is not None
+
+    @property
+    def host_rule(self) -> HostRule | None:
+        """How Host and Origin are compared; None where keys protect, or where its own names cannot be known."""
+        is_open_here = self.is_loopback and not (self.api_keys or self.api_key_file)
+        if not is_open_here and not self.allowed_hosts:
+            return None
+        return HostRule(allowed_hosts=self.allowed_hosts, allowed_origins=self.cors_allow_origins)
 
     def loaded(self) -> SecuritySettings:
         """The same settings with the keys of the files in them.
@@ -126,7 +158,7 @@ def read_key_file(path: Path | None) -> tuple[str, ...]:
 
 def _check_origin(origin: str) -> None:
     parts = urlsplit(origin)
-    is_origin = parts.scheme in ("http", "https") and parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"
+    is_origin = parts.scheme and parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"
     if origin != "*" and not is_origin:
         raise SecurityError(
             f"security.cors_allow_origins: {origin!r} is no origin such as https://chat.example.org, nor '*'"
@@ -138,7 +170,8 @@ class KeyRing:
 
     def __init__(self, settings: SecuritySettings) -> None:
         self._user = tuple(text.encode() for text in settings.api_keys)
-        self._admin = tuple(text.encode() for text in settings.admin_keys)
+        own = () if settings.own_admin_key is None else (settings.own_admin_key,)
+        self._admin = tuple(text.encode() for text in (*settings.admin_keys, *own))
 
     def rank_of(self, key: str) -> Rank:
         """What a key opens."""

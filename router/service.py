@@ -11,27 +11,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.messages import GenerateRequest, SamplingParams, WorkerInfo
+from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
 from router.body_room import BodyRoom
-from router.cluster_view import ClusterView
-from router.counters import RouterCounters
 from router.errors import NoReplicaError, UnknownModelError
-from router.metrics import RouterMetrics
-from router.orchestrator import Orchestrator
-from router.pool import ReplicaPool
-from router.router_report import NoPeers, RouterPeers
+from router.pool.pool import ReplicaPool
+from router.pool.workers import WorkerPool
+from router.report.cluster_view import ClusterView
+from router.report.counters import RouterCounters
+from router.report.metrics import RouterMetrics
+from router.report.router_report import NoPeers, RouterPeers
+from router.request.generation import Generation
+from router.request.orchestrator import Orchestrator
+from router.request.text_output import TextOutput
 from router.settings import RouterSettings
-from router.text.chat_template import ChatTemplate, load_chat_template
+from router.text.chat_renderer import ChatRenderer
+from router.text.chat_template import load_chat_template
 from router.text.detokenizer import Detokenizer, DetokenizerFactory
 from router.text.generation_config import GenerationDefaults, load_generation_defaults
 from router.text.stop_strings import StopStrings
 from router.text.token_spelling import TokenSpeller
 from router.text.tokenizer import Tokenizer
-from router.text_output import TextOutput
-from router.worker_link import WorkerLink
-from router.workers import WorkerPool
+from router.wire.worker_link import WorkerLink
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -74,13 +76,14 @@ class RouterService:
         router_id: str | None = None,
         peers: RouterPeers | None = None,
         node_ip: str | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
-        """Load what turns text into tokens. ``peers`` know this router as ``router_id``; it runs on ``node_ip``.
+        """Load what turns text into tokens. ``peers`` know this router by its id, clients the model by ``aliases`` too.
 
         Raises:
             ModelDirectoryError: The directory has no usable tokenizer or template.
         """
-        self.model_name = model_name
+        self.model_name, self._names = model_name, (model_name, *aliases)
         self.settings = settings or RouterSettings()
         self.body_room = BodyRoom(
             max_bytes=self.settings.max_reading_bytes,
@@ -89,9 +92,7 @@ class RouterService:
         )
         self.router_id = router_id or uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)
-        self.chat_template: ChatTemplate | None = load_chat_template(
-            model_dir, special_tokens=self.tokenizer.special.named
-        )
+        self.chat_renderer = self._chat_renderer(model_dir)
         self.defaults: GenerationDefaults = load_generation_defaults(model_dir, self.tokenizer)
         self._detokenizers = DetokenizerFactory(self.tokenizer)
         self.speller = TokenSpeller(self.tokenizer, self._detokenizers.table)
@@ -123,6 +124,13 @@ class RouterService:
         )
         self._refreshing: asyncio.Task[None] | None = None
 
+    def _chat_renderer(self, model_dir: Path) -> ChatRenderer:
+        settings = self.settings
+        template = load_chat_template(
+            model_dir, special_tokens=self.tokenizer.special.named, max_characters=settings.max_body_bytes
+        )
+        return ChatRenderer(template, wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s)
+
     def _link(self, role: str, workers: WorkerPool, policy: str, mirrors_cache: bool) -> WorkerLink:
         pool = ReplicaPool(
             role, workers, policy=policy, settings=self.settings, mirrors_cache=mirrors_cache, clock=self._clock
@@ -144,6 +152,7 @@ class RouterService:
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
         await self._orchestrator.close()
+        await self.chat_renderer.close()
         await self.view.close()
         await self.prefill_pool.close()
         await self.decode_pool.close()
@@ -200,8 +209,8 @@ class RouterService:
         Raises:
             UnknownModelError: Another model was asked for.
         """
-        if model is not None and model != self.model_name:
-            raise UnknownModelError(model=model, served=self.model_name)
+        if model is not None and model not in self._names:
+            raise UnknownModelError(model=model, served=self._names)
 
     def check_room(self, num_sequences: int) -> None:
         """Refuse sequences that cannot run now, before anything is done for them.
@@ -222,20 +231,42 @@ class RouterService:
             if not pool.expects_any():
                 raise NoReplicaError(role=pool.role, retry_after_s=self.settings.retry_after_s)
 
-    def generate(self, text: TextRequest, *, leader: TextOutput | None = None) -> TextOutput:
-        """Accept a request and let it run.
+    def generate(self, text: TextRequest) -> TextOutput:
+        """Accept one request and let it run; see ``generate_choices``."""
+        return self.generate_choices([[text]])[0]
 
-        ``leader`` is the first choice for the same prompt: this one runs where it runs, once the prompt's KV is there.
+    def generate_choices(self, prompts: Sequence[Sequence[TextRequest]]) -> list[TextOutput]:
+        """Accept all choices of some prompts, or none, and let them run, each where the first of its prompt runs.
+
+        They come from one caller, who set the timeout and the session of the first one for all.
 
         Raises:
-            QueueFullError: Too many are in progress.
+            NoReplicaError: Nobody could run them now.
+            QueueFullError: Too many are in progress, or wait.
         """
+        asked = prompts[0][0]
+        generations = self._orchestrator.start_choices(
+            [[self._request(text, is_first=text is choices[0]) for text in choices] for choices in prompts],
+            timeout_s=self.settings.default_timeout_s if asked.timeout_s is None else asked.timeout_s,
+            session_id=asked.session_id,
+            caller_id=asked.caller_id,
+        )
+        outputs: list[TextOutput] = []
+        remaining = iter(generations)
+        for choices in prompts:
+            leader: TextOutput | None = None
+            for text in choices:
+                outputs.append(self._output(text, next(remaining), leader))
+                leader = leader or outputs[-1]
+        return outputs
+
+    def _request(self, text: TextRequest, *, is_first: bool) -> GenerateRequest:
         seed = secrets.randbits(63) if text.seed is None else text.seed % 2**63
         sampling = replace(text.sampling, seed=seed)
-        if leader is not None:
+        if not is_first:
             # What is said of the prompt is the same for all choices: one asks.
             sampling = replace(sampling, num_prompt_logprobs=None)
-        request = GenerateRequest(
+        return GenerateRequest(
             request_id=text.request_id,
             prompt_token_ids=text.prompt_token_ids,
             sampling=sampling,
@@ -243,15 +274,9 @@ class RouterService:
             arrival_s=time.time(),
             cache_salt=text.cache_salt,
         )
-        timeout_s = self.settings.default_timeout_s if text.timeout_s is None else text.timeout_s
-        generation = self._orchestrator.start(
-            request,
-            timeout_s=timeout_s,
-            session_id=text.session_id,
-            caller_id=text.caller_id,
-            leader=leader.generation if leader is not None else None,
-        )
-        sampling = request.sampling
+
+    def _output(self, text: TextRequest, generation: Generation, leader: TextOutput | None) -> TextOutput:
+        sampling = generation.request.sampling
         asks_for_logprobs = sampling.num_logprobs is not None or sampling.num_prompt_logprobs is not None
         generation.mailbox.joins_deltas = not text.stop and not asks_for_logprobs
         return TextOutput(
@@ -271,7 +296,7 @@ class RouterService:
 
     def served_models(self) -> Sequence[str]:
         """The names under which requests may ask."""
-        return (self.model_name,)
+        return self._names
 
     async def _keep_refreshing(self) -> None:
         while True:

@@ -20,7 +20,7 @@ _MAY_BE_NO_TIME = frozenset(
 """Times that may be 0. Any other would be a loop that never rests, or a wait in which nobody can ever answer."""
 
 LATE_PERIODS = 1.5
-"""Report periods without news after which a replica is asked; reports of healthy ones come a little late, too."""
+"""Report periods without a word after which a replica is asked; reports of healthy ones come a little late, too."""
 
 _SILENCES = ("unresponsive_after_s", "stream_silence_timeout_s")
 
@@ -31,10 +31,11 @@ DecodeLossPolicy = Literal["retry", "fail"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
-    """Every bound and every wait of the router has its name here (I5).
+    """Every bound and every wait of the router has its name here.
 
     ``default_max_tokens`` None lets a chat answer fill the context. ``max_num_requests`` bounds the sequences in
-    progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV.
+    progress, ``max_num_queued`` those of them that wait until a decode replica has room for their KV; all choices of a
+    body are counted when it comes, and what was accepted waits, also for workers that are full, until its deadline.
     ``growth_headroom_tokens`` is the room beyond its prompt that a request must find there.
     ``recovery_wait_s`` is how long an accepted request waits for a replica to come back after a failure: longer than
     the start of a new process takes (docs/faults.md). Its own deadline may end it sooner.
@@ -45,7 +46,8 @@ class RouterSettings:
     ``unresponsive_after_s`` is how long a replica, which reports every ``report_period_s``, may neither report nor
     answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
     which the router itself did not run does not count.
-    ``max_write_delay_s`` bounds how long tokens wait to be written together (router/pacer.py); 0 writes each at once.
+    ``max_write_delay_s`` bounds how long tokens wait to be written together (router/wire/pacer.py); 0 writes each at
+    once.
     ``prefill_lost_policy``, ``kv_lost_policy`` and ``decode_lost_policy`` say what becomes of a request whose worker,
     or whose KV, is gone: another worker, computing on the decode worker, whichever is estimated cheaper, or an error.
     ``admin_api`` lets the API give orders to workers.
@@ -118,6 +120,11 @@ class RouterSettings:
     def stale_after_s(self) -> float:
         """Age at which a load report is not trusted any more: two reports in a row did not come."""
         return 2 * self.report_period_s
+
+    def full_wait_s(self, num_refusals: int) -> float:
+        """How long a request that was refused so often, because a worker's queue is full, waits until it asks again."""
+        longest_s = max(self.backoff_max_s, self.backoff_min_s)
+        return min(self.backoff_min_s * 2.0 ** min(num_refusals - 1, 32), longest_s)
 
     def __post_init__(self) -> None:
         for item in fields(self):

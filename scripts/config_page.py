@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the schema: `python -m scripts.config_page > docs/configuration.md`."""
+"""Writes docs/configuration.md from schema and flags: `python -m scripts.config_page > docs/configuration.md`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cluster.config import BatonConfig
-from cluster.config_file import section_type
+from cluster.cli import app
+from cluster.commands.flags import commands_of, options_of, variables_of
+from cluster.config.config import BatonConfig
+from cluster.config.config_file import section_type
 
 HEADER = """# Configuration
 
 `baton serve --config baton.yaml` reads a YAML file with the keys below; keys with a default are optional. Each flag of
-`baton serve` is the key of the same name (`--prefill-replicas` is `prefill_replicas`), and wins over the file. Unknown
-keys are refused.
+`baton serve` is the key of the same name (`--prefill-replicas` is `prefill_replicas`), and wins over the file; so does
+the flag's [environment variable](#environment-variables). Unknown keys are refused.
 
 ```yaml
 model: /models/my-model
@@ -31,7 +34,24 @@ decode:
     max_num_seqs: 256
 ```
 
-This page is written from the schema by `python -m scripts.config_page > docs/configuration.md`.
+This page is written from the schema and from the flags by `python -m scripts.config_page > docs/configuration.md`.
+"""
+
+VARIABLES = """## Environment variables
+
+Every flag of every command can be given by a variable: `BATON_` and the flag's name in capitals, with `_` for `-`. A
+flag on the command line wins over its variable, the variable over the file, the file over the default. An empty
+variable counts as none. A switch takes `true` or `false` (`1` or `0`, `yes` or `no`); the items of a list are
+separated by spaces. A value that cannot be is refused, with the variable's name. `--help` and `--version` have no
+variable.
+
+The variables are for the command alone: no process that it starts inherits them. In a Kubernetes pod values such as
+`tcp://10.0.0.1:80` are not read, since Kubernetes itself sets `BATON_PORT` beside a service that is called `baton`.
+
+`--api-key` of `baton serve` and `baton deploy` adds the key's hash to `security.api_keys`, unless the configuration
+knows the key already; the key itself is kept nowhere. Prefer `BATON_API_KEY`: a command line can be read by every
+user of the machine, and is replaced only once the command runs. Several keys may follow the flag, as names
+`--served-model-name`.
 """
 
 POOL_SECTIONS = ("prefill", "decode")
@@ -49,7 +69,21 @@ def configuration_page() -> str:
         about = "What differs between the pools." if is_pool else field.description
         lines += ["", f"## {title}", "", about or "", "", *table(section)]
         lines += nested_tables(section, POOL_SECTIONS if is_pool else (name,))
+    lines += ["", VARIABLES, *variables_table()]
     return "\n".join(lines) + "\n"
+
+
+def variables_table() -> Iterator[str]:
+    """One row a flag, with its variables and the commands that take it."""
+    commands: dict[tuple[str, str], list[str]] = {}
+    for name, command in commands_of(typer.main.get_command(app)):
+        for option in options_of(command):
+            variables = ", ".join(f"`{variable}`" for variable in variables_of(option))
+            commands.setdefault((option.opts[0], variables), []).append(f"`baton {name}`")
+    yield "| flag | variable | commands |"
+    yield "|---|---|---|"
+    for (flag, variables), names in sorted(commands.items()):
+        yield f"| `{flag}` | {variables} | {', '.join(names)} |"
 
 
 def nested_tables(model: type[BaseModel], paths: Sequence[str]) -> Iterator[str]:

@@ -47,6 +47,12 @@ ROWS = {
     22: "a cancelled prefill leaves half-written blocks: only whole, computed blocks are ever found",
     23: "one stuck worker holds up all requests: it is left out, by the age of its reports or of its last step",
     24: "the ratio of prefill to decode is wrong an hour later: pools follow their load",
+    26: "a finished request stays the owner of a prefix that it never published, and whoever needs it waits for ever: "
+    "only live requests own a claim, and only on what they lack",
+    37: "accepted choices are refused later by a full queue: all are counted at the door, and then wait",
+    38: "anyone on the network writes a worker's memory through the transport: on one machine no port is opened",
+    39: "one call without a token ends Ray's head, whoever makes it: a private Ray asks for a certificate before that",
+    40: "an empty datagram of any local user to UCX's sockets ends a worker: the kernel drops those",
 }
 
 

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from tests.support.oracle_cases import OracleCase
+    from tests.support.engine.oracle_cases import OracleCase
 
 NAMED_TESTS = tuple(Path(__file__).with_name(name) for name in ("cluster", "gpu"))
 """Tests that need what not every machine has, to be run by name.
@@ -21,8 +21,22 @@ NAMED_TESTS = tuple(Path(__file__).with_name(name) for name in ("cluster", "gpu"
 """
 
 
+NEEDS_ROOT = Path(__file__).parent / "e2e" / "test_other_user.py"
+"""Tests that become another user; only root can."""
+
+
+def pytest_report_header() -> list[str]:
+    """Say what this user cannot run."""
+    if os.geteuid() == 0:
+        return []
+    name = NEEDS_ROOT.relative_to(Path(__file__).parents[1])
+    return [f"NOT RUN: {name}, which becomes another user and so needs root"]
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the tests that have to be named, unless they are."""
+    """Leave out the tests that have to be named, unless they are, and those that this user cannot run."""
+    if collection_path == NEEDS_ROOT and os.geteuid() != 0:
+        return True
     if collection_path not in NAMED_TESTS:
         return None
     named = [Path(argument.partition("::")[0]).absolute() for argument in config.args]
@@ -37,7 +51,9 @@ hypothesis.settings.load_profile("baton")
 @pytest.fixture(scope="session")
 def oracle_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], OracleCase]:
     """The case of an architecture; transformers is asked once for each."""
-    from tests.support.oracle_cases import make_case  # imported late: it loads torch, which most rooms do without
+    from tests.support.engine.oracle_cases import (
+        make_case,  # imported late: it loads torch, which most rooms do without
+    )
 
     cases: dict[str, OracleCase] = {}
 

@@ -14,6 +14,7 @@ PACKAGES = ("cluster", "prefill", "decode", "kv_transfer", "router", "engine")
 CHECKED = (*PACKAGES, "tests", "benchmarks", "scripts")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_MODULES = 16
 
 LONG_FILES: dict[str, str] = {}
 """Files that may be longer, each with the reason."""
@@ -65,6 +66,15 @@ def test_exceptions_are_still_needed() -> None:
             if function.name == function_name
         ]
         assert max(lengths) > MAX_FUNCTION_LINES, f"{entry} needs no exception any more"
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({file.parent for package in PACKAGES for file in (ROOT / package).rglob("*.py")}), ids=name_of
+)
+def test_folder_can_be_read_at_a_glance(folder: Path) -> None:
+    modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
+
+    assert len(modules) <= MAX_MODULES
 
 
 @pytest.mark.parametrize("package", PACKAGES)

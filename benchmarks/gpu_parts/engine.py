@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.gpu_parts.shape import LlamaShape
 from engine.build import BuiltEngine, build_engine
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
-from engine.messages import GenerateRequest, SamplingParams
-from engine.offline import run_requests
+from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.offline import run_requests
 from kv_transfer.connector import ConnectorBuilder
 
 MAX_BATCH = 64

@@ -13,13 +13,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.gpu_parts.engine import EngineBench, Settings
-from engine.messages import FinishReason, GenerateRequest, TokenDelta
-from engine.offline import run_requests, step_or_wait
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.frontend.offline import run_requests, step_or_wait
 from kv_transfer.connector import Connector, ConnectorBuilder, Rendezvous, WakeCallback
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion
-from kv_transfer.options import ConnectorOptions
+from kv_transfer.options import ConnectorOptions, TransportChoice
 from kv_transfer.params import Hello, PeerIdentity
 
 START_TIMEOUT_S = 240.0
@@ -27,12 +27,12 @@ CALL_TIMEOUT_S = 60.0
 POLL_S = 0.001
 
 
-def nixl_builder(engine_id: str, rendezvous: Rendezvous) -> ConnectorBuilder:
+def nixl_builder(engine_id: str, rendezvous: Rendezvous, *, transport: TransportChoice = "network") -> ConnectorBuilder:
     """Builds the connector of one engine."""
 
     def build(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
         return build_connector(
-            ConnectorOptions(connector="nixl"),
+            ConnectorOptions(connector="nixl", transport=transport),
             identity=PeerIdentity(engine_id=engine_id, incarnation="1"),
             layout=layout,
             region=region,
@@ -60,7 +60,7 @@ class Meeting:
 class PrefillProcess:
     """An engine in a process of its own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, transport: TransportChoice) -> None:
         context = multiprocessing.get_context("spawn")
         self._lines: dict[str, tuple[Connection, threading.Lock]] = {}
         theirs: list[Connection] = []
@@ -68,7 +68,7 @@ class PrefillProcess:
             ours, other = context.Pipe()
             self._lines[method] = (ours, threading.Lock())
             theirs.append(other)
-        self._process = context.Process(target=_serve, args=(settings, *theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(settings, transport, *theirs), daemon=True)
         self._process.start()
         for other in theirs:
             other.close()
@@ -109,9 +109,11 @@ class PrefillProcess:
 
 
 @contextmanager
-def prefilling(settings: Settings, meeting: Meeting) -> Iterator[PrefillProcess]:
+def prefilling(
+    settings: Settings, meeting: Meeting, *, transport: TransportChoice = "network"
+) -> Iterator[PrefillProcess]:
     """A process that prefills, known to the decode engine."""
-    process = PrefillProcess(settings)
+    process = PrefillProcess(settings, transport)
     meeting.prefill = process
     try:
         yield process
@@ -159,9 +161,9 @@ class _NobodyToMeet:
         raise PeerUnreachableError(engine_id=engine_id, reason="this side waits to be met")
 
 
-def _serve(settings: Settings, prefills: Connection, meetings: Connection) -> None:
+def _serve(settings: Settings, transport: TransportChoice, prefills: Connection, meetings: Connection) -> None:
     try:
-        bench = EngineBench(settings, nixl_builder("prefill", _NobodyToMeet()))
+        bench = EngineBench(settings, nixl_builder("prefill", _NobodyToMeet(), transport=transport))
     except Exception:
         prefills.recv()
         prefills.send((False, traceback.format_exc()))

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine.models.shards import INDEX_FILE
+from engine.model.weights.shards import INDEX_FILE
 
 WEIGHT_STD = 0.02
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 import time
@@ -13,7 +14,7 @@ import httpx
 import psutil
 
 from cluster.chaos.scenario import Choice, ScenarioError
-from cluster.client_error import answer_of
+from cluster.client import answer_of
 
 PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1.0}
 """What makes workers unreachable for each other: nothing is met, read, or told."""
@@ -115,6 +116,25 @@ class LiveCluster:
         await asyncio.to_thread(psutil.wait_procs, processes, NODE_END_S)
         return lost
 
+    async def kill_proxies(self) -> list[psutil.Process]:
+        """Kill what listens on the API's port: Serve's proxies of this machine, or HAProxy.
+
+        Raises:
+            ScenarioError: Nothing of the cluster's does, on this machine.
+        """
+        port = self._client.base_url.port
+        status = await self.status()
+        # Of all roles: a proxy may be on a node without a router.
+        rows = [row for role in ("router", "prefill", "decode") for row in members(status, role)]
+        # In a thread: it takes a while, and the load must go on, or nothing would be open when they are killed.
+        listening = await asyncio.to_thread(listening_beside, rows, port)
+        if not listening:
+            raise ScenarioError(f"no process of the cluster listens on port {port} of this machine: run this there")
+        for process in listening:
+            process.kill()
+        await asyncio.to_thread(psutil.wait_procs, listening, NODE_END_S)
+        return listening
+
     async def drain(self, row: Row) -> None:
         """What `baton drain` does."""
         response = await self._client.post("/admin/drain", json={"replica": row["replica_id"]})
@@ -201,6 +221,24 @@ def local_process(row: Row) -> psutil.Process:
         return psutil.Process(row["pid"])
     except psutil.NoSuchProcess as error:
         raise ScenarioError(f"process {row['pid']} is gone") from error
+
+
+def listening_beside(rows: list[Row], port: int | None) -> list[psutil.Process]:
+    """The processes below the raylets of these, as far as they are on this machine, that take connections to a port."""
+    raylets: set[psutil.Process | None] = set()
+    for row in rows:
+        with contextlib.suppress(ScenarioError):
+            raylets.add(ancestor(local_process(row), "raylet"))
+    processes = {child for raylet in raylets if raylet is not None for child in raylet.children(recursive=True)}
+    return [process for process in processes if listens_on(process, port)]
+
+
+def listens_on(process: psutil.Process, port: int | None) -> bool:
+    """True for a process that takes connections to a port."""
+    with contextlib.suppress(psutil.Error):
+        connections = process.net_connections("tcp")
+        return any(item.status == psutil.CONN_LISTEN and item.laddr.port == port for item in connections)
+    return False
 
 
 def ancestor(process: psutil.Process, name: str) -> psutil.Process | None:

@@ -86,6 +86,8 @@ class LoadRun:
         self._tasks: list[asyncio.Task[None]] = []
         self.answers: list[Answer] = []
         self.num_tokens = 0
+        self.is_proxy_away = False
+        """Whether connections may be refused now: then nothing was accepted, and the client comes again."""
 
     async def once(self) -> dict[Ask, list[int]]:
         """Every request one time, with nothing else going on.
@@ -156,6 +158,14 @@ class LoadRun:
             "stream": True,
             "return_token_ids": True,
         }
+        try:
+            return await self._read(answer, body)
+        except httpx.ConnectError:
+            if self.is_proxy_away:
+                return False
+            raise
+
+    async def _read(self, answer: Answer, body: dict[str, object]) -> bool:
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code in RETRIED:
                 return False

@@ -47,6 +47,21 @@ class RouterLoss:
         return answer.started_s <= until_s and answer.ended_s >= self.asked_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyLoss:
+    """Proxies that were killed at ``asked_s`` or a moment later; others took their place until ``back_s``."""
+
+    asked_s: float
+    back_s: float
+
+    def excused(self, answers: Sequence[Answer]) -> int:
+        """How many broken answers they explain: all that were open, for every connection was through them."""
+        return sum(
+            answer.broken_by is not None and answer.started_s <= self.back_s and answer.ended_s >= self.asked_s
+            for answer in answers
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class ChaosReport:
     """The outcome of one scenario; times are seconds. ``problems`` is empty when all checks hold."""
@@ -68,7 +83,11 @@ class ChaosReport:
     problems: list[str] = field(default_factory=list)
 
     def judge_answers(
-        self, answers: Sequence[Answer], undisturbed: Mapping[Ask, list[int]], *, losses: Sequence[RouterLoss]
+        self,
+        answers: Sequence[Answer],
+        undisturbed: Mapping[Ask, list[int]],
+        *,
+        losses: Sequence[RouterLoss | ProxyLoss],
     ) -> None:
         """Count what was lost and what is wrong, and how long the streams were silent around each fault."""
         self.num_requests = len(answers)
@@ -100,7 +119,8 @@ class ChaosReport:
             told.append(f"  {fault.what}: longest pause of a stream {fault.longest_pause_s:.2f} s, {whole}")
         told.append(
             f"  lost {self.num_lost}, wrong {self.num_wrong}, leaked {len(self.leaks)}, "
-            f"broken with a killed router {self.num_broken_with_router}, refused and tried again {self.num_refusals}"
+            f"broken with a killed router or proxy {self.num_broken_with_router}, "
+            f"refused and tried again {self.num_refusals}"
         )
         told.append("  " + ", ".join(f"{name} {value:g}" for name, value in self.counted.items()))
         told += [f"  FAILED: {problem}" for problem in self.problems] or ["  all checks hold"]

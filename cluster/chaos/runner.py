@@ -14,7 +14,7 @@ import psutil
 
 from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members, name_of, running_of
 from cluster.chaos.load import LoadRun, make_asks
-from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
+from cluster.chaos.report import ChaosReport, FaultRecord, ProxyLoss, RouterLoss
 from cluster.chaos.scenario import Choice, Command, Scenario, ScenarioError, Step
 from cluster.chaos.tally import Tally
 
@@ -38,7 +38,7 @@ class ChaosRunner:
         self._report = ChaosReport(scenario=scenario.name)
         self._tally = Tally(COUNTED)
         self._ended: set[str] = set()
-        self._losses: list[RouterLoss] = []
+        self._losses: list[RouterLoss | ProxyLoss] = []
         self._wanted: dict[str, int] = {}
         self._timers: list[asyncio.Task[None]] = []
 
@@ -91,9 +91,9 @@ class ChaosRunner:
         elif step.heal is not None:
             await cluster.set_faults({})
         else:
-            await self._break(step, cluster)
+            await self._break(step, cluster, load)
 
-    async def _break(self, step: Step, cluster: LiveCluster) -> None:
+    async def _break(self, step: Step, cluster: LiveCluster, load: LoadRun) -> None:
         actions: dict[str, Callable[[], Awaitable[str]]] = {
             "kill": lambda: self._signal(step.kill, cluster, signal.SIGKILL),
             "stop": lambda: self._signal(step.stop, cluster, signal.SIGSTOP),
@@ -101,6 +101,7 @@ class ChaosRunner:
             "drain": lambda: self._drain(step.drain, cluster),
             "replace": lambda: self._replace(step.replace or 0.0, cluster),
             "kill_node": lambda: self._kill_node(step.kill_node, cluster),
+            "kill_proxy": lambda: self._kill_proxy(step.kill_proxy or 0.0, cluster, load),
             "run": lambda: self._run(step.run),
             "faults": lambda: self._faults(step.faults or {}, cluster, f"faults {step.faults}"),
             "partition": lambda: self._faults(PARTITION, cluster, "partition between the workers"),
@@ -171,6 +172,31 @@ class ChaosRunner:
         self._ended |= {name_of(row) for row in lost}
         self._note_loss([row for row in lost if "router_id" in row], asked_s)
         return f"kill the node of {choice.role} {names(rows[:1])}"
+
+    async def _kill_proxy(self, timeout_s: float, cluster: LiveCluster, load: LoadRun) -> str:
+        asked_s = time.monotonic()
+        load.is_proxy_away = True
+        try:
+            killed = await cluster.kill_proxies()
+            while not await self._answers(cluster):
+                if time.monotonic() - asked_s > timeout_s:
+                    raise ScenarioError(f"the API did not answer within {timeout_s:g} s after its proxy was killed")
+                await asyncio.sleep(POLL_PERIOD_S / 4)
+        finally:
+            load.is_proxy_away = False
+        back_s = time.monotonic()
+        if self._scenario.checks.lost_with_router:
+            self._losses.append(ProxyLoss(asked_s=asked_s, back_s=back_s))
+        pids = ", ".join(str(process.pid) for process in killed)
+        return f"SIGKILL proxy (pid {pids}), which answers again after {back_s - asked_s:.1f} s"
+
+    @staticmethod
+    async def _answers(cluster: LiveCluster) -> bool:
+        try:
+            await cluster.status()
+        except httpx.HTTPError:
+            return False
+        return True
 
     @staticmethod
     async def _run(command: Command | None) -> str:

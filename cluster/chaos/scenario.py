@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from cluster.config_file import parse_yaml, reason
-from cluster.config_section import Section
+from cluster.config.config_file import parse_yaml, reason
+from cluster.config.config_section import Section
 
 Role = Literal["prefill", "decode", "router"]
 Pick = Literal["busiest", "idlest", "random", "all"]
@@ -67,6 +67,11 @@ class Step(Section):
         default=None, gt=0, description="Drain every worker, one after the other; seconds at most for each."
     )
     kill_node: Choice | None = Field(default=None, description="SIGKILL the raylet of the node that a worker is on.")
+    kill_proxy: float | None = Field(
+        default=None,
+        gt=0,
+        description="SIGKILL what listens on the API's port; seconds at most until it is back.",
+    )
     run: Command | None = Field(default=None, description="Run a command, and wait until it ended well.")
     faults: dict[str, float] | None = Field(default=None, description="Faults of all connectors from now on.")
     partition: Literal["workers"] | None = Field(default=None, description="No worker reaches another, until `heal`.")
@@ -93,7 +98,7 @@ class ChecksSection(Section):
 
     lost: int = Field(default=0, ge=0, description="Requests that may end with an error.")
     lost_with_router: bool = Field(
-        default=True, description="Requests that were open at a router which was killed may break besides."
+        default=True, description="Requests that were open at a router or proxy which was killed may break besides."
     )
     wrong: int = Field(default=0, ge=0, description="Answers that may differ from the undisturbed run.")
     leaks: bool = Field(default=False, description="Whether blocks may stay held.")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from router.status import WORKER_TOTALS
+from router.report.status import WORKER_TOTALS
 
 Process: TypeAlias = tuple[str, str | None]
 """A worker's id and incarnation."""

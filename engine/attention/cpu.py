@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.batch import AttentionBatch
+from engine.attention.backend import AttentionBatch
 from engine.attention.gathered_runs import GatheredRuns
 from engine.attention.paged_queries import PagedKernel, PagedQueries
 from engine.attention.paged_runs import PagedRuns, RunKernel, choose_run_kernel
 from engine.attention.rotation_pass import RotationPass
+from engine.device.kv_cache import KVCache
 from engine.layers.heads import HeadTransform
 from engine.layers.rotary import Rotations
-from engine.runner.kv_cache import KVCache
 
 MAX_PAGED_QUERIES = 4
 """Requests that compute no more tokens than this take the kernel of single queries: beyond, multiplying matrices of

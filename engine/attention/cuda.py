@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.batch import AttentionBatch
+from engine.attention.backend import AttentionBatch
 from engine.attention.decode_tables import DecodeTables
 from engine.attention.kernel_choice import CUDAKernels, kernels_of
 from engine.attention.varlen import VarlenKernel, VarlenShape
-from engine.errors import CaptureRefusedError
+from engine.contract.errors import CaptureRefusedError
+from engine.device.copies import upload
+from engine.device.kv_cache import KVCache
 from engine.layers.heads import HeadTransform
 from engine.layers.rotary import Rotations
-from engine.runner.kv_cache import KVCache
-from engine.runner.upload import upload
 
 MAX_GATHERED_TOKENS: Final = 65_536
 """Whose keys are gathered at a time, if they are not those of one request: 256 MiB of a model of 8 B parameters."""

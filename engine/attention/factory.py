@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.cpu import CPUAttention
-from engine.runner.kv_cache import KVCache
+from engine.device.kv_cache import KVCache
 
 
 def build_attention(cache: KVCache) -> AttentionBackend:

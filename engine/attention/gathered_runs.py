@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-from engine.attention.batch import AttentionBatch
-from engine.runner.kv_cache import KVCache
+from engine.attention.backend import AttentionBatch
+from engine.device.kv_cache import KVCache
 
 QUERY_TILE = 256
 """Queries of a run that share one mask: bounds the mask, and skips what none of them sees."""

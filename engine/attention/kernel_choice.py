@@ -15,7 +15,7 @@ import torch
 
 from engine.attention.flash import FLASH_FORMS, efficient_varlen
 from engine.attention.varlen import VarlenKernel, VarlenShape
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
 from kv_transfer.layout import KVLayout
 
 logger = logging.getLogger(f"baton.{__name__}")

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.batch import AttentionBatch
+from engine.attention.backend import AttentionBatch
+from engine.contract.step import IntArray
+from engine.device.kv_cache import KVCache
 from engine.kernels import paged_attention as kernel
 from engine.kernels.call import KernelCall
-from engine.runner.kv_cache import KVCache
-from engine.step import IntArray
 
 NO_WINDOW = 1 << 62
 

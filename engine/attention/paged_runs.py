@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 from llvmlite import binding
 
-from engine.attention.batch import AttentionBatch
+from engine.attention.backend import AttentionBatch
 from engine.attention.paged_queries import NO_WINDOW
+from engine.contract.step import IntArray
+from engine.device.kv_cache import KVCache
 from engine.kernels import run_attention as kernel
 from engine.kernels.call import KernelCall
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
-from engine.runner.kv_cache import KVCache
-from engine.step import IntArray
 
 TARGET_ROWS = 384
 """Queries times heads of a group that share the packed keys of a tile: packing is a few percent then."""

@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from engine.attention.batch import AttentionBatch
+from engine.attention.backend import AttentionBatch
+from engine.device.kv_cache import KVCache
 from engine.layers.heads import HeadTransform
 from engine.layers.rotary import Rotations
-from engine.runner.kv_cache import KVCache
 
 
 class ReferenceAttention:

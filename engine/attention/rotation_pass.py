@@ -6,11 +6,11 @@ import ctypes
 
 import torch
 
+from engine.device.kv_cache import KVCache
 from engine.kernels import rotary as kernel
 from engine.kernels.call import KernelCall
 from engine.layers.heads import HeadTransform
 from engine.layers.rotary import Rotations
-from engine.runner.kv_cache import KVCache
 
 
 class RotationPass:

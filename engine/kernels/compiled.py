@@ -1,10 +1,52 @@
-"""How kernels are compiled, and what most of them share."""
+"""How kernels are compiled, where their machine code is kept, and what most of them share."""
+
+from __future__ import annotations
+
+import os
+import stat
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 from numba import cfunc, config, njit, types
 
-from engine.kernels.cache_folder import cache_folder
 from engine.kernels.machine_code import float_from_bits
+
+ROOT_USER = 0
+
+
+def cache_folder(wanted: str) -> Path | None:
+    """A folder in ``wanted``, if that is not empty and can be written; else beside this file or in the user's caches.
+
+    numba compiles anew when the file of a function changes, and would not see a change in what it calls from other
+    files: each state of this package has a folder of its own. What is in it is run, so one that other users can write
+    or own is left alone.
+
+    Returns:
+        None if no place can be written; all that costs is compiling at every start.
+    """
+    package = Path(__file__).parent
+    sources = b"".join(source.read_bytes() for source in sorted(package.glob("*.py")))
+    name = f"baton-kernels-{blake2b(sources, digest_size=8).hexdigest()}"
+    beside, of_user = package / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    for place in (Path(wanted), beside, of_user) if wanted else (beside, of_user):
+        try:
+            folder = place.expanduser() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=folder).close()
+            is_ours = _is_ours(folder)
+        except (OSError, RuntimeError):  # RuntimeError: this user has no home
+            continue
+        if is_ours:
+            return folder
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    state = folder.stat()
+    return state.st_uid in (os.geteuid(), ROOT_USER) and not state.st_mode & stat.S_IWOTH
+
 
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 """Sums may be reordered, so that they run in vector registers; NaN and infinity keep their meaning."""

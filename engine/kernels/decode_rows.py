@@ -1,6 +1,7 @@
 """Passes over the rows of a decode step, compiled: its inputs before the model runs, its tokens afterwards.
 
-One pass for all of it, because a step's weights push everything else out of the caches; see ``engine.core.row_passes``.
+One pass for all of it, because a step's weights push everything else out of the caches; see
+``engine.scheduler.requests.row_passes``.
 """
 
 from numba import njit, types
@@ -21,12 +22,24 @@ _NUMBERS = types.int32[::1]
     **OPTIONS,
 )
 def lay_out(
-    rows, at, ends, token_ids, block_table, block_size, is_bare, input_ids, positions, slots, first_positions, tables
+    rows,
+    at,
+    ends,
+    token_ids,
+    block_table,
+    block_size,
+    is_argmax_only,
+    input_ids,
+    positions,
+    slots,
+    first_positions,
+    tables,
 ):
     """Write the inputs of a step in which each of ``rows`` computes the token at its position ``at``.
 
-    token_ids, block_table, is_bare: of all rows there are. The other arrays are written, ends with the positions behind
-    ``at``, and tables, [num_rows * num_columns], with the columns of ``block_table`` that some row needs.
+    token_ids, block_table, is_argmax_only: of all rows there are. The other arrays are written, ends with the
+    positions behind ``at``, and tables, [num_rows * num_columns], with the columns of ``block_table`` that some row
+    needs.
 
     Returns:
         (num_columns, number of tokens that are negative, number of rows that are bare).
@@ -35,7 +48,7 @@ def lay_out(
     for i in range(len(rows)):
         last = max(last, at[i])
     num_columns = last // block_size + 1
-    num_unknown, num_bare = 0, 0
+    num_unknown, num_argmax_only = 0, 0
     for i in range(len(rows)):
         row, position = rows[i], at[i]
         input_ids[i] = token_ids[row, position]
@@ -45,8 +58,8 @@ def lay_out(
         for column in range(num_columns):
             tables[i * num_columns + column] = block_table[row, column]
         num_unknown += token_ids[row, position] < 0
-        num_bare += is_bare[row]
-    return num_columns, num_unknown, num_bare
+        num_argmax_only += is_argmax_only[row]
+    return num_columns, num_unknown, num_argmax_only
 
 
 @njit(types.void(_TABLE, _INTS, _INTS, _INTS), **OPTIONS)

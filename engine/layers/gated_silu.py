@@ -9,14 +9,14 @@ import torch
 
 from engine.kernels import gated_silu as kernel
 from engine.kernels.call import KernelCall
-from engine.layers.chains import Chains, gate_halves
+from engine.layers.fused_ops import FusedOps, gate_halves
 
 
 class GatedSiLU:
     """silu(gate) * up."""
 
-    def __init__(self, *, dtype: torch.dtype, device: torch.device, chains: Chains | None = None) -> None:
-        self._gate = gate_halves if chains is None else chains.gate
+    def __init__(self, *, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None = None) -> None:
+        self._gate = gate_halves if fused_ops is None else fused_ops.gate
         self._call: KernelCall | None = None
         if device.type == "cpu":
             self._call = KernelCall(kernel.compiled_gate(str(dtype).removeprefix("torch.")), kernel.NUM_PARAMETERS)

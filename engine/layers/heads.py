@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.layers.chains import Chains
+from engine.layers.fused_ops import FusedOps
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import Rotations, rotate
 
@@ -19,14 +19,14 @@ class HeadTransform:
     num_kv_heads: int
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
-    chains: Chains | None = None
+    fused_ops: FusedOps | None = None
 
     def __call__(self, heads: torch.Tensor, rotations: Rotations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Query, key and value of [num_tokens, num_heads + 2 * num_kv_heads, head_dim], as attention takes them."""
         query, key, value = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if self.chains is None:
+        if self.fused_ops is None:
             return rotate(query, rotations), rotate(key, rotations), value
-        turn, cosine, sine = self.chains.rotate, rotations.cosine, rotations.sine
+        turn, cosine, sine = self.fused_ops.rotate, rotations.cosine, rotations.sine
         return turn(query, cosine, sine), turn(key, cosine, sine), value

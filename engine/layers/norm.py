@@ -12,18 +12,18 @@ from torch.nn import functional as F
 
 from engine.kernels import rms_norm as kernel
 from engine.kernels.call import KernelCall
-from engine.layers.chains import Chains
+from engine.layers.fused_ops import FusedOps
 
 
 class RMSNorm:
     """Scales vectors to unit root mean square, then by a learnt weight; computed in float32 at least."""
 
     def __init__(
-        self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device, chains: Chains | None = None
+        self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None = None
     ) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
         self.eps = eps
-        self._chains = chains
+        self._fused_ops = fused_ops
         self._compiled = _CompiledNorm(self.weight, eps) if device.type == "cpu" else None
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -35,8 +35,8 @@ class RMSNorm:
         if self._compiled is not None:
             return self._compiled(hidden, delta)
         if delta is not None:
-            if self._chains is not None:
-                return self._chains.add_norm(hidden, delta, self.weight)
+            if self._fused_ops is not None:
+                return self._fused_ops.add_norm(hidden, delta, self.weight)
             hidden.add_(delta)
         return self(hidden)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.models.rope_config import RopeConfig, RopeType
+from engine.layers.rope_config import RopeConfig, RopeType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from engine.attention.decode_tables import DecodeTables
-from engine.runner.graph_device import GraphDevice
-from engine.runner.kv_cache import KVCache
+from engine.device.graph_device import GraphDevice
+from engine.device.kv_cache import KVCache
 from engine.runner.step_inputs import StepInputs
 
 NUM_STAGINGS = 2

@@ -12,10 +12,10 @@ from functools import partial
 import torch
 
 from engine.attention.backend import AttentionBackend, AttentionPlan, DecodeGraphAttention
-from engine.errors import CaptureRefusedError, ConfigError
+from engine.contract.errors import CaptureRefusedError, ConfigError
+from engine.device.graph_device import Graph, GraphDevice
+from engine.device.kv_cache import KVCache
 from engine.runner.decode_buffers import DecodeBuffers
-from engine.runner.graph_device import Graph, GraphDevice
-from engine.runner.kv_cache import KVCache
 from engine.runner.step_inputs import StepInputs
 
 logger = logging.getLogger(f"baton.{__name__}")

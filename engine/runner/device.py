@@ -6,10 +6,10 @@ import logging
 
 import torch
 
-from engine.config import DeviceName, DTypeName
-from engine.errors import ConfigError
+from engine.contract.config import DeviceName, DTypeName
+from engine.contract.errors import ConfigError
 from engine.layers.panel_weight import is_panel_machine
-from engine.models.model_config import ModelConfig
+from engine.model.model_config import ModelConfig
 
 logger = logging.getLogger(f"baton.{__name__}")
 

@@ -9,12 +9,12 @@ import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.factory import build_attention
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.device.graph_device import GraphDevice, graph_device_of
+from engine.device.kv_cache import KVCache
 from engine.runner.decode_graphs import DecodeGraphs, Forward, GraphSettings
-from engine.runner.graph_device import GraphDevice, graph_device_of
 from engine.runner.graph_ladder import ladder_sizes
-from engine.runner.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,20 +6,19 @@ from typing import Final
 
 import numpy as np
 
-from engine.attention.batch import AttentionBatch
+from engine.attention.backend import AttentionBatch
+from engine.contract.step import IntArray, SchedulerOutput
 from engine.kernels import decode_rows
-from engine.runner.decode_layout import DecodeLayout
-from engine.runner.step_inputs import LongArray, StepInputs, UnknownTokens
-from engine.sample.sampling_rows import SamplingRows
-from engine.sample.token_history import TokenHistory
-from engine.step import IntArray, SchedulerOutput
+from engine.runner.step_inputs import DecodeLayout, LongArray, StepInputs, UnknownTokens
+from engine.sampling.sampling_rows import SamplingRows
+from engine.sampling.token_history import TokenHistory
 
 UNKNOWN: Final = -1
 """Stands for a token that was sampled and is not known here yet."""
 
 
 class InputBatch:
-    """Tokens, block table and sampling parameters of every row; only the scheduler's news and samples change it.
+    """Tokens, block table and sampling parameters of every row; only what the scheduler says and samples change it.
 
     ``num_prompt_logprobs`` is -1 for rows whose prompt nobody asks about. While a step is prepared before the tokens of
     the step before are known (``expect``), each of these has a placeholder, until ``learn`` brings it.
@@ -38,7 +37,7 @@ class InputBatch:
         self._decode = DecodeLayout(
             token_ids=self._token_ids,
             block_table=self._block_table,
-            is_bare=self.sampling.is_bare,
+            is_argmax_only=self.sampling.is_argmax_only,
             block_size=block_size,
         )
         self._has_unknown = False

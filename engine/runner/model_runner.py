@@ -7,35 +7,10 @@ import logging
 import numpy as np
 import torch
 
-from engine.attention.batch import AttentionBatch
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.layers.chains import choose_chains
-from engine.models.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
-from engine.models.decoder import Decoder
-from engine.models.generation import load_generation_defaults
-from engine.models.model_config import ModelConfig, load_model_config
-from engine.runner.allocator import keep_freed_memory
-from engine.runner.device import choose_device, choose_dtype
-from engine.runner.device_parts import DeviceParts, plan_decode_graphs
-from engine.runner.input_batch import InputBatch
-from engine.runner.kv_cache import KVCache
-from engine.runner.memory import (
-    GPU_CONTEXT_BYTES,
-    CacheDemand,
-    MemoryBudget,
-    choose_num_blocks,
-    cpu_budget,
-    gpu_budget,
-)
-from engine.runner.model_step import ModelStep
-from engine.runner.prompt_logprobs import prompt_logprobs
-from engine.runner.step_inputs import LongArray, StepInputs
-from engine.runner.upload import upload
-from engine.sample.most_likely import MostLikely
-from engine.sample.sampler import Sampler
-from engine.sample.worst_case import sample_worst_case
-from engine.step import (
+from engine.attention.backend import AttentionBatch
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.step import (
     NOTHING_PENDING,
     FinishedStep,
     IntArray,
@@ -43,6 +18,32 @@ from engine.step import (
     PendingStep,
     SchedulerOutput,
 )
+from engine.device.allocation import bound_kernel_caches, keep_freed_memory
+from engine.device.copies import upload
+from engine.device.kv_cache import KVCache
+from engine.device.memory import (
+    GPU_CONTEXT_BYTES,
+    CacheDemand,
+    MemoryBudget,
+    choose_num_blocks,
+    cpu_budget,
+    gpu_budget,
+)
+from engine.layers.fused_ops import choose_fused_ops
+from engine.model.decoder import Decoder
+from engine.model.generation import load_generation_defaults
+from engine.model.model_config import ModelConfig
+from engine.model.registry import load_model_config
+from engine.model.weights.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
+from engine.runner.device import choose_device, choose_dtype
+from engine.runner.device_parts import DeviceParts, plan_decode_graphs
+from engine.runner.input_batch import InputBatch
+from engine.runner.model_step import ModelStep
+from engine.runner.prompt_logprobs import prompt_logprobs
+from engine.runner.step_inputs import LongArray, StepInputs
+from engine.sampling.most_likely import MostLikely
+from engine.sampling.sampler import Sampler
+from engine.sampling.worst_case import sample_worst_case
 from kv_transfer.layout import KVLayout, KVRegion
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -67,6 +68,8 @@ class ModelRunner:
         self.model_config: ModelConfig = load_model_config(source.path)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
+        if self.device.type == "cpu":
+            bound_kernel_caches()
         self.dtype = choose_dtype(source.dtype, self.model_config, self.device)
         self.max_model_len = _choose_max_model_len(config.scheduler.max_model_len, self.model_config)
         if source.num_threads is not None:
@@ -78,7 +81,7 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
             has_own_head=has_tensor(source.path, "lm_head.weight"),
-            chains=choose_chains(
+            fused_ops=choose_fused_ops(
                 config.gpu.compile_elementwise, self.device, self.dtype, eps=self.model_config.rms_norm_eps
             ),
         )
@@ -251,7 +254,7 @@ class ModelRunner:
         if inputs.last_tokens.size:
             last = hidden if inputs.is_decode else hidden.index_select(0, self._upload(inputs.last_tokens))
             logits = self._model.logits(last)
-            if inputs.is_bare and self._search is not None and not self._batch.has_unknown:
+            if inputs.is_argmax_only and self._search is not None and not self._batch.has_unknown:
                 token_ids = self._search.token_ids(logits)
                 if token_ids is not None:
                     return self._finish(inputs, token_ids)

@@ -9,13 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.messages import LogprobTable
-from engine.runner.download import Download
+from engine.contract.messages import LogprobTable
+from engine.contract.step import (
+    EMPTY_INTS,
+    BoolArray,
+    ModelRunnerOutput,
+    PromptLogprobsChunk,
+    SampledLogprobs,
+    SchedulerOutput,
+)
+from engine.device.copies import Download
 from engine.runner.input_batch import InputBatch
 from engine.runner.prompt_logprobs import PromptLogprobsOnDevice
 from engine.runner.step_inputs import StepInputs
-from engine.sample.sampler import SampledTokens
-from engine.step import EMPTY_INTS, BoolArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs, SchedulerOutput
+from engine.sampling.sampler import SampledTokens
 
 EMPTY_BOOLS: Final[BoolArray] = np.empty(0, dtype=np.bool_)
 

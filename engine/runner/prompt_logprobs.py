@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
+from engine.contract.step import SchedulerOutput
+from engine.device.copies import upload
 from engine.runner.input_batch import InputBatch
 from engine.runner.step_inputs import StepInputs
-from engine.runner.upload import upload
-from engine.sample.logprobs import LogprobTensors, compute_logprobs
-from engine.step import SchedulerOutput
+from engine.sampling.logprobs import LogprobTensors, compute_logprobs
 
 MAX_LOGITS: Final = 8 * 1024 * 1024
 """Logits that exist at the same time for this, however long a chunk is: 32 MiB in float32."""

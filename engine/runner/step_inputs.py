@@ -1,4 +1,4 @@
-"""What the model needs of one step, as arrays."""
+"""What the model needs of one step, as arrays; those of decode steps lie at addresses that stay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.batch import AttentionBatch
-from engine.step import IntArray
+from engine.attention.backend import AttentionBatch
+from engine.contract.step import BoolArray, IntArray
+from engine.kernels import decode_rows
 
 LongArray = npt.NDArray[np.int64]
 
@@ -35,7 +36,7 @@ class StepInputs:
     is_decode: every request computes one token, its last known one, and samples its successor: in these arrays the
     requests, the tokens and the sampled ones are the same. They hold until the next step is laid out, all but
     ``sampled_rows`` and ``sampled_positions``.
-    is_bare: it is a decode step, and every row takes its most likely token and tells nothing else.
+    is_argmax_only: it is a decode step, and every row takes its most likely token and tells nothing else.
     on_host: ``input_ids`` and ``positions`` as tensors over the same memory, where somebody keeps them.
     """
 
@@ -47,5 +48,67 @@ class StepInputs:
     sampled_positions: IntArray
     unknown: UnknownTokens | None = None
     is_decode: bool = False
-    is_bare: bool = False
+    is_argmax_only: bool = False
     on_host: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class DecodeLayout:
+    """Lays out one decode step after the other in the same memory.
+
+    What it returns holds until the next step is laid out: the model has run by then, or has copies. While steps have
+    as many rows and columns as the one before, the arrays are the same objects too, and so may be what others made of
+    their addresses.
+    """
+
+    def __init__(
+        self, *, token_ids: IntArray, block_table: IntArray, is_argmax_only: BoolArray, block_size: int
+    ) -> None:
+        max_num_seqs = len(token_ids)
+        self._input_ids: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self._positions: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self._slots: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self._first_positions: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
+        # Never touched beyond what is used: the operating system backs only pages that were written.
+        self._tables: IntArray = np.empty(block_table.size, dtype=np.int32)
+        # Where the tokens of a decode step begin and stand: never written.
+        self._starts: IntArray = np.arange(max_num_seqs + 1, dtype=np.int32)
+        self._tokens: LongArray = np.arange(max_num_seqs, dtype=np.int64)
+        self._memory = (
+            *(token_ids, block_table, block_size, is_argmax_only),
+            *(self._input_ids, self._positions, self._slots, self._first_positions, self._tables),
+        )
+        self._inputs = self._view(0, 0)
+
+    def lay_out(self, rows: IntArray, positions: IntArray) -> tuple[StepInputs, bool]:
+        """The inputs of a step in which each of ``rows`` computes the token at its position, and samples the next;
+        True with them where some token is a negative placeholder.
+        """
+        ends = np.empty(rows.size, dtype=np.int32)
+        num_columns, num_unknown, num_argmax_only = decode_rows.lay_out(rows, positions, ends, *self._memory)
+        inputs = self._inputs
+        if inputs.attention.block_tables.shape != (rows.size, num_columns):
+            inputs = self._inputs = self._view(rows.size, num_columns)
+        inputs.sampled_rows = rows
+        inputs.sampled_positions = ends
+        inputs.unknown = None
+        inputs.is_argmax_only = num_argmax_only == rows.size
+        return inputs, num_unknown > 0
+
+    def _view(self, num_rows: int, num_columns: int) -> StepInputs:
+        input_ids, positions = self._input_ids[:num_rows], self._positions[:num_rows]
+        return StepInputs(
+            input_ids=input_ids,
+            positions=positions,
+            attention=AttentionBatch(
+                query_starts=self._starts[: num_rows + 1],
+                first_positions=self._first_positions[:num_rows],
+                block_tables=self._tables[: num_rows * num_columns].reshape(num_rows, num_columns),
+                slots=self._slots[:num_rows],
+                is_reused=True,
+            ),
+            last_tokens=self._tokens[:num_rows],
+            sampled_rows=self._starts[:0],
+            sampled_positions=self._starts[:0],
+            is_decode=True,
+            on_host=(torch.from_numpy(input_ids), torch.from_numpy(positions)),
+        )

@@ -1,1 +1,1 @@
-"""Several sources of KV asked in order, as one connector (K9)."""
+"""Several sources of KV asked in order, as one connector."""

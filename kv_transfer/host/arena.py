@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kv_transfer.errors import InvalidOptionError
-from kv_transfer.layout import KVRegion, MemoryKind
+from kv_transfer.layout import KVRegion, MemoryKind, host_region
 
 
 class HostArena(Protocol):
@@ -59,13 +59,6 @@ class DramArena:
         )
         for slot, block_id in zip(slots, block_ids, strict=True):
             ctypes.memmove(address(block_id), slot_address(slot), num_bytes)
-
-
-def host_region(address: int, *, num_slots: int, block_bytes: int) -> KVRegion:
-    """A region of slots in host memory."""
-    return KVRegion(
-        base_address=address, num_blocks=num_slots, block_bytes=block_bytes, memory=MemoryKind.DRAM, device_index=0
-    )
 
 
 def build_arena(blocks: KVRegion, *, host_bytes: int) -> HostArena:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kv_transfer.device_bytes import device_blocks
+from kv_transfer.device_memory import device_blocks
 from kv_transfer.errors import InvalidOptionError
-from kv_transfer.host.arena import host_region
-from kv_transfer.layout import KVRegion
+from kv_transfer.layout import KVRegion, host_region
 
 
 def page_locked(num_bytes: int) -> torch.Tensor:

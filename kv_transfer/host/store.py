@@ -99,7 +99,7 @@ class HostStore:
         self._unpinned.clear()
 
     def check_integrity(self, expected_pins: Sequence[int]) -> None:
-        """Compare with the pins that the callers know of (I2).
+        """Compare with the pins that the callers know of.
 
         Raises:
             AssertionError: A slot leaked, or is in two places.

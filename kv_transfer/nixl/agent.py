@@ -36,6 +36,8 @@ with _own_logging():
 
 from kv_transfer.errors import KVTransferError  # noqa: E402
 from kv_transfer.layout import MemoryKind  # noqa: E402
+from kv_transfer.nixl.ucx_access import local_ucx  # noqa: E402
+from kv_transfer.nixl.wakeup_sockets import drop_empty_wakeups  # noqa: E402
 from kv_transfer.transport import ReadState  # noqa: E402
 
 if "NIXL_LOG_LEVEL" not in os.environ:
@@ -73,7 +75,8 @@ class NixlAgent:
     Methods raise one of ``NIXL_ERRORS`` when NIXL refuses, and when a connection is broken.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, local_memory: MemoryKind | None = None) -> None:
+        """``local_memory``: reach only processes of this user on this machine, whose memory is of that kind."""
         config = bindings.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False
@@ -83,7 +86,13 @@ class NixlAgent:
         plugins = self._agent.getAvailPlugins()
         if "UCX" not in plugins:
             raise KVTransferError(f"NIXL has no UCX plugin here; it has {', '.join(plugins)}")
-        self._agent.createBackend("UCX", {})
+        if local_memory is None:
+            self._agent.createBackend("UCX", {})
+        else:
+            # UCX makes no connection over shared memory alone where it has to report that a peer died.
+            with local_ucx(local_memory):
+                self._agent.createBackend("UCX", {"ucx_error_handling_mode": "none"})
+        drop_empty_wakeups()
         self._registered: list[Any] = []
 
     def register(self, *, address: int, num_bytes: int, device_index: int, memory: MemoryKind) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from kv_transfer.errors import KVTransferError
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.nixl.agent import NIXL_ERRORS, NixlAgent, Prepared, Transfer
-from kv_transfer.nixl.net_devices import ucx_environment
+from kv_transfer.nixl.ucx_access import describe_local_ucx, ucx_environment
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.transport import Read, ReadState, TransportError
 
@@ -60,7 +60,7 @@ class NixlRead:
 
 
 class NixlTransport:
-    """Implements ``Transport``.
+    """Implements ``Transport``. With ``is_local`` it reaches processes of this user on this machine, and no others.
 
     Raises:
         KVTransferError: The UCX plugin is missing, or the region cannot be registered.
@@ -68,13 +68,14 @@ class NixlTransport:
 
     needs_polling = True
 
-    def __init__(self, *, identity: PeerIdentity, region: KVRegion) -> None:
+    def __init__(self, *, identity: PeerIdentity, region: KVRegion, is_local: bool = False) -> None:
         self.on_news: Callable[[], None] | None = None
         self._region = region
+        self._is_local = is_local
         self._thread_in_device: int | None = None
         self._enter_device()
         name = f"{identity.engine_id}/{identity.incarnation}"
-        agent = NixlAgent(name)
+        agent = NixlAgent(name, local_memory=region.memory if is_local else None)
         try:
             agent.register(
                 address=region.base_address,
@@ -100,7 +101,7 @@ class NixlTransport:
         logger.info(
             "NIXL agent ready: name=%s backend=UCX %s memory=%s region_bytes=%d",
             name,
-            ucx_environment(),
+            describe_local_ucx(region.memory) if is_local else ucx_environment(),
             region.memory.value,
             region.total_bytes,
         )
@@ -131,11 +132,18 @@ class NixlTransport:
         except NIXL_ERRORS as error:
             raise TransportError(
                 peer=engine_id,
-                reason=f"its NIXL metadata cannot be used ({error!r}): either UCX reaches no network device of the "
-                f"peer from here, where it uses {ucx_environment()} (/status says what the peer uses), or their NIXL "
-                "versions differ",
+                reason=f"its NIXL metadata cannot be used ({error!r}): either {self._why_unreachable()} (/status says "
+                "what the peer uses), or their NIXL versions differ",
             ) from error
         return name
+
+    def _why_unreachable(self) -> str:
+        if self._is_local:
+            return (
+                "it is on another machine, in another container or another user's, or uses the network, and "
+                "kv_transfer.transport is 'local' here"
+            )
+        return f"UCX reaches no network device of the peer from here, where it uses {ucx_environment()}"
 
     def remove_peer(self, peer: str) -> None:
         """Release what was prepared for a peer and disconnect."""
@@ -215,7 +223,7 @@ class NixlTransport:
         """
         thread = threading.get_ident()
         if self._region.memory is MemoryKind.VRAM and self._thread_in_device != thread:
-            from kv_transfer.device_bytes import enter_device  # imported late: it loads torch
+            from kv_transfer.device_memory import enter_device  # imported late: it loads torch
 
             enter_device(self._region.device_index)
             self._thread_in_device = thread

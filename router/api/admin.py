@@ -1,34 +1,56 @@
-"""POST /admin/...: orders to the workers; the door asks for an admin key where there are keys."""
+"""Orders to the workers, POST /admin/... and /reset_prefix_cache: they always ask for an admin key."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import Field
+from fastapi.responses import JSONResponse
+from pydantic import ConfigDict, Field, ValidationError
 
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.fault_options import FaultOptions, ScheduledFault
-from router.api.generate_body import StrictBody
-from router.api.openapi import body_schema
-from router.api.request_body import read_body
-from router.errors import AdminClosedError, InvalidRequestError
+from router.administration import ResetAnswer
+from router.api.bodies.generate_body import StrictBody
+from router.api.errors import error_body, invalid_body
+from router.api.http.request_body import read_body
+from router.api.openapi import body_schema, query_schema
+from router.errors import AdminClosedError, BodyNotJsonError, InvalidRequestError
 from router.service import RouterService
 
 
-class DrainBody(StrictBody):
+class OrderBody(StrictBody):
+    """An order has no field that is not known, not even as null."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class DrainBody(OrderBody):
     """Which worker: its id, or how it begins."""
 
     replica: str
 
 
-class FaultsBody(StrictBody):
+class FaultsBody(OrderBody):
     """The faults from now on, by the names of ``kv_transfer.faults``; none heals all."""
 
     role: Literal["prefill", "decode"] | None = None
     faults: dict[str, float] = Field(default_factory=dict)
     schedule: list[ScheduledFault] = Field(default_factory=list)
+
+
+class ResetBody(StrictBody):
+    """How to drop the prefix caches. ``reset_running_requests`` is vLLM's name of ``preempt_running``; host tiers,
+    which it calls external, are always dropped too.
+    """
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"reset_external": (None, True)}
+
+    preempt_running: bool | None = None
+    reset_running_requests: bool | None = None
 
 
 def add_admin(app: FastAPI, service: RouterService) -> None:
@@ -48,6 +70,65 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
         async with read_body(request, FaultsBody, settings=service.settings, room=service.body_room) as body:
             options = fault_options(body)
             return {"replicas": await service.administration.set_faults(options, role=body.role)}
+
+    @app.post("/reset_prefix_cache", openapi_extra=body_schema(ResetBody, is_required=False) | query_schema(ResetBody))
+    async def reset_prefix_cache(request: Request) -> JSONResponse:
+        """Have every worker drop its prefix cache. Without a body, and with parameters in the URL, as vLLM takes it."""
+        check_open(service)
+        asked = [_reset_query(request)]
+        if _has_body(request):
+            async with read_body(request, ResetBody, settings=service.settings, room=service.body_room) as body:
+                asked.append(body)
+        elif "origin" in request.headers:  # a web page's, which could send it from anywhere without asking
+            raise BodyNotJsonError(media_type="")
+        preempt_running = any(body.preempt_running or body.reset_running_requests for body in asked)
+        answers = await service.administration.reset_prefix_cache(preempt_running=preempt_running)
+        return _reset_response(answers)
+
+
+def _has_body(request: Request) -> bool:
+    headers = request.headers
+    return headers.get("content-length", "0") != "0" or "content-type" in headers or "transfer-encoding" in headers
+
+
+def _reset_query(request: Request) -> ResetBody:
+    """The parameters in the URL."""
+    words = {"true": True, "1": True, "false": False, "0": False}
+    try:
+        return ResetBody.model_validate({name: words.get(text, text) for name, text in request.query_params.items()})
+    except ValidationError as error:
+        raise invalid_body(error) from error
+
+
+def _reset_response(answers: list[ResetAnswer]) -> JSONResponse:
+    """What each worker dropped; an error that names those that dropped nothing."""
+    content: dict[str, Any] = {"success": True, "workers": [_reset_row(answer) for answer in answers]}
+    failed = [answer for answer in answers if answer.dropped is None]
+    if not failed:
+        return JSONResponse(content)
+    is_busy = all(answer.is_busy for answer in failed)
+    status = HTTPStatus.CONFLICT if is_busy else HTTPStatus.SERVICE_UNAVAILABLE
+    reasons = "; ".join(f"{answer.role} worker {answer.replica_id}: {answer.reason}" for answer in failed)
+    error = error_body(
+        f"{len(failed)} of {len(answers)} workers dropped nothing: {reasons}",
+        kind="conflict_error" if is_busy else "service_unavailable_error",
+        code="prefix_cache_in_use" if is_busy else "worker_unavailable",
+        param="preempt_running" if is_busy else None,
+    )
+    headers = None if is_busy else {"Retry-After": "1"}
+    return JSONResponse({**content, "success": False, **error}, status_code=status, headers=headers)
+
+
+def _reset_row(answer: ResetAnswer) -> dict[str, object]:
+    row: dict[str, object] = {"replica_id": answer.replica_id, "role": answer.role}
+    if answer.dropped is None:
+        return {**row, "error": answer.reason}
+    return {
+        **row,
+        "dropped_blocks": answer.dropped.num_blocks,
+        "dropped_host_blocks": answer.dropped.num_host_blocks,
+        "preempted_requests": answer.dropped.num_preempted,
+    }
 
 
 def check_open(service: RouterService) -> None:

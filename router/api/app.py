@@ -11,19 +11,24 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from kv_transfer.params import PROTOCOL_VERSION
 from router.api.admin import add_admin
-from router.api.chat_body import ChatBody
-from router.api.completion_body import CompletionBody
+from router.api.answers.tokens_answer import tokens_response
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.completion_body import CompletionBody
+from router.api.bodies.tokenize_body import DetokenizeBody, TokenizeBody
 from router.api.completions import answer_chat, answer_completion
-from router.api.direct_routes import DirectRoutes, Endpoint
 from router.api.errors import error_response, http_error_response
-from router.api.guard import GuardMiddleware
+from router.api.http.direct_routes import DirectRoutes, Endpoint
+from router.api.http.guard import GuardMiddleware
+from router.api.http.methods import MethodsMiddleware
+from router.api.http.request_body import read_body
+from router.api.ignored import HEADER as IGNORED_HEADER
+from router.api.ignored import ignored_header
 from router.api.openapi import body_schema, describe
 from router.api.prompts import check_vocabulary, encode, render_chat
-from router.api.request_body import read_body
 from router.api.request_id import RequestIdMiddleware
-from router.api.tokenize_body import DetokenizeBody, TokenizeBody
-from router.api.tokens_answer import tokens_response
+from router.api.server_info import Facts, add_server_info, no_facts
 from router.errors import InternalError, NoReplicaError, RouterError
 from router.security import SecuritySettings
 from router.service import RouterService
@@ -36,7 +41,10 @@ _PATHS = frozenset(
         "/tokenize",
         "/detokenize",
         "/load",
+        "/",
         "/health",
+        "/healthz",
+        "/v1/health",
         "/ready",
         "/ping",
         "/version",
@@ -44,6 +52,8 @@ _PATHS = frozenset(
         "/metrics",
         "/admin/drain",
         "/admin/faults",
+        "/reset_prefix_cache",
+        "/server_info",
     }
 )
 
@@ -57,11 +67,16 @@ def baton_version() -> str:
 
 
 def build_app(
-    service: RouterService, *, answers_request_id: bool = True, security: SecuritySettings | None = None
+    service: RouterService,
+    *,
+    answers_request_id: bool = True,
+    security: SecuritySettings | None = None,
+    facts: Facts = no_facts,
 ) -> FastAPI:
     """The application around a service. Its lifespan starts and closes the service.
 
     ``answers_request_id`` False is for a server that puts the request's id into each answer by itself, as Serve does.
+    ``facts`` are what /server_info tells beside what the service knows.
     """
 
     @asynccontextmanager
@@ -77,6 +92,7 @@ def build_app(
     describe(app, security)
     endpoints = _add_generation(app, service)
     # Inside of all other middleware: these are added from the inside out.
+    app.add_middleware(MethodsMiddleware, routes=app.router.routes)
     app.add_middleware(DirectRoutes, endpoints=endpoints, write_timeout_s=service.settings.write_timeout_s)
     _add_security(app, security)
     app.add_middleware(
@@ -87,6 +103,7 @@ def build_app(
     _add_models(app, service)
     _add_operations(app, service)
     add_admin(app, service)
+    add_server_info(app, service, version=app.version, facts=facts)
     return app
 
 
@@ -97,9 +114,9 @@ def _add_security(app: FastAPI, settings: SecuritySettings) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_allow_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "HEAD", "POST"),
             allow_headers=("*",),
-            expose_headers=("X-Request-Id", "Retry-After"),
+            expose_headers=("X-Request-Id", "Retry-After", IGNORED_HEADER),
         )
 
 
@@ -138,7 +155,7 @@ def _add_tokens(app: FastAPI, service: RouterService) -> None:
         async with read_body(request, TokenizeBody, settings=service.settings, room=service.body_room) as body:
             service.check_model(body.model)
             if body.prompt is None:
-                text = render_chat(service, body)
+                text = await render_chat(service, body)
                 ids = await encode(service, text, add_special_tokens=bool(body.add_special_tokens))
             else:
                 ids = await encode(service, body.prompt, add_special_tokens=body.add_special_tokens is not False)
@@ -147,14 +164,16 @@ def _add_tokens(app: FastAPI, service: RouterService) -> None:
                 service.tokenizer,
                 max_model_len=service.max_model_len(),
                 with_strings=bool(body.return_token_strs),
+                headers=ignored_header(body, service.chat_renderer.template),
             )
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
-    async def detokenize(request: Request) -> dict[str, str]:
+    async def detokenize(request: Request, response: Response) -> dict[str, str]:
         """The text of token ids, special tokens included."""
         async with read_body(request, DetokenizeBody, settings=service.settings, room=service.body_room) as body:
             service.check_model(body.model)
             check_vocabulary(body.tokens, service.vocab_size(), param="tokens")
+            response.headers.update(ignored_header(body, None))
             return {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
@@ -169,7 +188,7 @@ def _add_models(app: FastAPI, service: RouterService) -> None:
             "object": "model",
             "created": service.view.created_s,
             "owned_by": "baton",
-            "root": name,
+            "root": service.model_name,
             "max_model_len": max_model_len,
         }
 
@@ -186,8 +205,11 @@ def _add_models(app: FastAPI, service: RouterService) -> None:
 
 
 def _add_operations(app: FastAPI, service: RouterService) -> None:
+    @app.get("/")
     @app.get("/health")
+    @app.get("/healthz")
     @app.get("/ping")
+    @app.get("/v1/health")
     async def is_live() -> dict[str, str]:
         """This process answers."""
         return {"status": "ok"}
@@ -201,9 +223,9 @@ def _add_operations(app: FastAPI, service: RouterService) -> None:
         return JSONResponse({"status": "starting", "waits_for": missing}, status_code=503, headers={"Retry-After": "1"})
 
     @app.get("/version")
-    async def get_version() -> dict[str, str]:
-        """The version of Baton."""
-        return {"version": baton_version()}
+    async def get_version() -> dict[str, str | int]:
+        """The version of Baton, and that of the protocol by which its workers hand KV over."""
+        return {"version": baton_version(), "protocol_version": PROTOCOL_VERSION}
 
     @app.get("/status")
     async def get_status() -> dict[str, object]:

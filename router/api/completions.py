@@ -9,23 +9,25 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from router.api.answer_format import AnswerFormat, AnswerHead
-from router.api.chat_body import ChatBody
-from router.api.chat_format import ChatFormat
-from router.api.completion_body import CompletionBody
-from router.api.completion_format import CompletionFormat
-from router.api.generate_body import GenerateBody
+from router.api.answers.answer_format import AnswerFormat, AnswerHead
+from router.api.answers.chat_format import ChatFormat
+from router.api.answers.completion_format import CompletionFormat
+from router.api.answers.logprobs_answer import LogprobsAnswer
+from router.api.answers.sse import GenerationResponse
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.completion_body import CompletionBody
+from router.api.bodies.generate_body import GenerateBody
+from router.api.http.request_body import read_body
+from router.api.ignored import ignored_header
 from router.api.logit_rules import logit_rules
-from router.api.logprobs_answer import LogprobsAnswer
 from router.api.logprobs_wish import LogprobsWish, chat_wish, completion_wish
 from router.api.output_limit import OutputLimit
 from router.api.prompts import chat_prompt, check_num_choices, check_vocabulary, completion_prompts, echoed_message
-from router.api.request_body import read_body
-from router.api.sse import GenerationResponse
+from router.api.request_id import SCOPE_KEY
 from router.api.text_requests import Ask, num_candidates, start_choices
 from router.errors import InvalidRequestError
+from router.request.text_output import TextOutput
 from router.service import RouterService
-from router.text_output import TextOutput
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -108,7 +110,11 @@ def _response(
     service: RouterService, outputs: Sequence[TextOutput], answer: AnswerFormat, body: GenerateBody
 ) -> GenerationResponse:
     return GenerationResponse(
-        outputs, answer, stream=bool(body.stream), write_timeout_s=service.settings.write_timeout_s
+        outputs,
+        answer,
+        stream=bool(body.stream),
+        write_timeout_s=service.settings.write_timeout_s,
+        headers=ignored_header(body, service.chat_renderer.template),
     )
 
 
@@ -134,11 +140,11 @@ def _head(service: RouterService, body: GenerateBody, kind: str, wish: LogprobsW
             as_token_ids=bool(body.return_tokens_as_token_ids),
         )
     return AnswerHead(
-        answer_id=f"{kind}-{uuid.uuid4().hex}",
+        answer_id=f"{kind}-{body.request_id or uuid.uuid4().hex}",
         created_s=int(time.time()),
         model=service.model_name,
         include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
+        continuous_usage=bool(options and options.sends_running_usage),
         return_token_ids=bool(body.return_token_ids),
         num_choices_per_prompt=body.n or 1,
         num_candidates_per_prompt=num_candidates(body),
@@ -152,6 +158,8 @@ def _head(service: RouterService, body: GenerateBody, kind: str, wish: LogprobsW
 def _start(
     service: RouterService, body: GenerateBody, ask: Ask, head: AnswerHead, request: Request
 ) -> list[TextOutput]:
+    if body.request_id is not None:
+        request.scope[SCOPE_KEY] = body.request_id
     outputs = start_choices(service, body, ask, head, request)
     logger.debug("request accepted: request_id=%s num_choices=%d", outputs[0].generation.name_in_logs, len(outputs))
     return outputs

@@ -11,21 +11,24 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
-from router.api.chat_body import CONTENT_FORMS
-from router.api.completion_body import PROMPT_FORMS
-from router.api.generate_body import UnsupportedValueError
+from router.api.bodies.chat_body import CONTENT_FORMS
+from router.api.bodies.completion_body import PROMPT_FORMS
+from router.api.bodies.generate_body import UnsupportedValueError
 from router.errors import (
     AdminClosedError,
     AdminKeyError,
     BodiesFullError,
+    BodyEncodedError,
     BodyNotJsonError,
     BodyTimeoutError,
     BodyTooLargeError,
     DeadlineExceededError,
     HeadersTooLargeError,
+    HostNotAllowedError,
     InvalidApiKeyError,
     InvalidRequestError,
     NoReplicaError,
+    OriginNotAllowedError,
     QueueFullError,
     RequestCancelledError,
     RouterError,
@@ -40,10 +43,13 @@ _STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
     (InvalidApiKeyError, HTTPStatus.UNAUTHORIZED, "invalid_request_error"),
     (AdminKeyError, HTTPStatus.FORBIDDEN, "permission_error"),
     (AdminClosedError, HTTPStatus.FORBIDDEN, "permission_error"),
+    (HostNotAllowedError, HTTPStatus.FORBIDDEN, "permission_error"),
+    (OriginNotAllowedError, HTTPStatus.FORBIDDEN, "permission_error"),
     (UnknownReplicaError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
     (UnknownModelError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
     (BodyTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"),
     (TooManyValuesError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"),
+    (BodyEncodedError, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "invalid_request_error"),
     (BodyNotJsonError, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "invalid_request_error"),
     (BodyTimeoutError, HTTPStatus.REQUEST_TIMEOUT, "invalid_request_error"),
     (HeadersTooLargeError, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error"),
@@ -82,6 +88,8 @@ def error_response(error: RouterError) -> JSONResponse:
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, InvalidApiKeyError):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, BodyEncodedError):
+        headers["Accept-Encoding"] = "identity"
     return JSONResponse(
         error_body(error.message, kind=kind, code=error.code, param=error.param), status_code=status, headers=headers
     )
@@ -105,11 +113,15 @@ def invalid_body(error: ValidationError) -> InvalidRequestError:
             return cause.refusal(_place(problem["loc"]))
     name = _root(first["loc"])
     same = [problem | {"loc": _place(problem["loc"])} for problem in problems if _root(problem["loc"]) == name]
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+    if first["type"] in UNKNOWN and len(first["loc"]) == 1:
         return InvalidRequestError(f"unknown parameter '{name}'", code="unknown_parameter", param=name)
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return InvalidRequestError(f"the parameter '{name}' is required", code="missing_parameter", param=name)
     return InvalidRequestError(_sentence(name, same), code="invalid_parameter", param=name or None)
+
+
+UNKNOWN = frozenset({"none_required", "extra_forbidden"})
+"""What validation says of a field that a body does not have: it may only be null, or not even that."""
 
 
 def _root(location: Sequence[int | str]) -> str:
@@ -126,8 +138,12 @@ def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
     return place
 
 
+def _words(problem: Any) -> str:
+    return "there is no such field" if problem["type"] in UNKNOWN else str(problem["msg"])
+
+
 def _sentence(name: str, problems: Sequence[Any]) -> str:
     where = {".".join(str(part) for part in problem["loc"]) for problem in problems}
-    said = list(dict.fromkeys(problem["msg"] for problem in problems))
+    said = list(dict.fromkeys(_words(problem) for problem in problems))
     place = next(iter(where)) if len(where) == 1 else name
     return f"the parameter '{place}' is invalid: {'; or '.join(said[:6])}" if place else f"invalid body: {said[0]}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.messages import LogitRules
-from router.api.generate_body import GenerateBody
+from engine.contract.messages import LogitRules
+from router.api.bodies.generate_body import GenerateBody
 from router.api.prompts import check_vocabulary, encode_all
 from router.service import RouterService
 

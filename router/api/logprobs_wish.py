@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.api.chat_body import ChatBody
-from router.api.completion_body import CompletionBody
-from router.api.generate_body import GenerateBody
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.completion_body import CompletionBody
+from router.api.bodies.generate_body import GenerateBody
 from router.errors import InvalidRequestError
 from router.service import RouterService
 

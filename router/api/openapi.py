@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from router.api.answer_schemas import (
+from router.api.answers.answer_schemas import (
+    CacheResets,
     ChatCompletion,
     ClusterStatus,
     ErrorAnswer,
@@ -17,13 +18,15 @@ from router.api.answer_schemas import (
     ModelList,
     Order,
     RouterLoad,
+    ServerInfo,
     State,
     Text,
     TextCompletion,
     Tokens,
     Version,
 )
-from router.api.guard import Access, GuardMiddleware
+from router.api.http.guard import Access, GuardMiddleware
+from router.api.ignored import HEADER as IGNORED_HEADER
 from router.security import SecuritySettings
 
 _ANSWERS: dict[str, type[BaseModel]] = {
@@ -41,6 +44,11 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/status": ClusterStatus,
     "/admin/drain": Order,
     "/admin/faults": Order,
+    "/": State,
+    "/healthz": State,
+    "/v1/health": State,
+    "/reset_prefix_cache": CacheResets,
+    "/server_info": ServerInfo,
 }
 
 _STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -49,16 +57,18 @@ _ALWAYS = (431,)
 _OF_BODIES = (400, 404, 408, 413, 415, 503)
 _OF_GENERATION = (429, 502, 504)
 _OF_ORDERS = (403, 502)
+_OF_RESETS = (403, 409, 503)
 _WITH_KEYS: dict[Access, tuple[int, ...]] = {"open": (), "user": (401,), "admin": (401, 403)}
 
 _MEANINGS = {
     400: "The request is wrong, or asks for what is not supported; `param` names what.",
     401: "No key, or none that is known.",
-    403: "The key is no admin key, or orders are not taken here.",
+    403: "The key is no admin key, orders are not taken here, or this host name or web page is not allowed.",
     404: "There is no such model, or no such worker.",
+    409: "Workers have requests that hold blocks, and may not preempt them.",
     408: "The body did not arrive in time.",
     413: "The body is too large, or has too many JSON values.",
-    415: "The body is not sent as application/json.",
+    415: "The body is not sent as application/json, or is compressed.",
     429: "As many requests as allowed are in progress or waiting.",
     431: "Too many headers, or too long ones.",
     502: "Workers failed, and trying others did not help.",
@@ -67,6 +77,13 @@ _MEANINGS = {
 }
 
 _RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+_IGNORED_HEADERS = {
+    IGNORED_HEADER: {
+        "description": "The fields of the body that have no effect; there where there are any.",
+        "schema": {"type": "string"},
+    }
+}
 
 _EVENT = {
     "type": "object",
@@ -81,9 +98,19 @@ _REQUEST_HEADERS = (
 )
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def body_schema(model: type[BaseModel], *, is_required: bool = True) -> dict[str, Any]:
     """The entry for a JSON body; nested definitions are written out in place."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_of(model)}}}}
+    return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": _schema_of(model)}}}}
+
+
+def query_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The entry for the same parameters in the URL, all of them true or false."""
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "schema": {"type": "boolean"}}
+            for name in model.model_fields
+        ]
+    }
 
 
 def describe(app: FastAPI, security: SecuritySettings) -> None:
@@ -92,13 +119,14 @@ def describe(app: FastAPI, security: SecuritySettings) -> None:
 
     def document() -> dict[str, Any]:
         if not app.openapi_schema:
-            app.openapi_schema = _document(app, guard)
+            always = _ALWAYS if security.host_rule is None else (403, *_ALWAYS)
+            app.openapi_schema = _document(app, guard, always=always)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _document(app: FastAPI, guard: GuardMiddleware) -> dict[str, Any]:
+def _document(app: FastAPI, guard: GuardMiddleware, *, always: tuple[int, ...]) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     document["components"] = {
         "schemas": {"Error": _schema_of(ErrorAnswer)},
@@ -107,7 +135,8 @@ def _document(app: FastAPI, guard: GuardMiddleware) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         access = guard.access_to(path)
         for operation in operations.values():
-            operation["responses"] = _responses(path, has_body="requestBody" in operation, access=access)
+            has_body = "requestBody" in operation
+            operation["responses"] = _responses(path, (*always, *_WITH_KEYS[access]), has_body=has_body)
             if access != "open":
                 operation["security"] = [{"key": []}]
             if path in _STREAMED:
@@ -115,18 +144,30 @@ def _document(app: FastAPI, guard: GuardMiddleware) -> dict[str, Any]:
     return document
 
 
-def _responses(path: str, *, has_body: bool, access: Access) -> dict[str, Any]:
-    codes = [*_ALWAYS, *_WITH_KEYS[access]]
+def _codes(path: str, *, has_body: bool) -> list[int]:
+    """The errors that a path may answer with, beside those of the door."""
+    codes: list[int] = []
     if has_body:
         codes += _OF_BODIES
     if path in _STREAMED:
         codes += _OF_GENERATION
     if path.startswith("/admin/"):
         codes += _OF_ORDERS
+    if path == "/reset_prefix_cache":
+        codes += _OF_RESETS
+    if path == "/server_info":
+        codes.append(403)
     if path == "/v1/models/{model}":
         codes.append(404)
+    return codes
+
+
+def _responses(path: str, of_the_door: tuple[int, ...], *, has_body: bool) -> dict[str, Any]:
+    codes = {*of_the_door, *_codes(path, has_body=has_body)}
     responses: dict[str, Any] = {"200": {"description": "Successful.", "content": _content(path)}}
-    for code in sorted(set(codes)):
+    if path in _STREAMED or path in ("/tokenize", "/detokenize"):
+        responses["200"]["headers"] = _IGNORED_HEADERS
+    for code in sorted(codes):
         responses[str(code)] = {
             "description": _MEANINGS[code],
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from router.api.chat_body import ChatBody, Message
-from router.api.completion_body import CompletionBody
-from router.api.generate_body import GenerateBody
+from router.api.bodies.chat_body import ChatBody, Message
+from router.api.bodies.completion_body import CompletionBody
+from router.api.bodies.generate_body import GenerateBody
 from router.api.output_limit import OutputLimit
 from router.errors import ContextLengthError, InvalidRequestError
 from router.service import RouterService
-from router.text.chat_template import NoChatTemplateError
+from router.text.chat_template import ChatTemplate, NoChatTemplateError
 from router.text.tokenizer import Tokenizer
 
 _LONG_TEXT_CHARACTERS = 4_000
 """Longer texts are tokenized in a thread, without the GIL: streams must not wait for it."""
-
-_RESERVED_TEMPLATE_ARGUMENTS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +54,13 @@ class ChatFields(Protocol):
     def chat_template_kwargs(self) -> dict[str, Any] | None:
         """More arguments of the template."""
 
+    @property
+    def read_fields(self) -> set[str]:
+        """Takes the names of the fields of messages that the template reads."""
+
+    def template_parameters(self) -> dict[str, str]:
+        """Parameters of the body that some templates read."""
+
 
 async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit) -> tuple[int, ...]:
     """The prompt of a conversation.
@@ -63,7 +68,7 @@ async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit
     Raises:
         InvalidRequestError: There is no template, or it refuses the conversation.
     """
-    text = render_chat(service, body)
+    text = await render_chat(service, body)
     _check_text_length(service, text, body, param="messages")
     ids = await encode(service, text, add_special_tokens=bool(body.add_special_tokens))
     return _checked(_truncated(service, ids, body, limit), param="messages")
@@ -71,19 +76,18 @@ async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit
 
 def echoed_message(body: ChatBody) -> str:
     """The final message where the answer is to repeat it: one of the speaker who goes on."""
-    final = _plain(body.messages[-1])
+    final = body.messages[-1]
     goes_on = bool(body.continue_final_message) or body.add_generation_prompt is False
-    return str(final["content"]) if body.echo and (goes_on or final["role"] == "assistant") else ""
+    return final.text if body.echo and (goes_on or final.role == "assistant") else ""
 
 
-def render_chat(service: RouterService, body: ChatFields) -> str:
+async def render_chat(service: RouterService, body: ChatFields) -> str:
     """The conversation as the model reads it.
 
     Raises:
         InvalidRequestError: There is no template, or it refuses the conversation.
+        QueueFullError: Too many long conversations are being rendered.
     """
-    if service.chat_template is None:
-        raise NoChatTemplateError
     assert body.messages
     goes_on = bool(body.continue_final_message)
     if goes_on and body.add_generation_prompt:
@@ -92,18 +96,15 @@ def render_chat(service: RouterService, body: ChatFields) -> str:
             code="invalid_parameter",
             param="continue_final_message",
         )
-    arguments = body.chat_template_kwargs or {}
-    if reserved := _RESERVED_TEMPLATE_ARGUMENTS.intersection(arguments):
-        raise InvalidRequestError(
-            f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}",
-            code="invalid_parameter",
-            param="chat_template_kwargs",
-        )
-    messages = [_plain(message) for message in body.messages]
-    if goes_on:
-        return service.chat_template.render_open(messages, arguments=arguments)
-    add_prompt = body.add_generation_prompt is not False
-    return service.chat_template.render(messages, add_generation_prompt=add_prompt, arguments=arguments)
+    template = service.chat_renderer.template
+    if template is None:
+        raise NoChatTemplateError
+    return await service.chat_renderer.render(
+        [_plain(message, template, body.read_fields) for message in body.messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+        is_open=goes_on,
+        arguments=_template_arguments(template, body),
+    )
 
 
 async def completion_prompts(service: RouterService, body: CompletionBody, limit: OutputLimit) -> list[Prompt]:
@@ -171,25 +172,37 @@ async def encode_all(service: RouterService, texts: Sequence[str], *, add_specia
     return await asyncio.to_thread(service.tokenizer.encode_all, texts, add_special_tokens=add_special_tokens)
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: plain text, and ``system`` for OpenAI's newer name of that role."""
-    content = message.content
-    if not isinstance(content, str):
-        content = "\n".join(part.text for part in content)
-    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
-    if message.name is not None:
-        plain["name"] = message.name
+def _template_arguments(template: ChatTemplate | None, body: ChatFields) -> dict[str, Any]:
+    """The arguments given, with the parameters that the template reads under their own names."""
+    arguments = dict(body.chat_template_kwargs or {})
+    for name, value in body.template_parameters().items():
+        if arguments.get(name, value) != value:
+            raise InvalidRequestError(
+                f"{name} is {value!r} and chat_template_kwargs.{name} is {arguments[name]!r}: give one",
+                code="invalid_parameter",
+                param=name,
+            )
+        if template is not None and template.reads(name):
+            arguments[name] = value
+    return arguments
+
+
+def _plain(message: Message, template: ChatTemplate | None, read: set[str]) -> dict[str, Any]:
+    """A message as templates expect it: ``developer``, OpenAI's newer name, is ``system`` to one that never says it."""
+    plain = message.fields(read)
+    if message.role == "developer" and not (template is not None and template.names("developer")):
+        plain["role"] = "system"
     return plain
 
 
 def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody, limit: OutputLimit) -> Sequence[int]:
-    """The last tokens of a prompt, as many as asked for; -1 asks for as many as leave room for the answer."""
+    """The last or the first tokens of a prompt, as many as asked for; -1 asks for as many as leave room."""
     num_kept = body.truncate_prompt_tokens
     if num_kept is None:
         return ids
     if num_kept == -1:
         num_kept = limit.num_prompt_tokens(max_model_len=service.max_model_len())
-    return ids[-num_kept:]
+    return ids[:num_kept] if body.truncation_side == "right" else ids[-num_kept:]
 
 
 def _checked(ids: Sequence[int], *, param: str) -> tuple[int, ...]:

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.metrics import RouterMetrics
+from router.report.metrics import RouterMetrics
 
 HEADER = "x-request-id"
-_ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
+SCOPE_KEY = "baton_request_id"
+MAX_CHARACTERS = 128
+_ACCEPTED = re.compile(rf"[\x21-\x7e]{{1,{MAX_CHARACTERS}}}")
 
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS"})
 
 
+def is_request_id(text: str) -> bool:
+    """Whether a caller's id can be used: it goes into headers and logs."""
+    return _ACCEPTED.fullmatch(text) is not None
+
+
+def usable_request_id(given: Sequence[bytes]) -> str:
+    """The caller's id where it sent exactly one of up to 128 visible ASCII characters, else a new one."""
+    if len(given) == 1 and is_request_id(text := given[0].decode("latin-1")):
+        return text
+    return uuid.uuid4().hex
+
+
 class RequestIdMiddleware:
     """Gives every answer the caller's request id, or a new one if there is none or it is unusable.
+
+    A body may name another one, which then stands in the scope.
 
     The header is left to the server around the application where that one adds it: an answer has it once.
     """
@@ -35,17 +52,16 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
-        request_id = given if _ACCEPTED.fullmatch(given) else uuid.uuid4().hex
+        request_id = usable_request_id([value for name, value in scope["headers"] if name == HEADER.encode()])
         path = scope["path"] if scope["path"] in self._paths else "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if self._answers_request_id:
-                    MutableHeaders(scope=message)[HEADER] = request_id
+                    MutableHeaders(scope=message)[HEADER] = scope[SCOPE_KEY]
                 self._metrics.answered(path, method, message["status"])
             await send(message)
 
-        scope["baton_request_id"] = request_id
+        scope[SCOPE_KEY] = request_id
         await self._app(scope, receive, send_with_id)

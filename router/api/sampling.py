@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.messages import LogitRules, SamplingParams
-from router.api.generate_body import GenerateBody
+from engine.contract.messages import LogitRules, SamplingParams
+from router.api.bodies.generate_body import GenerateBody
 from router.errors import InvalidRequestError
 from router.settings import RouterSettings
 from router.text.generation_config import GenerationDefaults

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
-from engine.messages import LogitRules, SamplingParams
-from router.api.answer_format import AnswerHead
-from router.api.generate_body import GenerateBody
-from router.api.headers import session_header, timeout_header
+from engine.contract.messages import LogitRules, SamplingParams
+from router.api.answers.answer_format import AnswerHead
+from router.api.bodies.generate_body import GenerateBody
+from router.api.http.headers import session_header, timeout_header
 from router.api.logprobs_wish import LogprobsWish
 from router.api.output_limit import OutputLimit
+from router.api.request_id import SCOPE_KEY
 from router.api.sampling import sampling_params, stop_strings
-from router.errors import InvalidRequestError, RouterError
+from router.errors import InvalidRequestError
+from router.request.text_output import TextOutput
 from router.service import RouterService, TextRequest
-from router.text_output import TextOutput
 
 MAX_PROMPT_LOGPROBS = 400_000
 """Log-probabilities of prompt tokens in one answer: some 30 MB of JSON."""
@@ -45,22 +47,20 @@ def start_choices(
         RouterError: The request is refused.
     """
     _check_size(ask, num_choices=head.num_choices_per_prompt)
-    per_prompt = [_text_request(service, body, ask, prompt, request) for prompt in ask.prompts]
-    outputs: list[TextOutput] = []
-    try:
-        for text in per_prompt:
-            leader: TextOutput | None = None
-            for choice in range(head.num_candidates_per_prompt):
-                # Choices of one prompt must differ, and each must be the same again with the same seed.
-                seed = None if body.seed is None else body.seed + choice
-                name = f"{head.answer_id}-{len(outputs)}"
-                outputs.append(service.generate(replace(text, request_id=name, seed=seed), leader=leader))
-                leader = leader or outputs[-1]
-    except RouterError:
-        for output in outputs:
-            output.cancel()
-        raise
-    return outputs
+    num_each = head.num_candidates_per_prompt
+    # A caller may use its id again: what the workers know a request by must be unique.
+    unique_id = head.answer_id if body.request_id is None else f"{head.answer_id}-{uuid.uuid4().hex}"
+    prompts: list[list[TextRequest]] = []
+    for index, prompt in enumerate(ask.prompts):
+        text = _text_request(service, body, ask, prompt, request)
+        choices: list[TextRequest] = []
+        for choice in range(num_each):
+            # Choices of one prompt must differ, and each must be the same again with the same seed.
+            seed = None if body.seed is None else body.seed + choice
+            name = f"{unique_id}-{index * num_each + choice}"
+            choices.append(replace(text, request_id=name, seed=seed))
+        prompts.append(choices)
+    return service.generate_choices(prompts)
 
 
 def _check_size(ask: Ask, *, num_choices: int) -> None:
@@ -93,7 +93,7 @@ def _text_request(
         cache_salt=body.cache_salt,
         timeout_s=timeout_header(service, request),
         session_id=session_header(service, request),
-        caller_id=request.scope.get("baton_request_id", ""),
+        caller_id=request.scope.get(SCOPE_KEY, ""),
         shows_logprobs=ask.wish.num_output is not None,
         is_prompt_only=ask.limit.is_prompt_only,
     )

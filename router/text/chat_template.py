@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.errors import InvalidRequestError, ModelDirectoryError
+from router.text.template_bounds import MAX_STEPS, BoundedEnvironment, Budget, TemplateLimitError
 from router.text.tokenizer import read_json
+
+MAX_RENDERED_CHARACTERS = 8 * 1024 * 1024
+"""As many as a body may have bytes by default."""
+
+_RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
+        *(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")),
+        "additional_special_tokens",
+        *("self", "super", "loop", "caller", "varargs", "kwargs"),
+    }
+)
+"""Beside the model's own special tokens and what the sandbox offers."""
 
 _SPACES = "   "
 """More than a template adds by itself: one that leaves them keeps what a content ends with."""
@@ -27,6 +39,18 @@ class ChatTemplateError(InvalidRequestError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the chat template refused the messages: {reason}", code="chat_template", param="messages")
+
+
+class ReservedArgumentError(InvalidRequestError):
+    """``chat_template_kwargs`` names what the model or the conversation itself gives to the template."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(
+            f"chat_template_kwargs must not contain {', '.join(sorted(names))}: the template gets "
+            f"{'this' if len(names) == 1 else 'these'} from the model or from the conversation",
+            code="invalid_parameter",
+            param="chat_template_kwargs",
+        )
 
 
 class NoChatTemplateError(InvalidRequestError):
@@ -63,36 +87,49 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML characters, which would change the prompt.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
-    environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
 class ChatTemplate:
-    """A compiled chat template."""
+    """A compiled chat template. ``reserved`` are the names whose values are not the caller's to give.
 
-    def __init__(self, source: str, *, special_tokens: Mapping[str, str]) -> None:
+    ``max_characters`` bounds what it may render; no value of a caller makes it take more memory or time than that is
+    worth (``Budget``). Renderings may run in several threads at once.
+    """
+
+    def __init__(
+        self, source: str, *, special_tokens: Mapping[str, str], max_characters: int = MAX_RENDERED_CHARACTERS
+    ) -> None:
+        self._environment = _environment()
+        self._max_characters = max_characters
         try:
-            self._template = _environment().from_string(source)
+            self._template = self._environment.from_string(source)
+            tree = self._environment.parse(source)
         except jinja2.TemplateError as error:
             raise ModelDirectoryError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._words = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+        # After the words: this folds lists of them into one constant.
+        self._variables = frozenset(meta.find_undeclared_variables(tree))
+        self.reserved = _RESERVED.union(self._environment.globals, special_tokens)
+
+    def reads(self, variable: str) -> bool:
+        """Whether an argument of this name can change what is rendered."""
+        return variable in self._variables
+
+    def names(self, word: str) -> bool:
+        """Whether the template speaks of a word, such as the name of a role."""
+        return word in self._words
+
+    def budget(self, *, max_steps: int = MAX_STEPS) -> Budget:
+        """What one rendering may spend."""
+        return Budget(max_characters=self._max_characters, max_steps=max_steps)
 
     def render(
         self,
@@ -100,34 +137,51 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         arguments: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
     ) -> str:
         """The prompt for a conversation, special tokens included.
 
         Raises:
+            ReservedArgumentError: An argument has the name of something that the template gets from here.
             ChatTemplateError: The template refuses the conversation, or fails on it.
+            TemplateLimitError: It took more than ``budget``, which the caller gave.
         """
+        if reserved := self.reserved.intersection(arguments or {}):
+            raise ReservedArgumentError(reserved)
         try:
-            return self._template.render(
-                **{
-                    **self._special_tokens,
-                    "tools": None,
-                    "documents": None,
-                    **(arguments or {}),
-                    "messages": messages,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            with self._environment.spending(budget or self.budget()):
+                return self._template.render(
+                    **{
+                        "tools": None,
+                        "documents": None,
+                        **(arguments or {}),
+                        **self._special_tokens,
+                        "messages": messages,
+                        "add_generation_prompt": add_generation_prompt,
+                    }
+                )
+        except TemplateLimitError as error:
+            if budget is not None:
+                raise
+            raise ChatTemplateError(str(error)) from error
         except jinja2.TemplateError as error:
             raise ChatTemplateError(str(error)) from error
         except Exception as error:  # a template is a program: on odd input it can raise anything
             raise ChatTemplateError(f"{type(error).__name__}: {error}") from error
 
-    def render_open(self, messages: Sequence[Mapping[str, Any]], *, arguments: Mapping[str, Any] | None = None) -> str:
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
+    ) -> str:
         """The prompt for a conversation whose final message goes on: all that comes before the end of its content.
 
         A mark behind the content says where that is. Spaces at the content's end stay where the template keeps them.
 
         Raises:
+            ReservedArgumentError, TemplateLimitError: As for ``render``.
             ChatTemplateError: The template refuses the conversation, or leaves the final message out.
         """
         final = messages[-1]
@@ -136,7 +190,7 @@ class ChatTemplate:
 
         def rendered(content: str) -> str:
             marked = [*messages[:-1], {**final, "content": content}]
-            return self.render(marked, add_generation_prompt=False, arguments=arguments)
+            return self.render(marked, add_generation_prompt=False, arguments=arguments, budget=budget)
 
         text = rendered(content + mark + _SPACES)
         if content != content.rstrip() and mark + _SPACES not in text:
@@ -147,14 +201,18 @@ class ChatTemplate:
         return text[:end]
 
 
-def load_chat_template(model_dir: Path, *, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+def load_chat_template(
+    model_dir: Path, *, special_tokens: Mapping[str, str], max_characters: int = MAX_RENDERED_CHARACTERS
+) -> ChatTemplate | None:
     """The template of a model directory: chat_template.jinja, chat_template.json, or tokenizer_config.json.
 
     Raises:
         ModelDirectoryError: A template is there and cannot be used.
     """
     source = _find_source(model_dir)
-    return None if source is None else ChatTemplate(source, special_tokens=special_tokens)
+    if source is None:
+        return None
+    return ChatTemplate(source, special_tokens=special_tokens, max_characters=max_characters)
 
 
 def _find_source(model_dir: Path) -> str | None:

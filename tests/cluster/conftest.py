@@ -14,7 +14,7 @@ from tests.cluster.load import KnownAnswers
 from tests.cluster.network import OPERATOR
 from tests.cluster.redis import PASSWORD, PORT, running_redis
 from tests.cluster.requirements import why_not
-from tests.support.served_checkpoint import make_served_checkpoint
+from tests.support.cluster.served_checkpoint import make_served_checkpoint
 
 SEEN: list[Row] = []
 

@@ -14,7 +14,7 @@ import yaml
 
 from tests.cluster.hosts import HOME, Host, Hosts
 from tests.cluster.ray_up import Launcher
-from tests.support.http_completions import read_status
+from tests.support.cluster.http_completions import read_status
 
 NODE = ". ~/baton/deploy/node.sh"
 JOIN_TIMEOUT_S = 600.0

@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 
 from engine.build import build_engine
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource
-from engine.messages import GenerateRequest, SamplingParams
-from engine.offline import run_requests
-from tests.support.oracle_cases import make_prompts
+from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.offline import run_requests
+from tests.support.engine.oracle_cases import make_prompts
 
 NUM_TOKENS = 48
 NUM_PROMPTS = 64

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from kv_transfer.handshake import build_hello
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.params import PeerIdentity
+from kv_transfer.peer.handshake import build_hello
 from kv_transfer.transport import TransportError
 
 LAYOUT = KVLayout(

@@ -60,6 +60,7 @@ class Launcher:
         config.write_text(yaml.safe_dump(content))
         launcher = cls(folder=folder, config=config)
         launcher.ray("get-auth-token", "--generate")
+        (folder / ".ray" / "auth_token").chmod(0o600)
         return launcher
 
     def up(self) -> str:

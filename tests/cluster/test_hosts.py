@@ -15,7 +15,7 @@ from benchmarks.report import Row
 from tests.cluster.host_cluster import HostCluster
 from tests.cluster.hosts import HOME, Host
 from tests.cluster.load import NUM_TOKENS, KnownAnswers, running_load
-from tests.support.http_completions import assert_at_rest, complete_all
+from tests.support.cluster.http_completions import assert_at_rest, complete_all
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cluster.autoscale import autoscaling_config, wanted_replicas
-from cluster.config import BatonConfig
-from cluster.placement import logical_cpus
-from cluster.scaling import ScalingSection
-from engine.messages import LoadReport
+from cluster.config.config import BatonConfig
+from cluster.config.scaling import ScalingSection
+from cluster.plan.placement import logical_cpus
+from cluster.serve.autoscale import autoscaling_config, wanted_replicas
+from engine.contract.messages import LoadReport
 
 SCALING = ScalingSection(min_replicas=1, max_replicas=4, target_queued_tokens=1000, target_kv_usage=0.5)
 

@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.chaos.live_cluster import LiveCluster, is_whole, leaks_of
 from cluster.chaos.load import Answer, Ask, Breaker, LoadRun
-from cluster.chaos.report import ChaosReport, FaultRecord, RouterLoss
+from cluster.chaos.report import ChaosReport, FaultRecord, ProxyLoss, RouterLoss
 from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
 from router.api.errors import error_event, error_response
 from router.errors import InternalError
-from tests.support.live_app import live_app
+from tests.support.router.live_app import live_app
 
 SAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "chaos").glob("*.yaml"))
 
@@ -104,6 +104,45 @@ def test_killed_router_excuses_what_was_open_there_then_and_no_more() -> None:
 
     assert report.num_broken_with_router == 2, "the one that it had, and the one that had not arrived when it was asked"
     assert report.num_lost == 3
+
+
+def test_killed_proxy_excuses_what_was_open_until_another_listens_and_no_more() -> None:
+    ask = Ask(prompt=(1,), num_tokens=3)
+    open_then = answer(ask, [4], [1.0], error="broke")
+    refused = answer(ask, [], [], error="ConnectError", started_s=3.0)
+    before = dataclasses.replace(open_then, ended_s=1.5)
+    after = answer(ask, [], [], error="ConnectError", started_s=6.0)
+    told = answer(ask, [4], [1.0], error='{"error": {}}', broken_by=None)
+    report = ChaosReport(scenario="x")
+
+    report.judge_answers(
+        [open_then, refused, before, after, told], {ask: [4, 5, 6]}, losses=[ProxyLoss(asked_s=2.0, back_s=5.0)]
+    )
+
+    assert (report.num_broken_with_router, report.num_lost) == (2, 3)
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+async def test_refused_connection_is_tried_again_only_while_the_proxy_is_known_to_be_away(is_away: bool) -> None:
+    ask = Ask(prompt=(1,), num_tokens=1)
+    asked: list[httpx.Request] = []
+
+    def refuse_once(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) == 1:
+            raise httpx.ConnectError("All connection attempts failed")
+        return httpx.Response(200, text='data: {"choices": [{"token_ids": [4]}]}\n\ndata: [DONE]\n\n')
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(refuse_once), base_url="http://x") as client:
+        load = LoadRun(client, [ask], num_streams=1)
+        load.is_proxy_away = is_away
+        if is_away:
+            assert await load.once() == {ask: [4]}
+        else:
+            with pytest.raises(httpx.HTTPError, match="ConnectError"):
+                await load.once()
+
+    assert len(asked) == (2 if is_away else 1)
 
 
 def test_proxy_that_has_not_noticed_yet_is_excused_too() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.claim import Claim, ClaimedError, give_back, take_claim
-from tests.support.fake_ray import FakeRay, fake_ray
+from cluster.deploy.claim import Claim, ClaimedError, give_back, take_claim
+from tests.support.cluster.fake_ray import FakeRay, fake_ray
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.chaos.scenario import ScenarioError
-from cluster.chaos_command import chaos
 from cluster.cli import app
+from cluster.commands.chaos import chaos
 
 SCENARIO = Path(__file__).parents[2] / "deploy" / "chaos" / "decode-killed.yaml"
 BODIES = {"html": b"<!doctype html>", "object": b'{"status": "ok"}', "list": b"[]", "no models": b'{"data": []}'}

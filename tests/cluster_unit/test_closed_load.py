@@ -16,7 +16,7 @@ import pytest
 from benchmarks.closed_load import ClosedFigures, ClosedLoad, figures, send_closed
 from benchmarks.serving_peer import baton_config, ratio_rows, side_rows
 from benchmarks.token_stream import Answer, AnswerParser, Arrival, LoadError, StreamClient
-from cluster.config import BatonConfig
+from cluster.config.config import BatonConfig
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"

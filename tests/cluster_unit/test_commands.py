@@ -14,17 +14,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cluster.chat_command import ChatInputError, ask, greeting
 from cluster.cli import app, main
-from cluster.client_error import cluster_url, explain
-from cluster.config import BatonConfig
-from cluster.generate_command import GenerateOptions, generate
-from cluster.preflight_error import PreflightError
-from cluster.served_model import BUILTIN_MODEL_NAME, BUILTIN_QUESTION, ServedModel
-from cluster.status_command import COLUMNS, print_table, status_table
-from cluster.welcome import welcome
-from engine.builtin import builtin_model_dir
-from engine.errors import ConfigError
+from cluster.client import cluster_url, explain
+from cluster.commands.chat import ChatInputError, ask, greeting
+from cluster.commands.generate import GenerateOptions, generate
+from cluster.commands.status import COLUMNS, print_table, status_table
+from cluster.commands.welcome import open_api_warning, welcome
+from cluster.config.config import BatonConfig
+from cluster.config.served_model import BUILTIN_MODEL_NAME, BUILTIN_QUESTION, ServedModel
+from cluster.plan.preflight import PreflightError
+from engine.contract.errors import ConfigError
+from engine.model.builtin import builtin_model_dir
 
 
 def run_generate(**changes: object) -> str:
@@ -147,15 +147,26 @@ def test_status_table_cuts_nothing(node: str, width: int) -> None:
         ("localhost:8000", "http://localhost:8000"),
         ("http://localhost:8000", "http://localhost:8000"),
         ("https://host/x", "https://host/x"),
+        ("http://localhost:8000/", "http://localhost:8000"),
+        ("http://localhost:8000/v1", "http://localhost:8000"),
+        ("localhost:8000/v1///", "http://localhost:8000"),
+        ("https://host/x/v1/", "https://host/x"),
+        ("https://host/v1.5", "https://host/v1.5"),
     ],
 )
-def test_url_without_a_scheme_means_http(text: str, url: str) -> None:
+def test_url_may_lack_its_scheme_and_name_the_root_of_the_api(text: str, url: str) -> None:
     assert cluster_url(text) == url
 
 
 @pytest.mark.parametrize("text", ["ftp://localhost", "localhost:port", "localhost:99999", ""])
 def test_what_is_no_url_is_refused(text: str) -> None:
     with pytest.raises(PreflightError, match=r"is not an? (HTTP )?URL"):
+        cluster_url(text)
+
+
+@pytest.mark.parametrize("text", ["http://localhost/v1?key=1", "http://localhost/#v1"])
+def test_url_with_more_than_a_path_is_refused(text: str) -> None:
+    with pytest.raises(PreflightError, match="nothing may stand behind its path"):
         cluster_url(text)
 
 
@@ -167,7 +178,7 @@ def test_refused_connection_asks_whether_anything_runs() -> None:
     ("status", "body", "line"),
     [
         (401, {"error": {"message": "no API key was sent"}}, "answered 401: no API key was sent; --api-key sends one"),
-        (404, {"detail": "Not Found"}, "is that a Baton cluster? --url is without a path"),
+        (404, {"detail": "Not Found"}, "is that a Baton cluster? --url is where its API begins"),
     ],
 )
 def test_error_answer_that_the_caller_can_mend_says_how(status: int, body: object, line: str) -> None:
@@ -220,3 +231,21 @@ def test_serve_prints_a_request_that_a_shell_sends_to_any_model() -> None:
     *_, command = shlex.split(printed.splitlines()[-1])
 
     assert json.loads(command) == {"model": "it's mine", "messages": [{"role": "user", "content": "Hello!"}]}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, None),
+        ({"host": "localhost"}, None),
+        ({"host": "127.0.0.2"}, None),
+        ({"host": "0.0.0.0"}, "any web page"),
+        ({"host": "10.0.0.5", "security": {"admin_keys": [f"sha256:{'0' * 64}"]}}, "10.0.0.5:8000"),
+        ({"host": "0.0.0.0", "security": {"api_keys": [f"sha256:{'0' * 64}"]}}, None),
+    ],
+)
+def test_api_that_is_open_to_others_is_warned_of(values: dict[str, object], told: str | None) -> None:
+    warning = open_api_warning(BatonConfig.model_validate(values))
+
+    assert (warning is None) == (told is None)
+    assert told is None or told in (warning or "")

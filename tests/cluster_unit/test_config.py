@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from cluster import cli
-from cluster.config import BatonConfig, PoolName
-from cluster.settings_sections import CacheSection, GPUSection, RouterSection, SchedulerSection, TransferSection
-from engine.config import CacheConfig, GPUConfig, SchedulerConfig
+from cluster.config.config import BatonConfig, PoolName
+from cluster.config.settings_sections import CacheSection, GPUSection, RouterSection, SchedulerSection, TransferSection
+from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
 from router.settings import RouterSettings
@@ -29,7 +29,7 @@ def test_defaults_of_every_room_hold_where_nothing_is_configured() -> None:
     assert engine.cache == CacheConfig()
     assert engine.scheduler == SchedulerConfig()
     assert (engine.model.path, engine.model.num_threads) == (MODEL, 3)
-    assert config.transfer_options() == ConnectorOptions()
+    assert config.transfer_options() == ConnectorOptions(transport="local")
     assert config.router_settings() == RouterSettings()
 
 
@@ -97,7 +97,7 @@ def test_every_top_level_key_is_described() -> None:
 
 
 def test_every_flag_of_serve_is_a_key() -> None:
-    flags = set(inspect.signature(cli.serve).parameters) - {"config"}
+    flags = set(inspect.signature(cli.serve).parameters) - {"config", "context", "api_key"}
 
     assert flags <= set(BatonConfig.model_fields)
 
@@ -106,6 +106,19 @@ def test_configuration_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
 
     assert page.read_text() == configuration_page(), "run: python -m scripts.config_page > docs/configuration.md"
+
+
+@pytest.mark.parametrize(
+    ("config", "transport"),
+    [
+        ({}, "local"),
+        ({"address": "auto"}, "network"),
+        ({"kv_transfer": {"transport": "network"}}, "network"),
+        ({"address": "auto", "kv_transfer": {"transport": "local"}}, "local"),
+    ],
+)
+def test_a_private_ray_moves_kv_without_a_port_unless_told_otherwise(config: dict[str, object], transport: str) -> None:
+    assert BatonConfig.model_validate(config).transfer_options().transport == transport
 
 
 def test_faults_reach_the_connector_with_their_schedule() -> None:
@@ -153,3 +166,33 @@ def test_engines_record_their_caches_where_routers_need_to_know(router: dict[str
     }
 
     assert recording == mirrored
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("127.0.0.2", True),
+        ("0.0.0.0", False),
+        ("10.0.0.5", False),
+    ],
+)
+def test_router_knows_whether_it_listens_on_the_loopback_address_only(host: str, is_loopback: bool) -> None:
+    config = BatonConfig.model_validate({"host": host, "security": {"allowed_hosts": ["chat.example.org"]}})
+
+    settings = config.security_settings()
+
+    assert (settings.is_loopback, settings.allowed_hosts) == (is_loopback, ("chat.example.org",))
+
+
+@pytest.mark.parametrize("key", ["own_admin_key", "is_loopback"])
+def test_what_a_cluster_finds_out_by_itself_is_no_setting(key: str) -> None:
+    with pytest.raises(ValidationError, match=key):
+        BatonConfig.model_validate({"security": {key: True}})
+
+
+def test_name_with_a_port_is_no_name_of_a_host() -> None:
+    with pytest.raises(ValidationError, match=r"security\.allowed_hosts: 'a\.example:80'"):
+        BatonConfig.model_validate({"security": {"allowed_hosts": ["a.example:80"]}})

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config_file import ConfigFileError, load_config
+from cluster.config.config import BatonConfig
+from cluster.config.config_file import ConfigFileError, load_config
+from cluster.config.served_model import served_model
 
 
 def write(folder: Path, text: str) -> Path:
@@ -96,6 +98,23 @@ def test_model_of_a_user_who_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_unknown_key_names_the_nearest(tmp_path: Path, text: str, nearest: str) -> None:
     assert nearest in problem(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("mine", ("mine",)), ("[mine]", ("mine",)), ("[mine, yours]", ("mine", "yours")), ("null", ("baton-tiny",))],
+)
+def test_model_may_have_several_names(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    config = load_config(write(tmp_path, f"served_model_name: {text}"), {})
+
+    model = served_model(config)
+    assert (model.name, *model.aliases) == names
+    assert BatonConfig.model_validate(config.model_dump(mode="json", exclude_unset=True)) == config
+
+
+@pytest.mark.parametrize("text", ['""', "[]", "5", '[a, ""]', "[a, 5]", "{a: b}"])
+def test_name_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    assert "served_model_name: it must be a name or a list of names" in problem(tmp_path, f"served_model_name: {text}")
 
 
 def test_every_unknown_key_is_named(tmp_path: Path) -> None:

@@ -15,17 +15,17 @@ import pytest
 from ray.exceptions import RaySystemError
 from rich.console import Console
 
-from cluster.config import BatonConfig
-from cluster.deploy_command import deploy, shutdown
-from cluster.deploy_record import read_books
-from cluster.deployment import Deployment, RefusedStartError, StartError
-from cluster.names import APP_NAME
-from cluster.ray_home import RayUnavailableError, SharedRay
+from cluster.commands.deploy import deploy, shutdown
+from cluster.commands.signals import Stopped
+from cluster.config.config import BatonConfig
+from cluster.config.names import APP_NAME
+from cluster.config.served_model import served_model
+from cluster.deploy.deploy_record import read_deploy_record
+from cluster.deploy.deployment import Deployment, RefusedStartError, StartError
+from cluster.deploy.ray_home import RayUnavailableError, SharedRay
 from cluster.serve_app import build
-from cluster.served_model import served_model
-from cluster.signals import Stopped
-from engine.builtin import builtin_model_dir
-from tests.support.fake_ray import ADDRESS, FAILED, LEAVING, RUNNING, STARTING, FakeRay, fake_ray
+from engine.model.builtin import builtin_model_dir
+from tests.support.cluster.fake_ray import ADDRESS, FAILED, LEAVING, RUNNING, STARTING, FakeRay, fake_ray
 
 
 class Ready(BaseHTTPRequestHandler):
@@ -174,7 +174,7 @@ def test_first_deployment_that_fails_leaves_nothing(ray: FakeRay, port: int, tmp
         run_deploy(port)
 
     assert ray.client is None
-    assert read_books().told is None
+    assert read_deploy_record().told is None
     assert run_shutdown() == "nothing is deployed"
 
 
@@ -377,3 +377,8 @@ def test_commands_one_after_the_other_do_not_keep_each_other_out(ray: FakeRay, p
     home.start()
     home.stop()
     run_deploy(port, served_model_name="other")
+
+
+def test_deployment_says_what_the_network_must_guarantee(ray: FakeRay, port: int) -> None:
+    assert "warning: KV moves over ports of UCX, which ask nobody who they are" in run_deploy(port)
+    assert "warning" not in run_deploy(port, kv_transfer={"transport": "local"})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from cluster.config import BatonConfig
-from cluster.deploy_record import changed_keys, forbidden_changes
-from cluster.version import deployment_version
+from cluster.config.config import BatonConfig
+from cluster.deploy.deploy_record import changed_keys, forbidden_changes
+from cluster.serve.version import deployment_version
 
 
 def test_counts_and_schedulers_may_change() -> None:
@@ -20,6 +20,9 @@ def test_counts_and_schedulers_may_change() -> None:
 def test_what_tokens_depend_on_may_not() -> None:
     changes = forbidden_changes(BatonConfig(), BatonConfig(dtype="float16", served_model_name="other"))
 
+    assert (
+        forbidden_changes(BatonConfig(served_model_name="mine"), BatonConfig(served_model_name=("mine", "yours"))) == []
+    ), "another name is no harm"
     assert sorted(changes) == ["dtype: auto -> float16", "served_model_name: None -> other"]
 
 

@@ -8,7 +8,7 @@ import contextvars
 import pytest
 from ray.serve.context import _get_serve_request_context, _set_request_context
 
-from cluster.replica_caller import in_fresh_context
+from cluster.serve.replica_caller import in_fresh_context
 
 
 @pytest.fixture(params=["in a request", "outside of requests"])

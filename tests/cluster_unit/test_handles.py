@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from cluster.handles import RayWorkerPool
-from cluster.refusal import Refusal
-from engine.messages import GenerateRequest, LoadReport, SamplingParams, StepMessage, WorkerInfo
+import pytest
+from ray.exceptions import ActorDiedError
+
+from cluster.serve.handles import RayWorkerPool, ServeTargets
+from cluster.serve.refusal import Refusal
+from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, SamplingParams, StepMessage, WorkerInfo
 from kv_transfer.fault_options import FaultOptions
 from router.settings import RouterSettings
-from tests.support.fake_caller import FakeCaller
+from tests.support.router.fake_caller import FakeCaller
 
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(max_tokens=1))
 LOAD = LoadReport(num_blocks=8, num_free_blocks=6)
@@ -47,6 +51,16 @@ async def test_status_is_made_of_the_workers_answer() -> None:
         info,
         LOAD,
     )
+
+
+async def test_reset_passes_the_answer_on() -> None:
+    async def reset(preempt_running: bool) -> CacheReset | None:
+        return CacheReset(num_blocks=3) if preempt_running else None
+
+    pool = RayWorkerPool(FakeCaller({"a": {"reset_prefix_cache": reset}}), PATIENCE)
+
+    assert await pool.reset_prefix_cache("a", preempt_running=True) == CacheReset(num_blocks=3)
+    assert await pool.reset_prefix_cache("a", preempt_running=False) is None
 
 
 async def test_submit_answers_each_request_in_order() -> None:
@@ -92,3 +106,33 @@ async def test_workers_have_the_time_that_the_settings_give_them() -> None:
     await pool.set_faults("a", FaultOptions())
 
     assert caller.timeouts_s == {"submit": 77.0, "abort": 55.0, "drain": 55.0, "set_faults": 55.0}
+
+
+class Controller:
+    """Serve's, as far as it is asked here: what it means to run, or that it cannot say."""
+
+    def __init__(self, *answers: int | Exception) -> None:
+        self._answers = iter(answers)
+
+    @property
+    def get_deployment_details(self) -> Controller:
+        """The method, with what Ray adds to one."""
+        return self
+
+    async def remote(self, app: str, deployment: str) -> SimpleNamespace:
+        """One answer."""
+        assert app == "baton"
+        assert deployment in ("prefill", "decode")
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(target_num_replicas=answer)
+
+
+async def test_wanted_workers_are_those_that_serve_means_to_run() -> None:
+    assert await ServeTargets(Controller(2, 5)).numbers(timeout_s=1) == {"prefill": 2, "decode": 5}
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), KeyError("decode"), TimeoutError()])
+async def test_wanted_workers_are_not_known_while_serve_cannot_say(error: Exception) -> None:
+    assert await ServeTargets(Controller(2, error)).numbers(timeout_s=1) == {"prefill": 2}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.introductions import ABSENT_AFTER_S, FORGET_AFTER_S, TURN_S, Introductions
-from engine.messages import LoadReport
-from router.workers import WorkerUnavailableError
+from cluster.serve.introductions import ABSENT_AFTER_S, FORGET_AFTER_S, TURN_S, Introductions
+from engine.contract.messages import LoadReport
+from router.pool.workers import WorkerUnavailableError
 from tests.support.clock import ManualClock
-from tests.support.fake_caller import FakeCaller, Method
+from tests.support.router.fake_caller import FakeCaller, Method
 
 
 class Acquaintances:
@@ -169,3 +169,39 @@ def test_worker_that_is_not_on_the_list_yet_does_not_leave(bench: Bench) -> None
     bench.introductions.look()
 
     assert bench.num_absences == 0
+
+
+async def test_worker_that_is_alone_may_leave_at_any_time(bench: Bench) -> None:
+    bench.introductions.look()
+
+    assert await bench.introductions.may_leave()
+
+
+@pytest.mark.parametrize(
+    ("sibling", "load", "may_leave"),
+    [
+        ("a", LoadReport(), True),
+        ("a", LoadReport(is_draining=True), False),
+        ("a", LoadReport(has_hung_read=True), False),
+        ("z", LoadReport(has_hung_read=True), True),
+        ("a", LoadReport(is_stalled=True), False),
+    ],
+)
+async def test_one_of_a_pool_leaves_at_a_time_and_while_others_take_requests(
+    bench: Bench, sibling: str, load: LoadReport, may_leave: bool
+) -> None:
+    bench.decode.replicas[sibling] = {"status": answering(load)}
+    bench.introductions.look()
+
+    assert await bench.introductions.may_leave() is may_leave
+
+
+async def test_worker_whose_last_sibling_is_being_replaced_waits(bench: Bench) -> None:
+    bench.decode.replicas["a"] = {"status": answering(LoadReport(has_hung_read=True))}
+    bench.introductions.look()
+    del bench.decode.replicas["a"]
+    assert not await bench.introductions.may_leave()
+
+    bench.decode.replicas["b"] = {"status": answering(LoadReport())}
+
+    assert await bench.introductions.may_leave()

@@ -11,13 +11,13 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cluster.chat_command import chat
 from cluster.cli import app
-from cluster.client_error import bearer
-from cluster.config_file import ConfigFileError, load_config
-from cluster.preflight import check_keys
-from cluster.preflight_error import PreflightError
-from cluster.status_command import status
+from cluster.client import bearer
+from cluster.commands.chat import chat
+from cluster.commands.keys import with_api_keys
+from cluster.commands.status import status
+from cluster.config.config_file import ConfigFileError, load_config
+from cluster.plan.preflight import PreflightError, check_keys
 from router.security import KeyRing, SecuritySettings, hash_key, new_key
 
 
@@ -74,6 +74,35 @@ def test_missing_key_file_is_found_before_anything_starts(tmp_path: Path) -> Non
 
     with pytest.raises(PreflightError, match="cannot read the key file"):
         check_keys(config)
+
+
+def test_key_of_a_flag_opens_the_api_besides_those_of_the_file(tmp_path: Path) -> None:
+    known, new = new_key(), new_key()
+
+    config = with_api_keys(load_config(write(tmp_path, {"api_keys": [hash_key(known)]}), {}), [new, new])
+
+    assert config.security_settings().api_keys == (hash_key(known), hash_key(new))
+    assert config.model_dump(exclude_unset=True)["security"]["api_keys"] == (hash_key(known), hash_key(new))
+    assert new not in repr(config)
+
+
+def test_key_of_a_flag_that_is_known_changes_nothing(tmp_path: Path) -> None:
+    user, admin = new_key(), new_key()
+    (tmp_path / "keys").write_text(hash_key(user))
+    config = load_config(write(tmp_path, {"api_key_file": "keys", "admin_keys": [hash_key(admin)]}), {})
+
+    assert with_api_keys(config, [user, admin]) is config
+    assert with_api_keys(config, []) is config
+
+
+@pytest.mark.parametrize("key", ["hunter2", "a phrase of many words that is long enough"])
+@pytest.mark.parametrize("command", [["serve"], ["deploy", "--config", "/dev/null"]])
+def test_weak_key_of_a_flag_is_refused_and_not_repeated(command: list[str], key: str) -> None:
+    result = CliRunner().invoke(app, [*command, "--api-key", key])
+
+    assert isinstance(result.exception, PreflightError)
+    assert "BATON_API_KEY" in str(result.exception)
+    assert key not in str(result.exception) + result.output
 
 
 def test_commands_send_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

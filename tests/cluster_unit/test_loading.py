@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from cluster.loading import loading
+from cluster.serve.loading import loading
 
 
 def test_command_that_starts_a_cluster_loads_no_torch() -> None:
-    script = "import sys, cluster.serve_command, cluster.deploy_command; print('torch' in sys.modules)"
+    script = "import sys, cluster.commands.serve, cluster.commands.deploy; print('torch' in sys.modules)"
 
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import BatonConfig, PoolName
-from cluster.inventory import Node
-from cluster.placement import WorkerShare, logical_cpus, place, wanted_resources
-from engine.errors import ConfigError
+from cluster.config.config import BatonConfig, PoolName
+from cluster.plan.inventory import Node
+from cluster.plan.placement import WorkerShare, logical_cpus, place, wanted_resources
+from engine.contract.errors import ConfigError
 
 
 def machine(*, num_cores: int, num_gpus: float = 0, address: str = "a", **resources: float) -> Node:

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from cluster.config import BatonConfig
-from cluster.config_file import ConfigFileError
-from cluster.inventory import Node, load_nodes, nodes_of_ray
-from cluster.plan import Plan, make_plan
-from cluster.served_model import ServedModel
-from cluster.sizing import ModelSize
-from engine.runner.memory import GPU_CONTEXT_BYTES
-from tests.support.served_checkpoint import make_served_checkpoint
+from cluster.commands.plan import report
+from cluster.config.config import BatonConfig
+from cluster.config.config_file import ConfigFileError
+from cluster.config.served_model import ServedModel
+from cluster.plan.inventory import Node, load_nodes, nodes_of_ray
+from cluster.plan.plan import Plan, make_plan
+from cluster.plan.sizing import ModelSize
+from engine.contract.errors import ConfigError
+from engine.device.memory import GPU_CONTEXT_BYTES
+from tests.support.cluster.served_checkpoint import make_served_checkpoint
 
 GIB = 1 << 30
 
@@ -42,7 +44,7 @@ def plan_of(model: ServedModel, nodes: list[Node], **config: Any) -> Plan:
 
 
 def test_parameters_are_those_that_torch_counts(model: ServedModel) -> None:
-    from tests.support.checkpoints import load_oracle
+    from tests.support.engine.checkpoints import load_oracle
 
     oracle = load_oracle(model.path)
 
@@ -97,6 +99,72 @@ def test_two_workers_on_one_host_share_its_memory(model: ServedModel) -> None:
     assert alone.sizes["decode"].num_blocks is not None
     assert shared.sizes["decode"].budget is not None
     assert shared.sizes["decode"].budget.num_bytes <= int(0.5 * GIB * 0.4)
+
+
+def tier(num_gib: float) -> dict[str, Any]:
+    return {"connector": "chain", "chain": ["host", "nixl"], "host_bytes": int(num_gib * GIB)}
+
+
+def test_host_tier_is_counted_in_the_memory_of_its_machine(model: ServedModel) -> None:
+    """What the tier takes is not there for the KV cache."""
+    small = Node(address="a", num_cores=2, num_cpus=2, memory_bytes=4 * GIB)
+
+    without = plan_of(model, [small], device="cpu", max_model_len=1024)
+    made = plan_of(model, [small], device="cpu", max_model_len=1024, kv_transfer=tier(1))
+
+    assert not made.problems
+    assert (without.sizes["decode"].host_bytes, made.sizes["decode"].host_bytes) == (0, GIB)
+    budget, before = made.sizes["decode"].budget, without.sizes["decode"].budget
+    assert budget is not None
+    assert before is not None
+    assert budget.num_bytes == pytest.approx(before.num_bytes - 0.4 * GIB, abs=2)
+
+
+def test_host_tiers_larger_than_their_machine_are_a_problem_with_the_remedy(model: ServedModel) -> None:
+    """Prefill and decode have one each, of 3 GiB, on a machine of 4 GiB."""
+    small = Node(address="a", num_cores=2, num_cpus=2, memory_bytes=4 * GIB)
+
+    problems = plan_of(model, [small], device="cpu", max_model_len=1024, kv_transfer=tier(3)).problems
+
+    assert [problem.partition(":")[0] for problem in problems] == ["prefill", "decode"]
+    for problem in problems:
+        assert "host_bytes" in problem
+        assert "3072.0 MiB" in problem
+        assert "2048.0 MiB" in problem
+        assert "lower kv_transfer.host_bytes to " in problem
+    lower = int(problems[0].partition("lower kv_transfer.host_bytes to ")[2].split()[0].rstrip(","))
+    mended = plan_of(model, [small], device="cpu", max_model_len=1024, kv_transfer={**tier(1), "host_bytes": lower})
+    assert not mended.problems
+
+
+def test_host_tier_of_gpu_workers_needs_main_memory_too(model: ServedModel) -> None:
+    nodes = [gpu_node("a"), gpu_node("b")]
+    config = {"device": "cuda", "dtype": "bfloat16", "max_model_len": 1024}
+
+    fits = plan_of(model, nodes, **config, kv_transfer=tier(40))
+    problems = plan_of(model, nodes, **config, kv_transfer=tier(65)).problems
+
+    assert not fits.problems
+    assert [problem.partition(":")[0] for problem in problems] == ["prefill", "decode"]
+    assert "66560.0 MiB" in problems[0]
+    assert "65536.0 MiB" in problems[0]
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+def test_gpus_that_are_asked_for_where_no_machine_has_one_are_refused(model: ServedModel, pool: str) -> None:
+    """Not ignored: with `device: auto` the engine would compute on the CPU."""
+    nodes = [Node(address="a", num_cores=8, num_cpus=8, memory_bytes=16 * GIB)]
+
+    with pytest.raises(
+        ConfigError, match=rf"{pool}\.num_gpus is 0\.5, but no machine has a GPU.*leave {pool}\.num_gpus out"
+    ):
+        plan_of(model, nodes, **{pool: {"num_gpus": 0.5}})
+
+
+def test_gpus_that_are_asked_for_are_booked_where_there_are_some(model: ServedModel) -> None:
+    made = plan_of(model, [gpu_node("a"), gpu_node("b")], dtype="bfloat16", decode={"num_gpus": 0.5})
+
+    assert made.placement.shares["decode"].num_gpus == 0.5
 
 
 def test_what_no_machine_offers_is_named_with_the_remedy(model: ServedModel) -> None:
@@ -187,3 +255,40 @@ def test_what_no_machine_can_be_is_named(tmp_path: Path, text: str, problem: str
         load_nodes(file)
 
     assert problem in str(refused.value)
+
+
+def cpu_node(address: str) -> Node:
+    return Node(address=address, num_cores=4, num_cpus=4.0, memory_bytes=16 * GIB)
+
+
+def test_workers_on_several_machines_need_a_network_of_their_own(model: ServedModel) -> None:
+    made = plan_of(model, [cpu_node("a"), cpu_node("b")], address="auto", device="cpu")
+
+    (warning,) = made.warnings
+    assert f"warning: {warning}" in report(BatonConfig(device="cpu"), model, made)
+    assert "KV moves between 2 machines over ports of UCX, which ask nobody who they are" in warning
+    assert "docs/security.md" in warning
+
+
+def test_ports_on_one_machine_are_told_with_the_remedy(model: ServedModel) -> None:
+    made = plan_of(model, [cpu_node("a")], address="auto", device="cpu")
+
+    (warning,) = made.warnings
+    assert "set kv_transfer.transport to local" in warning
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_without_ports_there_is_nothing_to_warn_of(model: ServedModel, address: str | None) -> None:
+    made = plan_of(model, [cpu_node("a")], address=address, device="cpu", kv_transfer={"transport": "local"})
+
+    assert made.warnings == ()
+    assert made.problems == ()
+
+
+def test_local_transport_over_two_machines_is_refused_with_the_remedy(model: ServedModel) -> None:
+    made = plan_of(
+        model, [cpu_node("a"), cpu_node("b")], address="auto", device="cpu", kv_transfer={"transport": "local"}
+    )
+
+    (problem,) = made.problems
+    assert "kv_transfer.transport is local, and workers would go to 2 machines (a, b): set it to network" in problem

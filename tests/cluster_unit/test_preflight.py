@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.preflight import check_checkpoint, check_model_len, check_port, check_ray_address
-from cluster.preflight_error import PreflightError
-from engine.builtin import builtin_model_dir
-from engine.errors import CheckpointError
-from engine.models.model_config import load_model_config
+from cluster.plan.preflight import PreflightError, check_checkpoint, check_model_len, check_port, check_ray_address
+from engine.contract.errors import CheckpointError
+from engine.model.builtin import builtin_model_dir
+from engine.model.registry import load_model_config
 
 
 def test_length_beyond_the_models_is_refused_with_both_numbers() -> None:

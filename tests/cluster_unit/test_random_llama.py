@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens
-from engine.builtin import builtin_model_dir
+from engine.model.builtin import builtin_model_dir
 
 
 def test_every_token_of_the_model_has_a_text_of_its_own(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray._private.utils import check_version_info
 
-from cluster.ray_home import PrivateRay, RayUnavailableError, connect
+from cluster.deploy.ray_home import PrivateRay, RayUnavailableError, connect
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -53,7 +53,7 @@ def stubborn(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 def test_processes_that_ray_did_not_start_outlive_it(
     home: PrivateRay, stubborn: StubbornRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.ray_home.TERMINATE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("cluster.deploy.ray_home.TERMINATE_TIMEOUT_S", 0.5)
     with subprocess.Popen(SLEEPER) as other:
         home.start()
         home.stop()

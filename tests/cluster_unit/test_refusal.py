@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from cluster.refusal import HandshakeRefusal, Refusal
-from engine.errors import PromptTooLongError
+from cluster.serve.refusal import HandshakeRefusal, Refusal
+from engine.contract.errors import PromptTooLongError
 from kv_transfer.errors import HandshakeRefusedError
 
 

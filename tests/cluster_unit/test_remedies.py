@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config import BatonConfig
-from cluster.config_file import nested_keys
-from cluster.inventory import Node
-from cluster.plan import Plan, make_plan
-from cluster.served_model import served_model
+from cluster.config.config import BatonConfig
+from cluster.config.config_file import nested_keys
+from cluster.config.served_model import served_model
+from cluster.plan.inventory import Node
+from cluster.plan.plan import Plan, make_plan
 
 GIB = 1 << 30
 MIB = 1 << 20

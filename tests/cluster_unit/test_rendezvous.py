@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from cluster.refusal import HandshakeRefusal
-from cluster.rendezvous import ServeRendezvous
+from cluster.serve.introductions import ServeRendezvous
+from cluster.serve.refusal import HandshakeRefusal
 from kv_transfer.errors import HandshakeRefusedError, PeerUnreachableError
 from kv_transfer.params import PROTOCOL_VERSION, Hello, PeerIdentity
-from tests.support.fake_caller import FakeCaller
+from tests.support.router.fake_caller import FakeCaller
 
 
 def hello(name: str) -> Hello:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from ray.serve.exceptions import ReplicaUnavailableError
 
-from cluster.replica_caller import ReplicaCaller
-from cluster.unknown_replica import UnknownReplicaError
-from router.workers import WorkerUnavailableError
+from cluster.serve.addressed_router import UnknownReplicaError
+from cluster.serve.replica_caller import ReplicaCaller
+from router.pool.workers import WorkerUnavailableError
 
 
 class FailingHandle:

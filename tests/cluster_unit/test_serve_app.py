@@ -12,10 +12,10 @@ import yaml
 from ray import serve
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
-from cluster.config_file import ConfigFileError
-from cluster.names import ROUTER
+from cluster.config.config_file import ConfigFileError
+from cluster.config.names import ROUTER
 from cluster.serve_app import application, build
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 HEAD = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"memory": float(8 << 30)}}

@@ -13,13 +13,13 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.experimental.internal_kv import _initialize_internal_kv, _internal_kv_reset
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from cluster.config import BatonConfig
-from cluster.deployment import Deployment, TakenOffError
-from cluster.names import APP_NAME
-from cluster.ray_home import SharedRay
-from cluster.serve_status import delete_application
-from cluster.served_model import served_model
-from engine.errors import ConfigError
+from cluster.config.config import BatonConfig
+from cluster.config.names import APP_NAME
+from cluster.config.served_model import served_model
+from cluster.deploy.deployment import Deployment, TakenOffError
+from cluster.deploy.ray_home import SharedRay
+from cluster.deploy.serve_status import delete_application
+from engine.contract.errors import ConfigError
 
 
 class EmptyStore:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.signals import STOP_SIGNALS, Stopped, holding_signals, run_until_stopped, stop_on_signals
+from cluster.commands.signals import STOP_SIGNALS, Stopped, holding_signals, run_until_stopped, stop_on_signals
 
 
 @pytest.fixture

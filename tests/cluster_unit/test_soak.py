@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.soak import KINDS, make_round, rows_of
+from benchmarks.memory_watch import MIB, Sample, WatchedProcess
+from benchmarks.soak import KINDS, make_round, make_steady_round, pss_rows, rows_of
 from cluster.chaos.report import ChaosReport, FaultRecord
 
 UPDATE = ["baton", "deploy", "--config", "changed.yaml"]
@@ -39,3 +40,33 @@ def test_figures_tell_the_pauses_of_each_kind_apart() -> None:
     assert rows["soak.both_killed.longest_pause"].detail["num"] == 4
     assert rows["soak.decode_drained.longest_pause"].detail["max_whole_s"] == 5
     assert rows["soak.memory_growth.decode"].value == 1.0
+
+
+def test_last_round_breaks_nothing_and_has_prompts_of_all_lengths() -> None:
+    scenario = make_steady_round(minutes=10, draw=random.Random(3))
+
+    assert sum(step.sleep or 0 for step in scenario.steps) == 600
+    assert all(step.sleep for step in scenario.steps)
+    assert scenario.load.distinct >= 400
+    assert scenario.load.prompt_tokens == (4, 900)
+
+
+def test_figures_tell_the_largest_process_of_each_role_and_its_growth() -> None:
+    def samples(growth: float) -> list[Sample]:
+        return [Sample(at_s=5.0 * index, pss_bytes=int(MIB * (100 + index * growth))) for index in range(200)]
+
+    def process(role: str, pid: int) -> WatchedProcess:
+        return WatchedProcess(role=role, pid=pid, began_s=0.0)
+
+    series = {
+        process("prefill", 1): samples(0.0),
+        process("prefill", 2): samples(1.0),
+        process("proxy", 3): samples(9.0)[:3],
+    }
+
+    rows = {row.name: row for row in pss_rows(series)}
+
+    assert rows["soak.pss.prefill"].value == 299
+    assert rows["soak.pss.prefill"].detail["num_judged"] == 2
+    assert 80 < float(rows["soak.pss.prefill"].detail["largest_growth_mib"]) < 100
+    assert rows["soak.pss.proxy"].detail["num_judged"] == 0

@@ -11,8 +11,8 @@ from ray.serve.schema import (
     ReplicaState,
 )
 
-from cluster.deployment import explain
-from cluster.start_report import StartReport
+from cluster.deploy.deployment import explain
+from cluster.serve.start_report import StartReport
 
 
 def overview(status: DeploymentStatus, message: str = "", **states: int) -> DeploymentStatusOverview:
@@ -43,6 +43,17 @@ def test_every_replica_that_does_not_run_is_accounted_for() -> None:
     assert explain(application, reports) == (
         "decode: 1 running, 2 starting, abc is at 'loading weights', No node has a GPU."
     )
+
+
+def test_states_are_told_as_serve_names_them_over_the_wire() -> None:
+    """Not by members of its enum: `serve.status` hands on what its messages say."""
+    status = overview(DeploymentStatus.UPDATING, "It failed.", running=1)
+    status.replica_states = {"RUNNING": 1, "STARTING": 2}  # type: ignore[dict-item]
+    application = ApplicationStatusOverview(
+        status=ApplicationStatus.DEPLOY_FAILED, message="", last_deployed_time_s=0, deployments={"decode": status}
+    )
+
+    assert explain(application, []) == "decode: 1 running, 2 starting, It failed."
 
 
 def test_serve_that_knows_nothing_is_said() -> None:

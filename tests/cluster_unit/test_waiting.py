@@ -10,12 +10,12 @@ import httpx
 import pytest
 from rich.console import Console
 
-from cluster.api_url import base_url
-from cluster.config import BatonConfig
-from cluster.deploy_command import saying_what_goes_on
-from cluster.deployment import StartError
-from cluster.readiness import wait_until_ready
-from cluster.signals import Stopped
+from cluster.commands.deploy import saying_what_goes_on
+from cluster.commands.signals import Stopped
+from cluster.config.api_url import base_url
+from cluster.config.config import BatonConfig
+from cluster.deploy.deployment import StartError
+from cluster.deploy.readiness import wait_until_ready
 
 
 def test_address_that_does_not_answer_is_named() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from kv_transfer.connector import LeaseEnd, RemoteMatch
 from kv_transfer.params import KVTransferParams
-from tests.support.kv_engine import KVEngine
-from tests.support.kv_world import KVWorld
+from tests.support.engine.kv_engine import KVEngine
+from tests.support.kv.kv_world import KVWorld
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from kv_transfer.errors import HandshakeRefusedError, KVTransferError
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
-from tests.support.kv_engine import KVEngine
-from tests.support.kv_world import KVWorld
+from tests.support.engine.kv_engine import KVEngine
+from tests.support.kv.kv_world import KVWorld
 
 
 def _params_of_nobody(like: KVTransferParams) -> KVTransferParams:

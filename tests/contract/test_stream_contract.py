@@ -9,8 +9,8 @@ import pytest
 
 from kv_transfer.connector import TransferStats
 from kv_transfer.params import PeerIdentity
-from tests.support.kv_engine import KVEngine
-from tests.support.kv_world import KVWorld
+from tests.support.engine.kv_engine import KVEngine
+from tests.support.kv.kv_world import KVWorld
 
 SOURCE_BLOCKS = (9, 3, 40, 12, 13, 20)
 BLOCKS = (1, 60, 7, 8, 2, 33)

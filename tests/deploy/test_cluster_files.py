@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import subprocess
 import sys
 import tomllib
@@ -15,9 +16,9 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.config import BatonConfig
-from cluster.names import APP_NAME
-from cluster.serve_env import node_environment
+from cluster.config.config import BatonConfig
+from cluster.config.names import APP_NAME
+from cluster.deploy.serve_env import node_environment
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CLUSTERS = ("own-machines", "aws", "gcp")
@@ -250,3 +251,34 @@ def test_kubernetes_has_the_ray_that_we_need() -> None:
 
     assert version is not None
     assert read("kubernetes/rayservice.yaml")["spec"]["rayClusterConfig"]["rayVersion"] == version.group(1)
+
+
+def mode_of(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def test_token_made_as_the_guide_says_is_for_its_owner_alone(tmp_path: Path) -> None:
+    guide = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    (recipe,) = [block for block in re.findall(r"```sh\n(.*?)```", guide, re.DOTALL) if "get-auth-token" in block]
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+
+    script = f"set -e; umask 022\n{recipe}\ntouch later"
+    subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, check=True, capture_output=True)
+
+    assert mode_of(tmp_path / ".ray" / "auth_token") == 0o600
+    assert mode_of(tmp_path / "later") == 0o644
+
+
+def test_node_keeps_token_and_logs_to_its_user(tmp_path: Path) -> None:
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("0" * 64)
+    token.chmod(0o644)
+
+    shell("mkdir $HOME/logs; touch $HOME/logs/worker.out", tmp_path)
+
+    assert [mode_of(token), mode_of(tmp_path / "logs"), mode_of(tmp_path / "logs" / "worker.out")] == [
+        0o600,
+        0o700,
+        0o600,
+    ]

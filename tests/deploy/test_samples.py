@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.config_file import load_config
-from cluster.inventory import load_nodes
+from cluster.config.config_file import load_config
+from cluster.plan.inventory import load_nodes
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SAMPLES = {"baton": None, "two-plus-two": "nodes", "four-plus-eight": "nodes-large"}
@@ -24,7 +24,7 @@ def test_sample_is_planned_on_its_machines(name: str) -> None:
     nodes = SAMPLES[name]
     options = ["--config", str(DEPLOY / f"{name}.yaml")]
     if nodes is not None:
-        from engine.builtin import builtin_model_dir
+        from engine.model.builtin import builtin_model_dir
 
         options += ["--nodes", str(DEPLOY / f"{nodes}.yaml"), "--model", str(builtin_model_dir())]
 
@@ -37,7 +37,7 @@ def test_sample_is_planned_on_its_machines(name: str) -> None:
 
 
 def test_large_sample_puts_one_worker_on_each_gpu() -> None:
-    from engine.builtin import builtin_model_dir
+    from engine.model.builtin import builtin_model_dir
 
     options = ["--config", str(DEPLOY / "four-plus-eight.yaml"), "--nodes", str(DEPLOY / "nodes-large.yaml")]
 
@@ -64,7 +64,7 @@ def test_own_machines_are_those_that_the_page_deploys_two_plus_two_on() -> None:
 def test_plan_that_does_not_fit_says_what_is_missing_and_fails(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text("nodes: [{cpus: 8, memory_gib: 32, gpus: 1, gpu_memory_gib: 80, resources: {baton_prefill: 1}}]")
-    from engine.builtin import builtin_model_dir
+    from engine.model.builtin import builtin_model_dir
 
     options = ["--config", str(DEPLOY / "two-plus-two.yaml"), "--nodes", str(nodes)]
 
@@ -80,7 +80,7 @@ def test_cluster_that_is_planned_on_a_machine_without_gpus_asks_for_a_list_of_th
 ) -> None:
     import torch  # imported late, as what is tested does
 
-    from engine.builtin import builtin_model_dir
+    from engine.model.builtin import builtin_model_dir
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     config = str(DEPLOY / "two-plus-two.yaml")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ClusterProcess, running_cluster
+from tests.support.cluster.cluster import ClusterProcess, running_cluster
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "baton.yaml"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import make_checkpoint
-from tests.support.cluster import ClusterProcess, assert_left_nothing, run_baton
+from tests.support.cluster.cluster import ClusterProcess, assert_left_nothing, run_baton
+from tests.support.engine.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.cluster import ClusterProcess
+from tests.support.cluster.cluster import ClusterProcess
 
 NUM_TOKENS = 8
 NUM_REPLICAS = 3

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.cluster import ClusterProcess
-from tests.support.http_completions import read_status
+from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.http_completions import read_status
 
 LONG = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
 BUSY = ("num_running", "num_waiting", "num_loading", "num_leased_blocks")

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from cluster.chaos.live_cluster import LiveCluster, members
-from tests.support.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess, run_baton
-from tests.support.http_completions import complete_all
+from tests.support.cluster.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess, run_baton
+from tests.support.cluster.http_completions import complete_all
 
 pytestmark = pytest.mark.timeout(400)
 

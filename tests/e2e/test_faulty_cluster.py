@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.cluster import running_cluster
-from tests.support.http_completions import assert_at_rest, complete_all, read_status
-from tests.support.kv_engine import wait_until
-from tests.support.oracle_cases import NUM_TOKENS, OracleCase
+from tests.support.cluster.cluster import running_cluster
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.engine.kv_engine import wait_until
+from tests.support.engine.oracle_cases import NUM_TOKENS, OracleCase
 
 FAULTS = {
     "seed": 3,

@@ -6,10 +6,10 @@ import asyncio
 import random
 from typing import Any
 
-from tests.support.checkpoints import VOCAB_SIZE
-from tests.support.cluster import ClusterProcess
-from tests.support.http_completions import assert_at_rest, complete_all, read_status
-from tests.support.leaving_clients import MOMENTS, visit
+from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.cluster.leaving_clients import MOMENTS, visit
+from tests.support.engine.checkpoints import VOCAB_SIZE
 
 NUM_CLIENTS = 500
 MAX_TOKENS = 300

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.checkpoints import VOCAB_SIZE
-from tests.support.cluster import ClusterProcess
-from tests.support.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.engine.checkpoints import VOCAB_SIZE
 
 NUM_REQUESTS = 64
 

@@ -10,9 +10,9 @@ import openai
 import pytest
 import torch
 
-from tests.support.checkpoints import load_oracle, oracle_logits
-from tests.support.cluster import ClusterProcess
-from tests.support.http_completions import read_status
+from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.http_completions import read_status
+from tests.support.engine.checkpoints import load_oracle, oracle_logits
 
 MESSAGES = [{"role": "user", "content": "Tell me a story about the sea."}]
 MAX_TOKENS = 24
@@ -97,6 +97,19 @@ def test_an_answer_has_one_request_id(cluster: ClusterProcess, given: dict[str, 
     (answered,) = response.headers.get_list("x-request-id")
     assert answered
     assert answered == given.get("X-Request-Id", answered)
+
+
+@pytest.mark.parametrize("given", [["two words"], ["x" * 129], ["caf\xe9"], ["one", "two"], [""]])
+@pytest.mark.parametrize("path", ["/health", "/no-such-path", "/v1/completions"])
+def test_a_request_id_that_breaks_the_rule_is_replaced(cluster: ClusterProcess, path: str, given: list[str]) -> None:
+    headers = [(b"X-Request-Id", value.encode("latin-1")) for value in given]
+    response = httpx.get(f"{cluster.url}{path}", headers=headers, timeout=60.0, trust_env=False)
+
+    (answered,) = response.headers.get_list("x-request-id")
+    assert answered
+    assert answered not in given
+    assert answered.isascii()
+    assert len(answered) <= 128
 
 
 def test_log_probabilities_cross_the_cluster(client: openai.OpenAI, model: str, served_model: Path) -> None:

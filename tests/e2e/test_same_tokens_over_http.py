@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.cluster import ClusterProcess, running_cluster
-from tests.support.http_completions import assert_at_rest, complete_all, read_status
-from tests.support.oracle_cases import BLOCK_SIZE, NUM_TOKENS, OracleCase
+from tests.support.cluster.cluster import ClusterProcess, running_cluster
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.engine.oracle_cases import BLOCK_SIZE, NUM_TOKENS, OracleCase
 
 CaseOf = Callable[[str], OracleCase]
 

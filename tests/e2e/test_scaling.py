@@ -13,7 +13,7 @@ import pytest
 from cluster.chaos.live_cluster import LiveCluster, members
 from cluster.chaos.load import LoadRun, make_asks
 from cluster.chaos.scenario import LoadSection
-from tests.support.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess, running_cluster
+from tests.support.cluster.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess, running_cluster
 
 LOAD = LoadSection(streams=16, distinct=20, prompt_tokens=(60, 120), output_tokens=(100, 200))
 
@@ -37,6 +37,12 @@ async def wait_for_decode_workers(cluster: LiveCluster, number: int) -> None:
         await asyncio.sleep(POLL_PERIOD_S)
 
 
+async def wanted_decode_workers(client: httpx.AsyncClient) -> list[str]:
+    """What /metrics says that there should be: alerts compare it with what is there."""
+    lines = (await client.get("/metrics")).text.splitlines()
+    return [line.split()[-1] for line in lines if line.startswith('baton:replicas_wanted{role="decode"}')]
+
+
 @pytest.mark.known_failure(24)
 async def test_decode_pool_grows_and_shrinks_with_its_load(scaled_cluster: ClusterProcess) -> None:
     async with httpx.AsyncClient(base_url=scaled_cluster.url, timeout=120.0, trust_env=False) as client:
@@ -47,11 +53,14 @@ async def test_decode_pool_grows_and_shrinks_with_its_load(scaled_cluster: Clust
 
         many.start()
         await wait_for_decode_workers(cluster, 2)
+        wanted = [await wanted_decode_workers(client)]
         few.start()
         await many.finish()
         await wait_for_decode_workers(cluster, 1)
+        wanted.append(await wanted_decode_workers(client))
         await few.finish()
 
+    assert wanted == [["2.0"], ["1.0"]]
     answers = [*many.answers, *few.answers]
     assert [answer.error for answer in answers if answer.error] == []
     assert all(answer.tokens == undisturbed[answer.ask] for answer in answers)

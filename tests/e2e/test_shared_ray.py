@@ -10,9 +10,9 @@ import httpx
 import pytest
 import yaml
 
-from cluster.readiness import wait_until_ready
-from tests.support.cluster import ClusterProcess, assert_left_nothing, free_port, run_baton
-from tests.support.shared_ray import SharedRayProcess, run_on, serve_run, shared_ray
+from cluster.deploy.readiness import wait_until_ready
+from tests.support.cluster.cluster import ClusterProcess, assert_left_nothing, free_port, run_baton
+from tests.support.cluster.shared_ray import SharedRayProcess, run_on, serve_run, shared_ray
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 START_TIMEOUT_S = 180.0

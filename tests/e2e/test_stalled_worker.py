@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from router.settings import RouterSettings
-from tests.support.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess
+from tests.support.cluster.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess
 
 PERIOD_S = RouterSettings().report_period_s
 NUM_AFTER = 12

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.security import hash_key, new_key
 from scripts.fuzz import Target, check_at_rest, fuzz
-from tests.support.cluster import POLL_PERIOD_S, ClusterProcess, run_baton, running_cluster
+from tests.support.cluster.cluster import POLL_PERIOD_S, ClusterProcess, run_baton, running_cluster
 
 USER, ADMIN = new_key(), new_key()
 NUM_REQUESTS, NUM_TOKENS = 12, 5

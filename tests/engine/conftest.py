@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import make_checkpoint
+from tests.support.engine.checkpoints import make_checkpoint
 
 CheckpointMaker = Callable[[str], Path]
 

@@ -7,25 +7,25 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.async_engine import AsyncEngine
-from engine.block_hash import KEY_BYTES
-from engine.cache_feed import MAX_WAITING_BYTES, CacheFeed
-from engine.client_stream import ENGINE_DEAD
-from engine.config import SchedulerConfig
-from engine.core.admission_gate import Verdict
-from engine.core.request import Request
-from engine.core.step_draft import StepDraft
-from engine.engine_core import EngineCore
-from engine.errors import EngineDeadError, EngineStalledError, PromptTooLongError
-from engine.messages import CacheNews, FinishReason, StepMessage
-from engine.progress import Progress
-from engine.step import PendingStep, SchedulerOutput
+from engine.contract.block_hash import KEY_BYTES
+from engine.contract.config import SchedulerConfig
+from engine.contract.errors import EngineDeadError, EngineStalledError, PromptTooLongError
+from engine.contract.messages import CacheChanges, FinishReason, StepMessage
+from engine.contract.step import PendingStep, SchedulerOutput
+from engine.frontend.async_engine import AsyncEngine
+from engine.frontend.client_stream import ENGINE_DEAD
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.feeds import MAX_WAITING_BYTES, CacheFeed
+from engine.frontend.progress import Progress
+from engine.scheduler.policy.gates import Verdict
+from engine.scheduler.requests.request import Request
+from engine.scheduler.step_draft import StepDraft
 from router.attentive_clock import AttentiveClock
-from tests.support.chain_engine import chain_engine
-from tests.support.chain_runner import expected_tokens
 from tests.support.clock import ManualClock
-from tests.support.pausable_runner import PausableRunner
-from tests.support.requests import greedy_request
+from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.chain_runner import expected_tokens
+from tests.support.engine.pausable_runner import PausableRunner
+from tests.support.engine.requests import greedy_request
 
 PERIOD_S = 0.05
 
@@ -271,7 +271,7 @@ async def test_engine_is_not_stalled_by_time_in_which_its_process_did_not_run(
 class ClosedGate:
     """Lets nobody in."""
 
-    def ask(self, request: Request, draft: StepDraft, /) -> Verdict:
+    def ask(self, request: Request, draft: StepDraft, num_tokens: int, /) -> Verdict:
         """Never."""
         return Verdict.BARRIER
 
@@ -326,7 +326,7 @@ def test_progress_is_owed_only_by_who_has_something_to_do() -> None:
     assert progress.busy_s == 0
 
 
-async def next_cache_news(stream: AsyncIterator[StepMessage]) -> CacheNews:
+async def next_cache_changes(stream: AsyncIterator[StepMessage]) -> CacheChanges:
     async for message in stream:
         if message.cache:
             return message.cache[-1]
@@ -346,9 +346,9 @@ async def test_stream_with_a_mirror_begins_with_a_snapshot_and_goes_on_with_chan
 ) -> None:
     await mirrored_engine.run_to_end(greedy_request("before", range(8), max_tokens=2))
     stream = mirrored_engine.outputs("router", report_period_s=PERIOD_S, mirrors_cache=True)
-    snapshot = await next_cache_news(stream)
+    snapshot = await next_cache_changes(stream)
     await mirrored_engine.run_to_end(greedy_request("after", range(20, 28), max_tokens=2))
-    change = await next_cache_news(stream)
+    change = await next_cache_changes(stream)
 
     assert (snapshot.is_snapshot, len(snapshot.stored)) == (True, 2 * KEY_BYTES)
     assert (change.is_snapshot, len(change.stored)) == (False, 2 * KEY_BYTES)
@@ -357,11 +357,11 @@ async def test_stream_with_a_mirror_begins_with_a_snapshot_and_goes_on_with_chan
 
 async def test_mirror_that_asks_gets_a_snapshot_again(mirrored_engine: AsyncEngine) -> None:
     stream = mirrored_engine.outputs("router", report_period_s=PERIOD_S, mirrors_cache=True)
-    assert (await next_cache_news(stream)).is_snapshot
+    assert (await next_cache_changes(stream)).is_snapshot
     mirrored_engine.resync_cache("router")
     mirrored_engine.resync_cache("nobody")
 
-    assert (await next_cache_news(stream)).is_snapshot
+    assert (await next_cache_changes(stream)).is_snapshot
 
 
 async def test_stream_without_a_mirror_says_nothing_of_the_cache(mirrored_engine: AsyncEngine) -> None:
@@ -375,7 +375,7 @@ def test_feed_that_nobody_reads_forgets_what_a_snapshot_will_tell() -> None:
     feed = CacheFeed()
     feed.needs_snapshot = False
     for number in range(3):
-        feed.put(CacheNews(first_sequence=number, next_sequence=number + 1, stored=bytes(MAX_WAITING_BYTES // 2)))
+        feed.put(CacheChanges(first_sequence=number, next_sequence=number + 1, stored=bytes(MAX_WAITING_BYTES // 2)))
 
     assert feed.needs_snapshot
     assert feed.take() == ()

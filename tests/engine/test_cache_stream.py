@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.async_engine import AsyncEngine
-from engine.block_hash import KEY_BYTES
-from engine.config import SchedulerConfig
-from engine.messages import StepMessage
-from tests.support.chain_engine import chain_engine
-from tests.support.pausable_runner import PausableRunner
-from tests.support.requests import greedy_request
+from engine.contract.block_hash import KEY_BYTES
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import StepMessage
+from engine.frontend.async_engine import AsyncEngine
+from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.pausable_runner import PausableRunner
+from tests.support.engine.requests import greedy_request
 
 PERIOD_S = 0.05
 
@@ -73,8 +73,8 @@ async def test_snapshot_that_is_asked_for_during_a_long_step_holds_no_report_up(
     bench.runner.let_go()
     stored = 0
     while stored < 2 * KEY_BYTES:
-        news = (await bench.next_message()).cache
-        stored = max([stored, *(len(item.stored) for item in news)])
+        changes = (await bench.next_message()).cache
+        stored = max([stored, *(len(item.stored) for item in changes)])
 
     assert [report.cache for report in reports] == [(), (), ()]
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.client_stream import ClientStream
-from engine.messages import FinishReason, TokenDelta
+from engine.contract.messages import FinishReason, TokenDelta
+from engine.frontend.client_stream import ClientStream
 
 FOR_EVER_S = 3600.0
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from engine.async_engine import AsyncEngine
-from engine.client_stream import ENGINE_DEAD
-from engine.engine_core import EngineCore
-from engine.errors import EngineDeadError
-from tests.support.chain_engine import chain_engine
-from tests.support.pausable_runner import PausableRunner
-from tests.support.requests import greedy_request
+from engine.contract.errors import EngineDeadError
+from engine.frontend.async_engine import AsyncEngine
+from engine.frontend.client_stream import ENGINE_DEAD
+from engine.frontend.engine_core import EngineCore
+from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.pausable_runner import PausableRunner
+from tests.support.engine.requests import greedy_request
 
 
 class CoreThatCannotAbort(EngineCore):

@@ -94,3 +94,17 @@ def test_where_nothing_can_be_written_at_all_kernels_are_compiled_each_time(sour
 
     assert answer == pytest.approx(SILU_OF_3_TIMES_3, rel=1e-3)
     assert not compiled_files(tmp_path)
+
+
+def test_folder_that_others_can_write_is_left_alone(sources: Path, tmp_path: Path) -> None:
+    """What is in it would be run."""
+    run_gate(sources, NUMBA_CACHE_DIR=str(tmp_path / "shared"))
+    (folder,) = (tmp_path / "shared").iterdir()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    run_gate(sources, NUMBA_CACHE_DIR=str(tmp_path / "shared"))
+
+    assert not compiled_files(tmp_path / "shared")
+    assert len(compiled_files(sources)) == 1

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from engine.engine_core import EngineCore
-from engine.load_feed import LOAD_PERIOD_S, LoadFeed
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.feeds import LOAD_PERIOD_S, LoadFeed
 from kv_transfer.connector import ConnectorBuilder
-from tests.support.chain_engine import DEFAULT_SCHEDULER, chain_engine
 from tests.support.clock import ManualClock
-from tests.support.disaggregated import joined_cores
-from tests.support.requests import greedy_request
+from tests.support.engine.chain_engine import DEFAULT_SCHEDULER, chain_engine
+from tests.support.engine.disaggregated import joined_cores
+from tests.support.engine.requests import greedy_request
 
 
 @pytest.fixture

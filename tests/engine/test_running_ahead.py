@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.async_engine import AsyncEngine
-from engine.config import SchedulerConfig
-from engine.engine_core import EngineCore
-from engine.messages import FinishReason, GenerateRequest, SamplingParams, TokenDelta
-from engine.offline import generate
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams, TokenDelta
+from engine.frontend.async_engine import AsyncEngine
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.offline import generate
 from kv_transfer.connector import ConnectorBuilder
-from tests.support.chain_engine import DEFAULT_SCHEDULER, chain_engine
-from tests.support.chain_runner import ChainRunner, expected_tokens
-from tests.support.disaggregated import joined_cores
-from tests.support.requests import greedy_request
+from tests.support.engine.chain_engine import DEFAULT_SCHEDULER, chain_engine
+from tests.support.engine.chain_runner import ChainRunner, expected_tokens
+from tests.support.engine.disaggregated import joined_cores
+from tests.support.engine.requests import greedy_request
 
 AHEAD = replace(DEFAULT_SCHEDULER, async_scheduling=True)
 MAX_STEPS = 1000

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from decode.server import DecodeServer
-from engine.errors import ConnectorDeadError
+from engine.contract.errors import ConnectorDeadError
 from kv_transfer.inproc import InProcessFabric
-from tests.support.disaggregated import inproc_builder
-from tests.support.engine_pools import INPROC, chain_engines
+from tests.support.engine.disaggregated import inproc_builder
+from tests.support.engine.engine_pools import INPROC, chain_engines
 
 
 class BusyConnector:

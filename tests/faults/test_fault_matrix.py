@@ -30,7 +30,7 @@ async def suffer(cluster: TwoNodes, name: str, *steps: Mapping[str, Any], **chec
     """A scenario of these steps; it must end well."""
     content = {"name": name, "load": LOAD, "checks": checks}
     scenario = parse_scenario({**content, "steps": [*steps, {"wait_for_recovery": RECOVERY_S}]}, where=name)
-    report = await ChaosRunner(scenario, url=cluster.url, headers={}, tell=print).run()
+    report = await ChaosRunner(scenario, url=cluster.url, headers=cluster.headers, tell=print).run()
     print("\n".join(report.lines()))
     assert report.problems == [], report.lines()
     assert all(fault.whole_s is not None for fault in report.faults)
@@ -68,6 +68,13 @@ async def test_killed_router_and_decode_worker_cost_time_and_that_router_s_conne
     report = await suffer(cluster, "router and decode", *steps_of("router-killed"), *steps_of("decode-killed"))
 
     assert report.counted["migrations"] > 0
+
+
+async def test_killed_proxy_costs_its_connections_and_seconds(cluster: TwoNodes) -> None:
+    report = await suffer(cluster, "proxy", *steps_of("proxy-killed"))
+
+    assert report.num_broken_with_router > 0
+    assert report.counted["migrations"] == 0
 
 
 async def test_killed_prefill_worker_and_connector_faults_are_not_noticed(cluster: TwoNodes) -> None:

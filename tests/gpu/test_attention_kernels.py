@@ -13,8 +13,8 @@ from engine.attention.flash import efficient_varlen
 from engine.attention.kernel_choice import CUDAKernels, kernels_of
 from engine.attention.paged_decode import paged_decode
 from engine.attention.reference import ReferenceAttention
-from engine.runner.kv_cache import KVCache
-from tests.support.attention_cases import AttentionCase, AttentionInputs, make_inputs
+from engine.device.kv_cache import KVCache
+from tests.support.attention.attention_cases import AttentionCase, AttentionInputs, make_inputs
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,8 @@ from kv_transfer.host.arena import build_arena
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
-from tests.support.kv_child import NobodyToMeet
-from tests.support.kv_engine import KVEngineSpec
+from tests.support.engine.kv_engine import KVEngineSpec
+from tests.support.kv.kv_child import NobodyToMeet
 
 pytestmark = pytest.mark.gpu
 

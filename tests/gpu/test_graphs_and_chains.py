@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from engine.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
-from engine.layers.chains import compile_chains, gate_halves
+from engine.contract.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
+from engine.layers.fused_ops import compile_fused_ops, gate_halves
 from engine.layers.rotary import rotate_halves
 from engine.runner.model_runner import ModelRunner
-from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
-from tests.support.step_driver import StepDriver
+from tests.support.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.support.engine.step_driver import StepDriver
 
 pytestmark = pytest.mark.gpu
 
@@ -95,7 +95,7 @@ def test_graphs_take_no_more_memory_than_was_set_aside(tmp_path: Path, caplog: p
 
 def test_generated_kernels_say_what_the_operators_say() -> None:
     device, dtype, eps = torch.device("cuda"), torch.bfloat16, 1e-5
-    chains = compile_chains(device, dtype, eps=eps)
+    fused_ops = compile_fused_ops(device, dtype, eps=eps)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=dtype)
@@ -104,13 +104,13 @@ def test_generated_kernels_say_what_the_operators_say() -> None:
         for num_tokens in (1, 2, 33, 500):
             hidden, delta, weight = random(num_tokens, 4096), random(num_tokens, 4096), random(4096)
             expected = F.rms_norm(hidden + delta, (4096,), weight, eps)
-            torch.testing.assert_close(chains.add_norm(hidden, delta, weight), expected, atol=5e-2, rtol=2e-2)
+            torch.testing.assert_close(fused_ops.add_norm(hidden, delta, weight), expected, atol=5e-2, rtol=2e-2)
             heads, table, gate_up = (
                 random(num_tokens, 48, 128)[:, :32],
                 random(num_tokens, 2, 64),
                 random(num_tokens, 8192),
             )
             cosine, sine = table[:, 0, None, :], table[:, 1, None, :]
-            rotated = chains.rotate(heads, cosine, sine)
+            rotated = fused_ops.rotate(heads, cosine, sine)
             torch.testing.assert_close(rotated, rotate_halves(heads, cosine, sine), atol=5e-2, rtol=2e-2)
-            torch.testing.assert_close(chains.gate(gate_up), gate_halves(gate_up), atol=5e-2, rtol=2e-2)
+            torch.testing.assert_close(fused_ops.gate(gate_up), gate_halves(gate_up), atol=5e-2, rtol=2e-2)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from engine.build import build_engine
-from engine.builtin import builtin_model_dir
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
-from engine.engine_core import EngineCore, StepRunner
-from engine.messages import GenerateRequest, LogitRules, SamplingParams
-from engine.offline import run_requests
-from engine.step import PendingStep, SchedulerOutput
-from tests.support.collected_output import collect
+from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams
+from engine.contract.step import PendingStep, SchedulerOutput
+from engine.frontend.engine_core import EngineCore, StepRunner
+from engine.frontend.offline import run_requests
+from engine.model.builtin import builtin_model_dir
+from tests.support.engine.collected_output import collect
 
 pytestmark = pytest.mark.gpu
 

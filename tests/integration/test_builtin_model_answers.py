@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.served_model import BUILTIN_QUESTION
+from cluster.config.served_model import BUILTIN_QUESTION
 from engine.build import build_engine
-from engine.builtin import builtin_model_dir
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource
-from engine.messages import GenerateRequest, SamplingParams
-from engine.models.generation import load_generation_defaults
-from engine.offline import generate
+from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.offline import generate
+from engine.model.builtin import builtin_model_dir
+from engine.model.generation import load_generation_defaults
 from router.text.chat_template import load_chat_template
 from router.text.tokenizer import Tokenizer
 

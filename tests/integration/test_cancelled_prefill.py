@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import SchedulerConfig
-from engine.offline import generate
-from tests.support.chain_engine import chain_engine
-from tests.support.chain_runner import expected_tokens
-from tests.support.requests import greedy_request
+from engine.contract.config import SchedulerConfig
+from engine.frontend.offline import generate
+from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.chain_runner import expected_tokens
+from tests.support.engine.requests import greedy_request
 
 BLOCK_SIZE = 4
 CHUNK = 10

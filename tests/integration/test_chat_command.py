@@ -8,10 +8,10 @@ import io
 import pytest
 from rich.console import Console
 
-from cluster.chat_command import chat
-from cluster.served_model import BUILTIN_QUESTION
-from engine.builtin import builtin_model_dir
-from tests.support.model_router import model_router
+from cluster.commands.chat import chat
+from cluster.config.served_model import BUILTIN_QUESTION
+from engine.model.builtin import builtin_model_dir
+from tests.support.router.model_router import model_router
 
 
 async def test_conversation_is_answered_from_kv_that_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine.config import LoadFailurePolicy, SchedulerConfig
-from engine.messages import GenerateRequest
+from engine.contract.config import LoadFailurePolicy, SchedulerConfig
+from engine.contract.messages import GenerateRequest
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
-from tests.support.chain_runner import VOCAB_SIZE, expected_tokens
-from tests.support.faulty_pair import PUNCTUAL_FAULTS, Answers, FaultyPair
-from tests.support.prefill_process import NixlEngineSpec, PrefillProcess, RemoteEngine
-from tests.support.requests import greedy_request
-from tests.support.ucx import confined_ucx
+from tests.support.engine.chain_runner import VOCAB_SIZE, expected_tokens
+from tests.support.engine.requests import greedy_request
+from tests.support.kv.faulty_pair import PUNCTUAL_FAULTS, Answers, FaultyPair
+from tests.support.kv.prefill_process import NixlEngineSpec, PrefillProcess, RemoteEngine
+from tests.support.kv.ucx import confined_ucx
 
 NUM_REQUESTS = 200
 NUM_TOKENS = 4
@@ -24,10 +24,10 @@ BLOCK_SIZE = 4
 READER_FAULTS = tuple(fault for fault in Fault if fault is not Fault.LEASE_EXPIRED)
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[PrefillProcess]:
+@pytest.fixture(scope="module", params=("network", "local"))
+def process(request: pytest.FixtureRequest) -> Iterator[PrefillProcess]:
     with confined_ucx():
-        process = PrefillProcess()
+        process = PrefillProcess(transport=request.param)
         yield process
         process.close()
 
@@ -36,7 +36,7 @@ def process() -> Iterator[PrefillProcess]:
 def _pair(
     process: PrefillProcess, faults: FaultOptions, *, policy: LoadFailurePolicy = "recompute", is_fast: bool = True
 ) -> Iterator[FaultyPair[RemoteEngine]]:
-    options = ConnectorOptions(connector="nixl", faults=faults, allow_faults=True)
+    options = ConnectorOptions(connector="nixl", transport=process.transport, faults=faults, allow_faults=True)
     scheduler = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=16, load_failure_policy=policy)
     prefill, decode = (
         NixlEngineSpec(engine_id=engine_id, options=options, scheduler=scheduler, is_fast=is_fast)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from engine.block_hash import hash_chain, root_hash
-from engine.config import SchedulerConfig
-from engine.core.request import pack_tokens
-from engine.messages import GenerateRequest
+from engine.contract.block_hash import hash_chain, root_hash
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import GenerateRequest
+from engine.scheduler.requests.request import pack_tokens
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
-from tests.support.cache_mirror import mirrored
-from tests.support.chain_runner import expected_kv, expected_tokens
-from tests.support.requests import greedy_request
-from tests.support.tiered_engine import BLOCK_BYTES, BLOCK_SIZE, TieredEngine, tiered_engine
+from tests.support.engine.chain_runner import expected_kv, expected_tokens
+from tests.support.engine.requests import greedy_request
+from tests.support.engine.tiered_engine import BLOCK_BYTES, BLOCK_SIZE, TieredEngine, tiered_engine
+from tests.support.scheduler.cache_mirror import mirrored
 
 NUM_TOKENS = 4
 
@@ -126,8 +126,12 @@ def test_k9_a_reset_of_the_prefix_cache_empties_the_tier() -> None:
         engine.run(_request("first", start=0))
         engine.run(_request("other", start=100))
 
-        assert engine.core.scheduler.reset_prefix_cache()
+        num_kept = len(engine.tier.store)
+        dropped = engine.core.reset_prefix_cache(preempt_running=False)
 
+        assert dropped is not None
+        assert (dropped.num_blocks > 0, dropped.num_host_blocks) == (True, num_kept)
+        assert num_kept > 0
         assert len(engine.tier.store) == 0
         assert engine.num_computed_by(_request("again", start=0)) == 41 + NUM_TOKENS - 1
         engine.assert_rests()

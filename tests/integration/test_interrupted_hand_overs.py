@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.config import SchedulerConfig
-from engine.engine_core import EngineCore
-from engine.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
@@ -18,11 +18,11 @@ from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import KVTransferParams, PeerIdentity
-from kv_transfer.worker import TransferWorker
-from tests.support.chain_engine import chain_engine
-from tests.support.chain_runner import expected_tokens
-from tests.support.kv_engine import OffsetClock, wait_until
-from tests.support.requests import greedy_request
+from kv_transfer.peer.worker_connector import TransferWorker
+from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.chain_runner import expected_tokens
+from tests.support.engine.kv_engine import OffsetClock, wait_until
+from tests.support.engine.requests import greedy_request
 
 NUM_TOKENS = 6
 NUM_BLOCKS = 48

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import SchedulerConfig
-from engine.engine_core import EngineCore
-from engine.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import ConnectorBuilder
-from tests.support.chain_engine import DEFAULT_SCHEDULER, chain_engine
-from tests.support.chain_runner import expected_tokens
-from tests.support.disaggregated import inproc_pair, joined_cores
-from tests.support.engine_config import small_engine_config
-from tests.support.oracle_cases import NUM_TOKENS, OracleCase
-from tests.support.requests import greedy_request
+from tests.support.engine.chain_engine import DEFAULT_SCHEDULER, chain_engine
+from tests.support.engine.chain_runner import expected_tokens
+from tests.support.engine.disaggregated import inproc_pair, joined_cores
+from tests.support.engine.engine_config import small_engine_config
+from tests.support.engine.oracle_cases import NUM_TOKENS, OracleCase
+from tests.support.engine.requests import greedy_request
 
 MAX_STEPS = 2000
 Ends = dict[str, TokenDelta]

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from engine.build import BuiltEngine, build_engine
-from engine.builtin import builtin_model_dir
-from engine.config import CacheConfig, EngineConfig, ModelConfigSource
-from engine.engine_core import EngineCore
-from engine.messages import FinishReason, GenerateRequest, SamplingParams
-from engine.models.generation import load_generation_defaults
-from engine.offline import step_or_wait
+from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
+from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.offline import step_or_wait
+from engine.model.builtin import builtin_model_dir
+from engine.model.generation import load_generation_defaults
 from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.options import ConnectorOptions
 from router.text.chat_template import load_chat_template
 from router.text.tokenizer import Tokenizer
-from tests.support.disaggregated import CoreBuilder, joined_cores
+from tests.support.engine.disaggregated import CoreBuilder, joined_cores
 
 MODEL = builtin_model_dir()
 CODE = "4827"

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from engine.build import build_engine
-from engine.engine_core import EngineCore
-from engine.messages import GenerateRequest, LogitRules, SamplingParams
-from engine.offline import generate, run_disaggregated, run_requests
-from tests.support.checkpoints import VOCAB_SIZE, load_oracle
-from tests.support.collected_output import CollectedOutput, collect
-from tests.support.disaggregated import inproc_pair
-from tests.support.engine_config import small_engine_config
-from tests.support.requests import greedy_request
-from tests.support.sampling_reference import Reference, greedy_reference
-from tests.support.served_checkpoint import make_served_checkpoint
+from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.offline import generate, run_disaggregated, run_requests
+from tests.support.cluster.served_checkpoint import make_served_checkpoint
+from tests.support.engine.checkpoints import VOCAB_SIZE, load_oracle
+from tests.support.engine.collected_output import CollectedOutput, collect
+from tests.support.engine.disaggregated import inproc_pair
+from tests.support.engine.engine_config import small_engine_config
+from tests.support.engine.requests import greedy_request
+from tests.support.engine.sampling_reference import Reference, greedy_reference
 
 NUM_TOKENS = 20
 PROMPT_LENGTHS = (1, 17, 48, 90, 129)

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.checkpoints import make_checkpoint
+from tests.support.engine.checkpoints import make_checkpoint
 
 
 def _engine_bits(kernel_cache: Path, checkpoints: list[Path]) -> list[str]:
     result = subprocess.run(
-        [sys.executable, "-m", "tests.support.engine_bits", *map(str, checkpoints)],
+        [sys.executable, "-m", "tests.support.engine.engine_bits", *map(str, checkpoints)],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "NUMBA_CACHE_DIR": str(kernel_cache)},
         stdout=subprocess.PIPE,

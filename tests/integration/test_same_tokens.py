@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from engine.build import build_engine
-from engine.messages import GenerateRequest
-from engine.offline import generate, generate_disaggregated
-from tests.support.checkpoints import ARCHITECTURES
-from tests.support.disaggregated import inproc_pair
-from tests.support.engine_config import small_engine_config
-from tests.support.oracle_cases import NUM_TOKENS, OracleCase
-from tests.support.requests import greedy_request
+from engine.contract.messages import GenerateRequest
+from engine.frontend.offline import generate, generate_disaggregated
+from tests.support.engine.checkpoints import ARCHITECTURES
+from tests.support.engine.disaggregated import inproc_pair
+from tests.support.engine.engine_config import small_engine_config
+from tests.support.engine.oracle_cases import NUM_TOKENS, OracleCase
+from tests.support.engine.requests import greedy_request
 
 CaseOf = Callable[[str], OracleCase]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kv_transfer.announcements import Announced, Announcements
-from kv_transfer.notifications import Announce
+from kv_transfer.peer.announcements import Announced, Announcements
+from kv_transfer.peer.notifications import Announce
 from tests.support.clock import ManualClock
 
 TTL_S = 30.0

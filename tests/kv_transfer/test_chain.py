@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.chain.worker import ChainWorker
+from kv_transfer.chain.worker_connector import ChainWorker
 from kv_transfer.connector import (
     NO_EVENTS,
     ConnectorEvents,
@@ -18,11 +18,11 @@ from kv_transfer.connector import (
     RemoteMatch,
     TransferStats,
 )
-from kv_transfer.counters import TransferCounters
-from kv_transfer.lease import LeaseCounts
 from kv_transfer.params import KVTransferParams
-from tests.support.kv_engine import KVEngine
-from tests.support.kv_world import KVWorld
+from kv_transfer.peer.counters import TransferCounters
+from kv_transfer.peer.lease import LeaseCounts
+from tests.support.engine.kv_engine import KVEngine
+from tests.support.kv.kv_world import KVWorld
 
 BLOCK_SIZE = 4
 PROMPT = tuple(b"hash-%d" % index for index in range(5))
@@ -87,7 +87,7 @@ def test_k8_a_load_in_two_parts_counts_once(world: KVWorld, source: KVEngine) ->
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_k8_a_load_whose_parts_both_fail_counts_once(world: KVWorld, source: KVEngine, is_cancelled: bool) -> None:
     sources: list[Any] = [_OneEnd(), _OneEnd()]
-    worker = ChainWorker(sources, lender=1)
+    worker = ChainWorker(sources, peer_source=1)
     worker.execute(_two_parts(source.grant("request", (10, 11))))
     for place in (0, 1):
         sources[place].happen(stalled="r")
@@ -208,7 +208,7 @@ def test_k9_parts_are_joined_in_the_order_of_their_blocks_however_they_end(
     world: KVWorld, source: KVEngine, order_of_ends: tuple[int, int]
 ) -> None:
     sources: list[Any] = [_OneEnd(), _OneEnd()]
-    worker = ChainWorker(sources, lender=1)
+    worker = ChainWorker(sources, peer_source=1)
     worker.execute(_two_parts(source.grant("request", (10, 11))))
 
     loads: list[LoadEnded] = []

@@ -15,8 +15,8 @@ from kv_transfer.block_memory import HostBlockMemory
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.layout import KVRegion, MemoryKind
-from tests.support.kv_engine import KVEngine
-from tests.support.kv_world import KVWorld
+from tests.support.engine.kv_engine import KVEngine
+from tests.support.kv.kv_world import KVWorld
 
 BIG_HEAD_DIM = (4 << 20) // 64
 """With it a block has 4 MiB, and a part of a load has two blocks."""

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from kv_transfer.connector import LeaseEnd
-from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.faults import FaultPlan
 from kv_transfer.options import ConnectorOptions
-from tests.support.kv_engine import KVEngine
-from tests.support.kv_world import KVWorld
-from tests.support.ucx import confined_ucx
+from kv_transfer.peer.counters import TransferCounters
+from tests.support.engine.kv_engine import KVEngine
+from tests.support.kv.kv_world import KVWorld
+from tests.support.kv.ucx import confined_ucx
 
 
 @pytest.fixture(scope="module", params=["inproc", "nixl"])

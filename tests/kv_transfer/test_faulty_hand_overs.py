@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from engine.engine_core import EngineCore
-from engine.messages import GenerateRequest
+from engine.contract.messages import GenerateRequest
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
-from tests.support.chain_runner import VOCAB_SIZE, expected_tokens
-from tests.support.faulty_pair import PUNCTUAL_FAULTS, Answers, FaultyPair, faulty_pair
-from tests.support.requests import greedy_request
+from tests.support.engine.chain_runner import VOCAB_SIZE, expected_tokens
+from tests.support.engine.requests import greedy_request
+from tests.support.kv.faulty_pair import PUNCTUAL_FAULTS, Answers, FaultyPair, faulty_pair
 
 NUM_REQUESTS = 200
 NUM_TOKENS = 4

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from engine.engine_core import EngineCore
-from engine.messages import GenerateRequest
+from engine.contract.messages import GenerateRequest
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
-from tests.support.chain_runner import VOCAB_SIZE, expected_tokens
-from tests.support.faulty_pair import Answers, FaultyPair, faulty_pair
-from tests.support.requests import greedy_request
-from tests.support.streamed_pair import run_streamed, until_read_early
+from tests.support.engine.chain_runner import VOCAB_SIZE, expected_tokens
+from tests.support.engine.requests import greedy_request
+from tests.support.kv.faulty_pair import Answers, FaultyPair, faulty_pair
+from tests.support.kv.streamed_pair import run_streamed, until_read_early
 
 CHUNK_TOKENS = 16
 NUM_REQUESTS = 60

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kv_transfer.chain.books import ChainBooks
-from kv_transfer.host.books import HostBooks
-from tests.support.kv_engine import wait_until
-from tests.support.kv_world import KVWorld
+from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
+from kv_transfer.host.scheduler_connector import HostSchedulerConnector
+from tests.support.engine.kv_engine import wait_until
+from tests.support.kv.kv_world import KVWorld
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,8 +31,8 @@ class HostTierMachine(RuleBasedStateMachine):
         self.world = KVWorld("inproc", is_chain=True)
         self.engine = self.world.make_reader(self.world.spec("engine", num_host_blocks=num_host_blocks))
         books = self.engine.connector.scheduler
-        assert isinstance(books, ChainBooks)
-        (self.tier,) = [source for source in books.sources if isinstance(source, HostBooks)]
+        assert isinstance(books, ChainSchedulerConnector)
+        (self.tier,) = [source for source in books.sources if isinstance(source, HostSchedulerConnector)]
         self.books = books
         self.kept: set[int] = set()
         self.expected: dict[str, tuple[tuple[int, ...], list[int]]] = {}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from kv_transfer.connector import LeaseEnd
-from kv_transfer.lease import Completion, LeaseTable
+from kv_transfer.peer.lease import Completion, LeaseTable
 
 TTL_S = 30.0
 

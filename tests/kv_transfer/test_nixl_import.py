@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import logging, logging.config, logging.handlers
-from tests.support.light_nixl import import_nixl_without_torch
+from tests.support.kv.light_nixl import import_nixl_without_torch
 
 handler = logging.handlers.MemoryHandler(1, target=logging.StreamHandler())
 logging.getLogger("somebody").addHandler(handler)

@@ -12,11 +12,11 @@ import pytest
 
 from kv_transfer.connector import LeaseEnd, LoadEnded
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
-from kv_transfer.part_reads import ReaderLimits, split_blocks
-from tests.support.kv_child import ChildProcess
-from tests.support.kv_engine import KVEngine, wait_until
-from tests.support.kv_world import KVWorld
-from tests.support.ucx import confined_ucx
+from kv_transfer.peer.part_reads import ReaderLimits, split_blocks
+from tests.support.engine.kv_engine import KVEngine, wait_until
+from tests.support.kv.kv_child import ChildProcess
+from tests.support.kv.kv_world import KVWorld
+from tests.support.kv.ucx import confined_ucx
 
 # 256 blocks of 256 KiB: a read of all of them is far from over when it was posted over TCP.
 LARGE = {"num_blocks": 256, "block_size": 16, "head_dim": 1024}
@@ -36,11 +36,15 @@ LATE_BLOCKS = tuple(
 """The blocks of the second read."""
 
 
+ON_BOTH = pytest.mark.parametrize("world", ("network", "local"), indirect=True)
+"""For tests without a read that hangs."""
+
+
 @pytest.fixture(scope="module")
-def world() -> Iterator[KVWorld]:
-    """TCP only: over shared memory a read needs no help from the peer, and is over when it was posted."""
+def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
+    """TCP unless a test asks: from shared memory a read needs no help of the peer, and is over when it was posted."""
     with confined_ucx(transports="tcp,self"):
-        world = KVWorld("nixl")
+        world = KVWorld("nixl", transport=getattr(request, "param", "network"))
         yield world
         world.close()
 
@@ -186,6 +190,7 @@ def test_source_that_was_stopped_until_its_leases_ran_out_does_not_confirm(
     _assert_next_load_works(world, reader, source)
 
 
+@ON_BOTH
 @pytest.mark.known_failure(2)
 @pytest.mark.parametrize("moment", ("before", "during", "after"))
 def test_reader_killed_around_its_read_costs_the_source_one_lease(world: KVWorld, source: Any, moment: str) -> None:
@@ -213,6 +218,7 @@ def test_reader_killed_around_its_read_costs_the_source_one_lease(world: KVWorld
     child.close()
 
 
+@ON_BOTH
 @pytest.mark.known_failure(1, 2)
 @pytest.mark.parametrize("moment", ("before", "during"))
 def test_reader_stopped_beyond_its_lease_never_accepts_what_it_reads_when_it_goes_on(
@@ -247,6 +253,7 @@ def test_reader_stopped_beyond_its_lease_never_accepts_what_it_reads_when_it_goe
     child.close()
 
 
+@ON_BOTH
 def test_reader_stopped_after_its_read_keeps_what_it_has(world: KVWorld) -> None:
     lender = world.make_reader(world.spec("lender", **SMALL))
     child = ChildProcess()
@@ -267,6 +274,7 @@ def test_reader_stopped_after_its_read_keeps_what_it_has(world: KVWorld) -> None
     child.close()
 
 
+@ON_BOTH
 @pytest.mark.known_failure(12)
 def test_peer_killed_and_restarted_in_another_process_under_the_same_name(world: KVWorld, reader: KVEngine) -> None:
     """No farewell, then back with a new incarnation."""

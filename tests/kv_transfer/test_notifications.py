@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.notifications import (
+from kv_transfer.peer.notifications import (
     NOTIFICATION_VERSION,
     Ack,
     Done,

@@ -46,4 +46,4 @@ def test_options_that_contradict_each_other_are_refused(changes: dict[str, Any],
 def test_any_order_of_sources_is_good(chain: tuple[str, ...]) -> None:
     options = ConnectorOptions(connector="chain", chain=chain, host_bytes=1024)
 
-    assert (options.sources, options.lender) == (chain, "nixl")
+    assert (options.sources, options.peer_source) == (chain, "nixl")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.part_reads import Part, ReaderLimits, split_blocks
+from kv_transfer.peer.part_reads import Part, ReaderLimits, split_blocks
 
 BLOCK_BYTES = 10
 LIMITS = ReaderLimits(load_timeout_s=0.0, renewal_period_s=0.0, part_bytes=20, max_part_bytes=40)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import HandshakeRefusedError, KVTransferError, PeerUnreachableError
-from kv_transfer.handshake import build_hello
 from kv_transfer.layout import KVRegion, MemoryKind
 from kv_transfer.params import Hello, PeerIdentity
-from kv_transfer.peers import Handshake, PeerTable
+from kv_transfer.peer.counters import TransferCounters
+from kv_transfer.peer.handshake import build_hello
+from kv_transfer.peer.peers import Handshake, PeerTable
 from kv_transfer.transport import TransportError
-from tests.support.kv_engine import KVEngineSpec
-from tests.support.scripted_transport import ScriptedTransport
+from tests.support.engine.kv_engine import KVEngineSpec
+from tests.support.kv.scripted_transport import ScriptedTransport
 
 LAYOUT = KVEngineSpec(engine_id="any").layout
 FIRST, SECOND = (PeerIdentity(engine_id="source", incarnation=incarnation) for incarnation in "12")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.notifications import Ack, Release, Renew
 from kv_transfer.params import PeerIdentity
-from kv_transfer.part_reads import ReaderLimits
+from kv_transfer.peer.notifications import Ack, Release, Renew
+from kv_transfer.peer.part_reads import ReaderLimits
 from kv_transfer.transport import ReadState
-from tests.support.reader_bench import BLOCK_BYTES, SOURCE, ReaderBench
+from tests.support.kv.reader_bench import BLOCK_BYTES, SOURCE, ReaderBench
 
 
 def test_load_is_not_good_before_the_source_confirmed_it() -> None:
@@ -320,7 +320,7 @@ def test_after_giving_up_nothing_is_begun() -> None:
     bench.advance()
     bench.reader.give_up()
     bench.advance()
-    assert bench.reader.has_reads
+    assert bench.reader.reads.has_any
 
     bench.begin("b")
     bench.reader.end_all()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kv_transfer.part_reads import ReaderLimits
+from kv_transfer.peer.part_reads import ReaderLimits
 from kv_transfer.transport import ReadState
-from tests.support.reader_bench import BLOCK_BYTES, ReaderBench
+from tests.support.kv.reader_bench import BLOCK_BYTES, ReaderBench
 
 
 def wait(bench: ReaderBench, seconds: float) -> None:

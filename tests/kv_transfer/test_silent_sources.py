@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.kv_world import KVWorld
-from tests.support.ucx import confined_ucx
+from tests.support.kv.kv_world import KVWorld
+from tests.support.kv.ucx import confined_ucx
 
 
 @pytest.fixture(params=("tcp,self", None), ids=("tcp", "shared-memory"))

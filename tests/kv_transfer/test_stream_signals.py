@@ -12,11 +12,11 @@ import pytest
 from kv_transfer.connector import LeaseEnd
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.params import PeerIdentity
-from kv_transfer.part_reads import ReaderLimits
-from tests.support.kv_child import ChildProcess
-from tests.support.kv_engine import KVEngine, wait_until
-from tests.support.kv_world import KVWorld
-from tests.support.ucx import confined_ucx
+from kv_transfer.peer.part_reads import ReaderLimits
+from tests.support.engine.kv_engine import KVEngine, wait_until
+from tests.support.kv.kv_child import ChildProcess
+from tests.support.kv.kv_world import KVWorld
+from tests.support.kv.ucx import confined_ucx
 
 BLOCK_BYTES = 256 << 10
 PART = ReaderLimits(load_timeout_s=0.0, renewal_period_s=0.0).part_bytes // BLOCK_BYTES
@@ -35,11 +35,15 @@ def _late(nth: int) -> FaultOptions:
     return FaultOptions(late_s=LATE_S, schedule=(ScheduledFault(fault=Fault.READ_LATE, nth=nth),))
 
 
+ON_BOTH = pytest.mark.parametrize("world", ("network", "local"), indirect=True)
+"""For tests without a read that hangs."""
+
+
 @pytest.fixture(scope="module")
-def world() -> Iterator[KVWorld]:
-    """TCP only: over shared memory a read needs no help from the peer, and is over when it was posted."""
+def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
+    """TCP unless a test asks: from shared memory a read needs no help of the peer, and is over when it was posted."""
     with confined_ucx(transports="tcp,self"):
-        world = KVWorld("nixl")
+        world = KVWorld("nixl", transport=getattr(request, "param", "network"))
         yield world
         world.close()
 
@@ -94,6 +98,7 @@ def _assert_next_load_works(world: KVWorld, reader: Any, source: Any) -> None:
     assert reader.content((3, 4)) == source.content((1, 2))
 
 
+@ON_BOTH
 @pytest.mark.known_failure(4)
 @pytest.mark.parametrize("moment", ("before", "during", "after"))
 def test_source_killed_around_an_early_read_is_replaced_by_another(
@@ -121,6 +126,7 @@ def test_source_killed_around_an_early_read_is_replaced_by_another(
     assert not reader.has_reads()
 
 
+@ON_BOTH
 @pytest.mark.known_failure(1, 14)
 def test_source_killed_after_its_lease_was_granted_takes_the_early_blocks_along(
     world: KVWorld, child: ChildProcess, healthy: KVEngine
@@ -188,6 +194,7 @@ def _make_child_reader(world: KVWorld, child: ChildProcess, lender: KVEngine, **
     return reader
 
 
+@ON_BOTH
 @pytest.mark.known_failure(2)
 @pytest.mark.parametrize("moment", ("before", "during", "after"))
 def test_reader_killed_around_its_early_read_costs_the_source_one_lease(
@@ -213,6 +220,7 @@ def test_reader_killed_around_its_early_read_costs_the_source_one_lease(
     _assert_next_load_works(world, other, lender)
 
 
+@ON_BOTH
 @pytest.mark.known_failure(1, 2)
 @pytest.mark.parametrize("moment", ("during", "after"))
 def test_reader_stopped_around_its_early_read_beyond_its_lease_accepts_nothing(

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.connector import LoadOrder, StreamOrder
-from kv_transfer.notifications import Announce, Subscribe
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams
+from kv_transfer.peer.notifications import Announce, Subscribe
 from kv_transfer.stream_gate import StreamGate
 from kv_transfer.transport import ReadState
-from tests.support.reader_bench import PARAMS, SOURCE, ReaderBench
+from tests.support.kv.reader_bench import PARAMS, SOURCE, ReaderBench
 
 NUM_BLOCKS = 4
 PEER = "source/1"

@@ -9,21 +9,21 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer.announcements import Announcements
 from kv_transfer.connector import ConnectorOrders, LoadOrder, Rendezvous
-from kv_transfer.counters import TransferCounters
 from kv_transfer.errors import KVTransferError, UnknownConnectorError
 from kv_transfer.factory import build_connector
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVRegion, MemoryKind
-from kv_transfer.lease import LeaseTable
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVTransferParams, PeerIdentity
+from kv_transfer.peer.announcements import Announcements
+from kv_transfer.peer.counters import TransferCounters
+from kv_transfer.peer.lease import LeaseTable
+from kv_transfer.peer.worker_connector import TransferWorker
 from kv_transfer.transport import ReadState
-from kv_transfer.worker import TransferWorker
-from tests.support.kv_child import NobodyToMeet
-from tests.support.kv_engine import KVEngineSpec, wait_until
-from tests.support.scripted_transport import ScriptedRead, ScriptedTransport
+from tests.support.engine.kv_engine import KVEngineSpec, wait_until
+from tests.support.kv.kv_child import NobodyToMeet
+from tests.support.kv.scripted_transport import ScriptedRead, ScriptedTransport
 
 LAYOUT = KVEngineSpec(engine_id="any").layout
 IDENTITY = PeerIdentity(engine_id="ours", incarnation="1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.router_tokenizer import write_model_dir
+from tests.support.router.router_tokenizer import write_model_dir
 
 
 @pytest.fixture(scope="session")

@@ -7,15 +7,15 @@ import dataclasses
 
 import pytest
 
-from engine.messages import LoadReport
-from router.admission import Admission
-from router.demand import Demand
+from engine.contract.messages import LoadReport
 from router.errors import NoReplicaError, QueueFullError
-from router.pool import ReplicaPool
-from router.replica import Reservation
-from tests.support.fake_workers import FakePrefillPool
-from tests.support.requests import greedy_request
-from tests.support.router_rig import FAST, until
+from router.pool.admission import Admission, RoomWish
+from router.pool.demand import Demand
+from router.pool.pool import ReplicaPool
+from router.pool.replica import Reservation
+from tests.support.engine.requests import greedy_request
+from tests.support.router.fake_workers import FakePrefillPool
+from tests.support.router.router_rig import FAST, until
 
 DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
 
@@ -40,8 +40,13 @@ class Bench:
         load = LoadReport(num_blocks=100, num_free_blocks=free, num_running=1, is_draining=is_draining)
         self.pool.note_load("prefill-0", load)
 
+    async def reserve(self, num_blocks: int, *, priority: int = 0) -> Reservation:
+        wish = RoomWish(demand=DEMAND, num_blocks=num_blocks, num_own_blocks=1, priority=priority)
+        [[ticket]] = self.admission.enter([wish])
+        return await self.admission.room(ticket)
+
     def ask(self, num_blocks: int, *, priority: int = 0) -> asyncio.Task[Reservation]:
-        return asyncio.create_task(self.admission.reserve(DEMAND, num_blocks=num_blocks, priority=priority))
+        return asyncio.create_task(self.reserve(num_blocks, priority=priority))
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ async def bench() -> Bench:
 
 
 async def test_room_is_granted_at_once_where_there_is_some(bench: Bench) -> None:
-    reservation = await bench.admission.reserve(DEMAND, num_blocks=10, priority=0)
+    reservation = await bench.reserve(10)
 
     assert reservation.replica.replica_id == "prefill-0"
     assert bench.admission.num_waiting == 0
@@ -69,7 +74,7 @@ async def test_request_waits_until_a_report_shows_room(bench: Bench) -> None:
 
 
 async def test_released_reservation_lets_the_next_one_in(bench: Bench) -> None:
-    first = await bench.admission.reserve(DEMAND, num_blocks=10, priority=0)
+    first = await bench.reserve(10)
     waiting = bench.ask(10)
     await until(lambda: bench.admission.num_waiting == 1)
 
@@ -103,6 +108,62 @@ async def test_lower_priority_value_goes_first(bench: Bench) -> None:
     late.cancel()
 
 
+async def test_choices_of_a_prompt_take_room_beside_the_first(bench: Bench) -> None:
+    wish = RoomWish(demand=DEMAND, num_blocks=5, num_own_blocks=2, priority=0, num_choices=4)
+    [tickets] = bench.admission.enter([wish])
+
+    assert [ticket.reservation and ticket.reservation.num_blocks for ticket in tickets] == [5, 2, 2, None]
+
+
+async def test_choice_that_found_no_room_at_the_door_waits_in_the_order_of_its_arrival(bench: Bench) -> None:
+    wish = RoomWish(demand=DEMAND, num_blocks=10, num_own_blocks=10, priority=0, num_choices=2)
+    [[_, second]] = bench.admission.enter([wish])
+    later = bench.ask(10)
+    await until(lambda: bench.admission.num_waiting == 1)
+    choice = asyncio.create_task(bench.admission.room(second))
+    await until(lambda: bench.admission.num_waiting == 2)
+    bench.report(free=20)
+
+    assert (await choice).num_blocks == 10
+    assert not later.done()
+    later.cancel()
+
+
+async def test_choice_whose_turn_comes_goes_beside_the_first_before_it_waits(bench: Bench) -> None:
+    wish = RoomWish(demand=DEMAND, num_blocks=10, num_own_blocks=2, priority=0, num_choices=2)
+    [[first, second]] = bench.admission.enter([wish])
+    assert second.reservation is None
+    bench.report(free=12)
+    assert first.reservation is not None
+
+    assert (await bench.admission.room(second, beside=first.reservation.replica)).num_blocks == 2
+
+
+async def test_choices_that_do_not_all_find_a_place_leave_nothing_behind() -> None:
+    bench = Bench(max_num_queued=1)
+    await asyncio.gather(*bench.pool.refresh())
+    bench.report(free=10)
+    wish = RoomWish(demand=DEMAND, num_blocks=10, num_own_blocks=10, priority=0, num_choices=3)
+
+    with pytest.raises(QueueFullError, match="2 of 3 choices"):
+        bench.admission.enter([wish])
+
+    assert (bench.pool.replicas[0].num_reserved, bench.admission.num_waiting) == (0, 0)
+    assert (await bench.reserve(10)).num_blocks == 10
+
+
+async def test_places_of_those_that_left_are_free_again() -> None:
+    bench = Bench(max_num_queued=1)
+    await asyncio.gather(*bench.pool.refresh())
+    bench.report(free=0)
+    [[waiting]] = bench.admission.enter([RoomWish(demand=DEMAND, num_blocks=5, num_own_blocks=1, priority=0)])
+    bench.admission.leave(waiting)
+
+    again = bench.ask(5)
+    await until(lambda: bench.admission.num_waiting == 1)
+    again.cancel()
+
+
 async def test_full_queue_refuses(bench: Bench) -> None:
     bench = Bench(max_num_queued=1)
     await asyncio.gather(*bench.pool.refresh())
@@ -111,7 +172,7 @@ async def test_full_queue_refuses(bench: Bench) -> None:
     await until(lambda: bench.admission.num_waiting == 1)
 
     with pytest.raises(QueueFullError, match="1") as caught:
-        await bench.admission.reserve(DEMAND, num_blocks=5, priority=0)
+        await bench.reserve(5)
 
     assert caught.value.retry_after_s is not None
     waiting.cancel()
@@ -146,7 +207,7 @@ async def test_nobody_waits_where_no_replica_is_healthy(bench: Bench) -> None:
     bench.pool.note_failure("prefill-0", "test")
 
     with pytest.raises(NoReplicaError):
-        await bench.admission.reserve(DEMAND, num_blocks=1, priority=0)
+        await bench.reserve(1)
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
@@ -187,7 +248,7 @@ async def test_those_who_wait_go_on_when_a_replica_comes_back(bench: Bench) -> N
 async def test_request_waits_for_a_replica_that_has_just_come_when_the_last_one_goes(bench: Bench) -> None:
     bench.report(free=10, is_draining=True)
     with pytest.raises(NoReplicaError):
-        await bench.admission.reserve(DEMAND, num_blocks=1, priority=0)
+        await bench.reserve(1)
     bench.workers.add("prefill-1")
 
     early = bench.ask(1)

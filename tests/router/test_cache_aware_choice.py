@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.messages import SamplingParams
+from engine.contract.messages import SamplingParams
 from router.service import RouterService, TextRequest
 from router.settings import RouterSettings
-from tests.support.chain_runner import expected_tokens
-from tests.support.engine_pools import BLOCK_SIZE, EngineDecodePool, EnginePrefillPool, engine_pools
-from tests.support.router_rig import FAST, until
+from tests.support.engine.chain_runner import expected_tokens
+from tests.support.engine.engine_pools import BLOCK_SIZE, EngineDecodePool, EnginePrefillPool, engine_pools
+from tests.support.router.router_rig import FAST, until
 
 PREFIX = dataclasses.replace(FAST, prefill_policy="prefix", decode_policy="prefix", report_period_s=0.5)
 LONG = list(range(100, 164))

@@ -12,10 +12,10 @@ from cluster.chaos.runner import ChaosRunner
 from cluster.chaos.scenario import ScenarioError, parse_scenario
 from router.api.app import build_app
 from router.service import RouterService
-from tests.support.engine_pools import engine_pools
-from tests.support.live_app import live_app
-from tests.support.loop_paced_runner import LoopPacedRunner
-from tests.support.router_rig import FAST
+from tests.support.engine.engine_pools import engine_pools
+from tests.support.engine.loop_paced_runner import LoopPacedRunner
+from tests.support.router.live_app import live_app
+from tests.support.router.router_rig import FAST
 
 SMALL_LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [3, 60], "output_tokens": [40, 80]}
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.counters import RouterCounters
-from router.metric_rows import MetricFamily
-from router.router_report import MAX_DEPARTED, RouterBoard, RouterReport
-from tests.support.router_peers import PeerNet
-from tests.support.router_rig import FAST, RouterRig, router_rig, until
+from router.report.counters import RouterCounters
+from router.report.metric_rows import MetricFamily
+from router.report.router_report import MAX_DEPARTED, RouterBoard, RouterReport
+from tests.support.router.router_peers import PeerNet
+from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 QUICK = replace(FAST, status_timeout_s=0.2, peer_period_s=0.02)
 SLOW = replace(FAST, peer_period_s=3600.0)

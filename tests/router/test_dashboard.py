@@ -13,8 +13,8 @@ from prometheus_client.samples import Sample
 
 from router.service import RouterService
 from scripts.dashboard import dashboard
-from tests.support.engine_pools import engine_pools
-from tests.support.router_rig import FAST, until
+from tests.support.engine.engine_pools import engine_pools
+from tests.support.router.router_rig import FAST, until
 
 FILE = Path(__file__).resolve().parents[2] / "deploy" / "dashboards" / "baton.json"
 TARGET_LABELS = {"job", "instance"}

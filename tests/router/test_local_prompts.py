@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_workers import counting
-from tests.support.router_rig import FAST, RouterRig, router_rig, until
+from tests.support.router.fake_workers import counting
+from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 LEAD = replace(FAST, max_prefill_queue_lead=100)
 ASK = {"max_tokens": 4, "temperature": 0, "return_token_ids": True}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.messages import TokenLogprobs
-from router.logprob_trail import LogprobTrail, TokenEntry
+from engine.contract.messages import TokenLogprobs
+from router.text.logprob_trail import LogprobTrail, TokenEntry
 
 
 def said(token_id: int) -> TokenLogprobs:

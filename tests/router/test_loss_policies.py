@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from engine.messages import LoadReport
-from router.kv_loss import recompute_limit
-from router.pool import ReplicaPool
-from router.replica import Replica
+from engine.contract.messages import LoadReport
+from router.pool.pool import ReplicaPool
+from router.pool.replica import Replica
+from router.request.kv_loss import recompute_limit
 from router.settings import RouterSettings
-from tests.support.fake_workers import FakePrefillPool, counting
-from tests.support.router_rig import FAST, RouterRig, events, router_rig, until
+from tests.support.router.fake_workers import FakePrefillPool, counting
+from tests.support.router.router_rig import FAST, RouterRig, events, router_rig, until
 
 PROMPT = [5, 6, 7]
 NUM_TOKENS = 30

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from engine.messages import FinishReason, TokenDelta
-from router.mailbox import Mailbox
-from router.pacer import Pacer
+from engine.contract.messages import FinishReason, TokenDelta
+from router.wire.mailbox import Mailbox
+from router.wire.pacer import Pacer
 
 
 def delta(*token_ids: int, reason: FinishReason | None = None, num_cached: int | None = None) -> TokenDelta:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from engine.messages import SamplingParams
-from router.distribution import Distribution
+from engine.contract.messages import SamplingParams
+from router.report.distribution import Distribution
 from router.service import TextRequest
-from tests.support.router_rig import FAST, RouterRig, router_rig, until
+from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 LISTED = ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time")
 OF_SEVERAL_TOKENS = ("request_handover_time", "request_decode_time", "request_time_per_output_token")

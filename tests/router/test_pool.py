@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from engine.messages import LoadReport
+from engine.contract.messages import LoadReport
 from router.attentive_clock import AttentiveClock
-from router.demand import Demand
 from router.errors import NoReplicaError
-from router.pool import STALLED, ReplicaPool
+from router.pool.demand import Demand
+from router.pool.pool import STALLED, ReplicaPool
 from router.settings import RouterSettings
 from tests.support.clock import ManualClock
-from tests.support.fake_workers import FakePrefillPool
-from tests.support.requests import greedy_request
-from tests.support.router_rig import FAST
+from tests.support.engine.requests import greedy_request
+from tests.support.router.fake_workers import FakePrefillPool
+from tests.support.router.router_rig import FAST
 
 DEMAND = Demand(greedy_request("a", [1, 2, 3], max_tokens=4))
 
@@ -175,7 +176,7 @@ async def test_quiet_replica_is_asked_and_a_reporting_one_is_not(bench: Bench) -
 async def test_request_waits_for_a_replica_to_come_back(bench: Bench) -> None:
     for name in ("prefill-0", "prefill-1"):
         bench.pool.note_failure(name, "test")
-    waiting = asyncio.create_task(bench.pool.choose_or_wait(DEMAND, {"prefill-0"}, is_retry=True))
+    waiting = asyncio.create_task(bench.pool.choose_or_wait(DEMAND, {"prefill-0"}))
     await asyncio.sleep(0)
     assert not waiting.done()
 
@@ -185,12 +186,14 @@ async def test_request_waits_for_a_replica_to_come_back(bench: Bench) -> None:
     assert (await waiting).replica_id == "prefill-1"
 
 
-async def test_new_request_does_not_wait_for_a_replica(bench: Bench) -> None:
+async def test_wait_for_a_replica_is_bounded() -> None:
+    bench = Bench(settings=dataclasses.replace(FAST, recovery_wait_s=0.01))
+    await bench.refresh()
     for name in ("prefill-0", "prefill-1"):
         bench.pool.note_failure(name, "test")
 
-    with pytest.raises(NoReplicaError) as caught:
-        await bench.pool.choose_or_wait(DEMAND, is_retry=False)
+    with pytest.raises(NoReplicaError, match=r"none came back within 0\.01 s") as caught:
+        await bench.pool.choose_or_wait(DEMAND)
 
     assert caught.value.retry_after_s == FAST.retry_after_s
 
@@ -199,7 +202,7 @@ async def test_untried_replica_is_preferred(bench: Bench) -> None:
     bench.report("prefill-0", free=90)
     bench.report("prefill-1", free=10)
 
-    assert (await bench.pool.choose_or_wait(DEMAND, {"prefill-0"}, is_retry=True)).replica_id == "prefill-1"
+    assert (await bench.pool.choose_or_wait(DEMAND, {"prefill-0"})).replica_id == "prefill-1"
 
 
 @pytest.mark.known_failure(23)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.pool_counters import PoolCounters
-from tests.support.router_rig import RouterRig, router_rig, until
+from router.pool.pool_counters import PoolCounters
+from tests.support.router.router_rig import RouterRig, router_rig, until
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["report", "late", "restart", "leave"])), max_size=200

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from engine.messages import CacheNews
-from router.prefix_mirror import MAX_LEVELS, PrefixMirror
+from engine.contract.messages import CacheChanges
+from router.pool.prefix_mirror import MAX_LEVELS, PrefixMirror
 
 NAMES = [f"replica-{number}" for number in range(70)]
 """More than fit into one machine word of a mask."""
@@ -33,16 +33,16 @@ class MirrorMachine(RuleBasedStateMachine):
         self.lengths: dict[str, list[int]] = {}
         self.sequences: dict[str, int] = {}
 
-    def news(self, name: str, *, stored: Sequence[int] = (), removed: Sequence[int] = ()) -> CacheNews:
+    def news(self, name: str, *, stored: Sequence[int] = (), removed: Sequence[int] = ()) -> CacheChanges:
         first = self.sequences[name]
         self.sequences[name] = first + len(stored) + len(removed)
-        return CacheNews(
+        return CacheChanges(
             first_sequence=first, next_sequence=self.sequences[name], stored=packed(stored), removed=packed(removed)
         )
 
-    def snapshot(self, name: str) -> CacheNews:
+    def snapshot(self, name: str) -> CacheChanges:
         keys = [key for chain, length in zip(CHAINS, self.lengths[name], strict=True) for key in chain[:length]]
-        return CacheNews(first_sequence=0, next_sequence=self.sequences[name], stored=packed(keys), is_snapshot=True)
+        return CacheChanges(first_sequence=0, next_sequence=self.sequences[name], stored=packed(keys), is_snapshot=True)
 
     @rule(name=st.sampled_from(NAMES))
     def join(self, name: str) -> None:
@@ -73,7 +73,7 @@ class MirrorMachine(RuleBasedStateMachine):
         if not self.lengths:
             return
         name = data.draw(st.sampled_from(sorted(self.lengths)))
-        old = CacheNews(first_sequence=0, next_sequence=self.sequences[name], removed=packed(CHAINS[0]))
+        old = CacheChanges(first_sequence=0, next_sequence=self.sequences[name], removed=packed(CHAINS[0]))
         assert self.mirror.apply(name, old)
 
     @rule(data=st.data())
@@ -102,27 +102,29 @@ TestMirrorMachine.settings = settings(max_examples=40, stateful_step_count=30, d
 def test_first_news_without_a_snapshot_are_a_gap() -> None:
     mirror = PrefixMirror(10)
 
-    assert not mirror.apply("a", CacheNews(first_sequence=3, next_sequence=4, stored=packed([1])))
+    assert not mirror.apply("a", CacheChanges(first_sequence=3, next_sequence=4, stored=packed([1])))
     assert mirror.num_blocks == 0
 
 
 def test_full_mirror_remembers_no_more_until_there_is_room() -> None:
     mirror = PrefixMirror(3)
     chain = (1, 2, 3, 4, 5)
-    mirror.apply("a", CacheNews(first_sequence=0, next_sequence=5, stored=packed(chain), is_snapshot=True))
+    mirror.apply("a", CacheChanges(first_sequence=0, next_sequence=5, stored=packed(chain), is_snapshot=True))
 
     assert (mirror.cached_tokens(chain, 1), mirror.num_blocks, mirror.num_dropped) == ({"a": 3}, 3, 1)
 
-    mirror.apply("a", CacheNews(first_sequence=5, next_sequence=9, stored=packed((7, 8)), removed=packed((2, 3))))
+    mirror.apply("a", CacheChanges(first_sequence=5, next_sequence=9, stored=packed((7, 8)), removed=packed((2, 3))))
 
     assert (mirror.cached_tokens(chain, 1), mirror.cached_tokens((7, 8), 1)) == ({"a": 1}, {"a": 2})
 
 
 def test_overlap_of_a_snapshot_and_the_news_around_it_changes_nothing() -> None:
     mirror = PrefixMirror(10)
-    mirror.apply("a", CacheNews(first_sequence=0, next_sequence=6, stored=packed((1, 2)), is_snapshot=True))
+    mirror.apply("a", CacheChanges(first_sequence=0, next_sequence=6, stored=packed((1, 2)), is_snapshot=True))
 
-    assert mirror.apply("a", CacheNews(first_sequence=4, next_sequence=7, stored=packed((2, 3)), removed=packed((9,))))
+    assert mirror.apply(
+        "a", CacheChanges(first_sequence=4, next_sequence=7, stored=packed((2, 3)), removed=packed((9,)))
+    )
     assert mirror.cached_tokens((1, 2, 3), 1) == {"a": 3}
 
 
@@ -131,7 +133,7 @@ def test_long_prompt_is_never_overrated_and_known_to_a_sixteenth(length: int, nu
     keys = tuple(range(1, num_keys + 1))
     length = min(length, num_keys)
     mirror = PrefixMirror(1000)
-    mirror.apply("a", CacheNews(first_sequence=0, next_sequence=1, stored=packed(keys[:length]), is_snapshot=True))
+    mirror.apply("a", CacheChanges(first_sequence=0, next_sequence=1, stored=packed(keys[:length]), is_snapshot=True))
 
     known = mirror.cached_tokens(keys, 1).get("a", 0)
 

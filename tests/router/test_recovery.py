@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from router.settings import RouterSettings
-from tests.support.fake_replica import FakeReplica
-from tests.support.fake_workers import counting
-from tests.support.router_rig import FAST, RouterRig, router_rig, until
+from tests.support.router.fake_replica import FakeReplica
+from tests.support.router.fake_workers import counting
+from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 PROMPT = [5, 6, 7]
 NUM_TOKENS = 40
@@ -166,7 +166,7 @@ async def test_request_that_ends_at_once_is_not_counted_as_moved(model_dir: Path
 
 
 async def test_error_tells_of_the_last_replica_and_not_of_one_that_was_full_before(model_dir: Path) -> None:
-    async with router_rig(model_dir, num_decode=2, settings=with_settings(migration_limit=1)) as rig:
+    async with router_rig(model_dir, num_decode=2, settings=with_settings(migration_limit=0)) as rig:
         rig.decode[0].refuse_code = "queue_full"
         rig.decode[1].die_after_tokens = 5
         response = await rig.complete(PROMPT, **ASK)

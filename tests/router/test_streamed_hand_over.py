@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.engine_core import StepRunner
-from engine.messages import GenerateRequest, SamplingParams
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.engine_core import StepRunner
 from kv_transfer.options import ConnectorOptions
-from router.generation import Generation
+from router.request.generation import Generation
 from router.service import RouterService
-from tests.support.chain_runner import VOCAB_SIZE, expected_tokens
-from tests.support.engine_pools import INPROC, EngineDecodePool, EnginePrefillPool, engine_pools
-from tests.support.router_rig import FAST, until
-from tests.support.stepwise_runner import StepwiseRunner
+from tests.support.engine.chain_runner import VOCAB_SIZE, expected_tokens
+from tests.support.engine.engine_pools import INPROC, EngineDecodePool, EnginePrefillPool, engine_pools
+from tests.support.engine.stepwise_runner import StepwiseRunner
+from tests.support.router.router_rig import FAST, until
 
 CHUNK_TOKENS = 16
 BLOCKS_PER_CHUNK = CHUNK_TOKENS // 4

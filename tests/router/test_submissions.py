@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.messages import GenerateRequest, SamplingParams
-from router.aborts import AbortSender
-from router.submissions import Submissions
-from router.workers import WorkerRefusedError, WorkerUnavailableError
-from tests.support.fake_workers import FakeDecodePool, FakePrefillPool
-from tests.support.router_rig import until
+from engine.contract.messages import GenerateRequest, SamplingParams
+from router.pool.workers import WorkerRefusedError, WorkerUnavailableError
+from router.wire.aborts import AbortSender
+from router.wire.submissions import Submissions
+from tests.support.router.fake_workers import FakeDecodePool, FakePrefillPool
+from tests.support.router.router_rig import until
 
 
 class SlowPool(FakeDecodePool):

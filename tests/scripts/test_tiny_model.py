@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from benchmarks.tiny_model import GOALS, BatonAnswerer, Chat, accuracy_rows, missed_goals
-from engine.builtin import builtin_model_dir
+from engine.model.builtin import builtin_model_dir
 from scripts.train_tiny.card import write_card
 from scripts.train_tiny.messages import Message, Role
 from scripts.train_tiny.probes import Probe, add_probe, list_probe

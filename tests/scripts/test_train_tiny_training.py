@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from engine.builtin import builtin_model_dir
+from engine.model.builtin import builtin_model_dir
 from scripts.train_tiny.export import WEIGHTS_NAME, export
 from scripts.train_tiny.model import ModelConfig, TinyLlama
 from scripts.train_tiny.schedule import Schedule

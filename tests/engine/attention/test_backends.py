@@ -10,15 +10,14 @@ import torch
 from hypothesis import given, settings
 
 from engine.attention import cuda
-from engine.attention.backend import AttentionBackend
-from engine.attention.batch import AttentionBatch
+from engine.attention.backend import AttentionBackend, AttentionBatch
 from engine.attention.cpu import ChooseKernel, CPUAttention
 from engine.attention.cuda import CUDAAttention
 from engine.attention.paged_runs import RunKernel, choose_run_kernel
 from engine.attention.reference import ReferenceAttention
-from engine.runner.kv_cache import KVCache
-from tests.support.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
-from tests.support.varlen_double import VarlenDouble, kernels_over
+from engine.device.kv_cache import KVCache
+from tests.support.attention.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
+from tests.support.attention.varlen_double import VarlenDouble, kernels_over
 
 TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
 

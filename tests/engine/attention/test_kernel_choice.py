@@ -10,9 +10,9 @@ import torch
 from engine.attention.flash import FLASH_FORMS, FlashVarlen
 from engine.attention.kernel_choice import CUDAKernels, KernelCandidates, choose_kernels
 from engine.attention.varlen import VarlenKernel, VarlenShape
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
 from kv_transfer.layout import KVLayout
-from tests.support.varlen_double import VarlenDouble
+from tests.support.attention.varlen_double import VarlenDouble
 
 Operator = Callable[..., tuple[torch.Tensor, ...]]
 FLASH_2, FLASH_2_OF_TORCH_2_12, FLASH_3 = (

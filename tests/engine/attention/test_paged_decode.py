@@ -10,8 +10,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from engine.attention import paged_decode
-from tests.support.interpreted_decode import DecodeCase, interpret
-from tests.support.varlen_double import VarlenDouble
+from tests.support.attention.interpreted_decode import DecodeCase, interpret
+from tests.support.attention.varlen_double import VarlenDouble
 
 ROUND = paged_decode.NUM_PROGRAMS * paged_decode.PART_LEN
 CASES = (

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from engine.errors import ConfigError
-from engine.layers.chains import Function, choose_chains, compile_chains, gate_halves, generate
+from engine.contract.errors import ConfigError
+from engine.layers.fused_ops import Function, choose_fused_ops, compile_fused_ops, gate_halves, generate
 from engine.layers.rotary import rotate_halves
 
 CPU, OTHER = torch.device("cpu"), torch.device("meta")
@@ -33,27 +33,27 @@ def test_chains_are_compiled_for_one_token_and_for_any_other_number_of_them() ->
         compiled.append(graph)
         return graph.forward
 
-    chains = compile_chains(CPU, torch.float32, eps=EPS, compile_=partial(generate, backend=backend))
+    fused_ops = compile_fused_ops(CPU, torch.float32, eps=EPS, compile_=partial(generate, backend=backend))
     num_compiled = len(compiled)
 
     with torch.inference_mode():
         for num_tokens in (1, 2, 3, 7, 8, 48, 64, 200):
             hidden, delta, weight = torch.randn(num_tokens, 48), torch.randn(num_tokens, 48), torch.randn(48)
             expected = F.rms_norm(hidden + delta, (48,), weight, EPS)
-            assert torch.equal(chains.add_norm(hidden, delta, weight), expected)
+            assert torch.equal(fused_ops.add_norm(hidden, delta, weight), expected)
             table, gate_up = torch.randn(num_tokens, 2, 8), torch.randn(num_tokens, 192)
             cosine, sine = table[:, 0, None, :], table[:, 1, None, :]
             fused = torch.randn(num_tokens, 12, 16)
             for heads in (fused[:, :6], fused[:, 6:9], fused[:, :6].contiguous()):
-                assert torch.equal(chains.rotate(heads, cosine, sine), rotate_halves(heads, cosine, sine))
-            assert torch.equal(chains.gate(gate_up), gate_halves(gate_up))
+                assert torch.equal(fused_ops.rotate(heads, cosine, sine), rotate_halves(heads, cosine, sine))
+            assert torch.equal(fused_ops.gate(gate_up), gate_halves(gate_up))
     assert len(compiled) == num_compiled
     assert num_compiled <= 2 * (NUM_CHAINS + 1)
 
 
 def test_nothing_is_compiled_on_a_cpu_or_where_it_is_off() -> None:
-    assert choose_chains("auto", CPU, torch.float32, eps=EPS, compile_=_refuse) is None
-    assert choose_chains(False, OTHER, torch.float32, eps=EPS, compile_=_refuse) is None
+    assert choose_fused_ops("auto", CPU, torch.float32, eps=EPS, compile_=_refuse) is None
+    assert choose_fused_ops(False, OTHER, torch.float32, eps=EPS, compile_=_refuse) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_where_nothing_can_be_compiled_operators_do_and_one_warning_says_why(
         raise error
 
     with caplog.at_level(logging.WARNING):
-        assert choose_chains("auto", OTHER, torch.float32, eps=EPS, compile_=refuse) is None
+        assert choose_fused_ops("auto", OTHER, torch.float32, eps=EPS, compile_=refuse) is None
     assert [record.getMessage() for record in caplog.records] == [
         f"elementwise operators are not compiled, which is slower: {reason}"
     ]
@@ -80,4 +80,4 @@ def test_where_nothing_can_be_compiled_operators_do_and_one_warning_says_why(
 @pytest.mark.parametrize("device", [CPU, OTHER])
 def test_required_chains_that_cannot_be_compiled_end_the_start(device: torch.device) -> None:
     with pytest.raises(ConfigError, match=r"gpu\.compile_elementwise is true, but"):
-        choose_chains(True, device, torch.float32, eps=EPS, compile_=_refuse)
+        choose_fused_ops(True, device, torch.float32, eps=EPS, compile_=_refuse)

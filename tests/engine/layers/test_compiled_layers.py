@@ -14,10 +14,10 @@ from engine.attention.reference import ReferenceAttention
 from engine.layers.gated_silu import GatedSiLU
 from engine.layers.heads import HeadTransform
 from engine.layers.norm import RMSNorm
+from engine.layers.rope_config import RopeConfig
 from engine.layers.rotary import RotaryEmbedding
-from engine.models.rope_config import RopeConfig
 from engine.runner.device import DTYPES
-from tests.support.attention_cases import AttentionCase, attention_cases, make_inputs
+from tests.support.attention.attention_cases import AttentionCase, attention_cases, make_inputs
 
 CPU = torch.device("cpu")
 TOLERANCES = {"float32": 4e-6, "bfloat16": 3e-2, "float16": 4e-3}

@@ -10,7 +10,7 @@ import pytest
 STEPS = """
 import resource, sys, threading
 import torch
-from engine.runner.allocator import keep_freed_memory
+from engine.device.allocation import keep_freed_memory
 
 if sys.argv[1] == "keep" and not keep_freed_memory():
     raise SystemExit("no such allocator")

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
+from engine.device.graph_device import MAX_DRIVER_BYTES
 from engine.runner.decode_graphs import MAX_CAPTURE_S, DecodeGraphs, GraphSettings
-from engine.runner.graph_device import MAX_DRIVER_BYTES
 from engine.runner.graph_ladder import ladder_sizes
-from tests.support.checkpoints import ARCHITECTURES
+from tests.support.attention.fake_graph_device import FakeGraphDevice
 from tests.support.clock import ManualClock
-from tests.support.decode_rig import MAX_MODEL_LEN, NUM_BLOCKS, DecodeRig
-from tests.support.fake_graph_device import FakeGraphDevice
+from tests.support.engine.checkpoints import ARCHITECTURES
+from tests.support.router.decode_rig import MAX_MODEL_LEN, NUM_BLOCKS, DecodeRig
 
 SIZES = (1, 2, 4, 8)
 CheckpointMaker = Callable[[str], Path]

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
-from engine.core.scheduler import Scheduler
-from engine.engine_core import EngineCore
-from engine.errors import ConfigError
-from engine.messages import GenerateRequest, SamplingParams
-from engine.offline import generate
+from engine.contract.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
+from engine.contract.errors import ConfigError
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.offline import generate
 from engine.runner.model_runner import ModelRunner
-from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE
-from tests.support.fake_graph_device import FakeGraphDevice
-from tests.support.step_driver import GREEDY, StepDriver
+from engine.scheduler.scheduler import Scheduler
+from tests.support.attention.fake_graph_device import FakeGraphDevice
+from tests.support.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE
+from tests.support.engine.step_driver import GREEDY, StepDriver
 
 CheckpointMaker = Callable[[str], Path]
 NUM_BLOCKS = 64

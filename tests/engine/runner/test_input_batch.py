@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from engine.messages import SamplingParams
+from engine.contract.messages import SamplingParams
+from engine.contract.step import IntArray, NewRow, SchedulerOutput
 from engine.runner.input_batch import UNKNOWN, InputBatch
-from engine.step import IntArray, NewRow, SchedulerOutput
 
 SAMPLING = SamplingParams(max_tokens=9)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import CacheConfig
-from engine.errors import ConfigError
-from engine.runner.memory import (
+from engine.contract.config import CacheConfig
+from engine.contract.errors import ConfigError
+from engine.device.memory import (
     DEFAULT_CPU_BYTES,
     MIB,
     CacheDemand,

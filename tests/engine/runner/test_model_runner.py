@@ -11,17 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from engine.builtin import builtin_model_dir
-from engine.config import CacheConfig, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
-from engine.errors import CheckpointError, ConfigError
-from engine.messages import SamplingParams
-from engine.models.model_config import load_model_config
+from engine.contract.config import CacheConfig, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.contract.errors import CheckpointError, ConfigError
+from engine.contract.messages import SamplingParams
+from engine.contract.step import EMPTY_INTS, SchedulerOutput
+from engine.model.builtin import builtin_model_dir
+from engine.model.registry import load_model_config
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.model_runner import ModelRunner
-from engine.step import EMPTY_INTS, SchedulerOutput
 from kv_transfer.layout import MemoryKind
-from tests.support.checkpoints import ARCHITECTURES, MAX_POSITION_EMBEDDINGS, VOCAB_SIZE, load_oracle, oracle_greedy
-from tests.support.step_driver import GREEDY, StepDriver
+from tests.support.engine.checkpoints import (
+    ARCHITECTURES,
+    MAX_POSITION_EMBEDDINGS,
+    VOCAB_SIZE,
+    load_oracle,
+    oracle_greedy,
+)
+from tests.support.engine.step_driver import GREEDY, StepDriver
 
 NUM_TOKENS = 24
 RANDOM = SamplingParams(max_tokens=100, temperature=1.0, top_p=0.95, seed=1234, repetition_penalty=1.1)

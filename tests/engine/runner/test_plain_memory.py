@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.runner.plain_memory import plain_memory, without_expandable_segments
+from engine.device.allocation import plain_memory, without_expandable_segments
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
-from tests.support.router_rig import FAST, router_rig
+from tests.support.router.router_rig import FAST, router_rig
 
 
 async def test_drain_reaches_the_worker_that_is_meant(model_dir: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.api.chat_body import ChatBody
-from router.api.completion_body import CompletionBody
-from router.api.generate_body import GenerateBody
-from tests.support.router_rig import RouterRig, router_rig
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.completion_body import CompletionBody
+from router.api.bodies.generate_body import GenerateBody
+from tests.support.router.router_rig import RouterRig, router_rig
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.json_size import exact_size, rough_size
-from tests.support.live_app import live_app
-from tests.support.router_rig import FAST, RouterRig, router_rig
+from router.api.http.json_size import exact_size, rough_size
+from tests.support.router.live_app import live_app
+from tests.support.router.router_rig import FAST, RouterRig, router_rig
 
 JSON = {"Content-Type": "application/json"}
 SMALL = replace(FAST, max_body_values=1000, read_timeout_s=0.2)

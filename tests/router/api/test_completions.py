@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.support.fake_workers import counting, scripted
-from tests.support.router_rig import FAST, chat_text, completion_text, events, router_rig
-from tests.support.router_tokenizer import BOS, EOS
+from tests.support.router.fake_workers import counting, scripted
+from tests.support.router.router_rig import FAST, chat_text, completion_text, events, router_rig
+from tests.support.router.router_tokenizer import BOS, EOS
 
 
 def ids_of(model_dir: Path, text: str) -> list[int]:
@@ -154,6 +154,36 @@ async def test_streamed_token_ids_are_complete(model_dir: Path) -> None:
         ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids", [])]
         assert ids == [counting(rig.prefill[0].seen[0], position) for position in range(7)]
         assert chunks[0]["choices"][0]["prompt_token_ids"] == [5, 6]
+
+
+async def test_first_event_of_each_choice_has_its_log_probabilities(model_dir: Path) -> None:
+    script = ids_of(model_dir, "abc")
+    async with router_rig(model_dir, next_token=scripted(script)) as rig:
+        fields = {"stream": True, "return_token_ids": True, "logprobs": 1, "n": 2, "max_tokens": len(script)}
+        choices = [chunk["choices"][0] for chunk in events(await rig.complete([5, 6], **fields))]
+
+        for index in range(2):
+            own = [choice for choice in choices if choice["index"] == index]
+            assert own[0]["prompt_token_ids"] == [5, 6]
+            assert not any("prompt_token_ids" in choice for choice in own[1:])
+            assert all(choice["token_ids"] and choice["logprobs"]["tokens"] for choice in own)
+
+
+async def test_prompt_ids_come_with_the_echo(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        fields = {"stream": True, "return_token_ids": True, "echo": True, "max_tokens": 2}
+        choices = [chunk["choices"][0] for chunk in events(await rig.complete([5, 6], **fields))]
+
+        assert [choice.get("prompt_token_ids") for choice in choices] == [[5, 6], None, None]
+
+
+async def test_prompt_logprobs_are_null_where_nobody_asked(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        chat = (await rig.chat("x", max_tokens=1)).json()
+        text = (await rig.complete("x", max_tokens=1, n=2)).json()
+
+        assert chat["prompt_logprobs"] is None
+        assert [choice["prompt_logprobs"] for choice in text["choices"]] == [None, None]
 
 
 async def test_chat_renders_the_template_and_answers(model_dir: Path) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from tests.support.live_app import live_app
-from tests.support.router_rig import router_rig, until
+from tests.support.router.live_app import live_app
+from tests.support.router.router_rig import router_rig, until
 
 ENDLESS = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True}
 
@@ -48,6 +49,37 @@ async def test_client_that_leaves_in_the_middle_of_a_stream_stops_the_tokens(mod
         assert rig.decode[0].num_tokens == 0
         rig.decode[0].gate.set()
         await until(rig.is_at_rest)
+
+
+async def test_connection_that_is_lost_with_the_proxy_in_front_frees_everything(model_dir: Path) -> None:
+    """Serve does not tell of a client whose proxy is gone: what waits for the client's next message raises instead."""
+    async with router_rig(model_dir) as rig:
+        is_proxy_gone = asyncio.Event()
+
+        async def through_proxy(scope: Scope, receive: Receive, send: Send) -> None:
+            messages = iter([await receive()])
+
+            async def receive_of_proxy() -> Message:
+                for message in messages:
+                    return message
+                await is_proxy_gone.wait()
+                raise RuntimeError("the proxy is dead")
+
+            await rig.app(scope, receive_of_proxy, send)
+
+        async with live_app(through_proxy) as url, httpx.AsyncClient(base_url=url) as client:
+            rig.decode[0].gate.clear()
+            answer = asyncio.create_task(client.post("/v1/completions", json={**ENDLESS, "stream": True}))
+            await until(lambda: bool(rig.decode[0].running))
+            is_proxy_gone.set()
+            try:
+                await until(lambda: rig.decode[0].seen[0].request_id in rig.decode[0].aborted, timeout_s=1.0)
+            finally:
+                rig.decode[0].gate.set()
+                with contextlib.suppress(httpx.RemoteProtocolError):  # nobody writes the rest of it
+                    await answer
+            await until(rig.is_at_rest)
+        assert rig.service.counters.num_cancelled == 1
 
 
 async def test_clients_that_leave_at_random_moments_leave_nothing(model_dir: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.router_rig import completion_text, events, router_rig
-from tests.support.router_tokenizer import BOS, EOS, byte_level_tokenizer, write_model_dir
+from tests.support.router.router_rig import completion_text, events, router_rig
+from tests.support.router.router_tokenizer import BOS, EOS, byte_level_tokenizer, write_model_dir
 
 SPECIAL = f"hello{EOS}\n world"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.router_rig import FAST, RouterRig, router_rig, until
+from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 PROMPT = [5, 6, 7]
 ASK = {"max_tokens": 40, "ignore_eos": True}

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from router.security import SecuritySettings, hash_key, new_key
-from tests.support.router_rig import RouterRig, router_rig
+from tests.support.router.router_rig import RouterRig, router_rig
 
 USER, ADMIN = new_key(), new_key()
 KEYS = SecuritySettings(api_keys=(hash_key(new_key()), hash_key(USER)), admin_keys=(hash_key(ADMIN),))
@@ -29,13 +29,16 @@ async def status_of(rig: RouterRig, path: str, key: str | None) -> int:
     return (await rig.client.get(path, headers=bearer(key) if key else {})).status_code
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
+OPEN = {"/", "/health", "/healthz", "/v1/health", "/ping", "/ready"}
+
+
+@pytest.mark.parametrize("path", sorted(OPEN))
 async def test_health_needs_no_key(rig: RouterRig, path: str) -> None:
     assert await status_of(rig, path, None) == 200
 
 
 async def test_every_other_path_needs_a_key(rig: RouterRig) -> None:
-    paths = {route.path for route in rig.app.routes if hasattr(route, "path")} - {"/health", "/ping", "/ready"}
+    paths = {route.path for route in rig.app.routes if hasattr(route, "path")} - OPEN
     assert {"/v1/models", "/openapi.json", "/docs", "/version", "/load", "/metrics", "/status"} <= paths
 
     for path in (*paths, "/v1/models/", "//v1/models", "/nothing-here", "/health/"):
@@ -61,7 +64,9 @@ async def test_openai_client_with_its_key_is_served(rig: RouterRig) -> None:
     assert answer.usage.completion_tokens == 2
 
 
-@pytest.mark.parametrize("path", ["/status", "/metrics", "/admin/drain", "/admin/nothing-here"])
+@pytest.mark.parametrize(
+    "path", ["/status", "/metrics", "/admin/drain", "/admin/nothing-here", "/reset_prefix_cache", "/server_info"]
+)
 async def test_operations_need_an_admin_key(rig: RouterRig, path: str) -> None:
     response = await rig.client.get(path, headers=bearer(USER))
 
@@ -84,6 +89,18 @@ async def test_without_admin_keys_the_operations_are_closed(model_dir: Path) -> 
 async def test_admin_keys_alone_leave_the_rest_open(model_dir: Path) -> None:
     async with router_rig(model_dir, security=SecuritySettings(admin_keys=(hash_key(ADMIN),))) as rig:
         assert [await status_of(rig, "/v1/models", None), await status_of(rig, "/status", None)] == [200, 401]
+
+
+async def test_clusters_own_key_is_asked_for_by_orders_alone(model_dir: Path) -> None:
+    async with router_rig(model_dir, security=SecuritySettings(own_admin_key=hash_key(ADMIN))) as rig:
+        assert [await status_of(rig, path, None) for path in ("/v1/models", "/status", "/metrics")] == [200] * 3
+        assert [await status_of(rig, "/admin/drain", key) for key in (None, USER, ADMIN)] == [401, 401, 405]
+
+
+async def test_clusters_own_key_opens_what_api_keys_close(model_dir: Path) -> None:
+    settings = SecuritySettings(api_keys=(hash_key(USER),), own_admin_key=hash_key(ADMIN))
+    async with router_rig(model_dir, security=settings) as rig:
+        assert [await status_of(rig, "/status", key) for key in (None, USER, ADMIN)] == [401, 403, 200]
 
 
 async def test_metrics_can_be_opened(model_dir: Path) -> None:

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from engine.messages import GenerateRequest
-from tests.support.router_rig import RouterRig, router_rig
+from engine.contract.messages import GenerateRequest
+from tests.support.router.router_rig import RouterRig, router_rig
 
 HEADERS = {"X-Request-Id": "my-own-id"}
 

@@ -13,12 +13,12 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from router.api.completion_body import CompletionBody
-from router.api.request_body import read_body
+from router.api.bodies.completion_body import CompletionBody
+from router.api.http.request_body import read_body
 from router.body_room import BodyRoom
 from router.settings import RouterSettings
-from tests.support.live_app import live_app
-from tests.support.router_rig import FAST, RouterRig, router_rig, until
+from tests.support.router.live_app import live_app
+from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 NUM_BYTES = 150_000
 ONE_AT_A_TIME = replace(FAST, max_body_bytes=200_000, max_reading_bytes=200_000)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.support.router_rig import RouterRig, router_rig
+from tests.support.router.router_rig import RouterRig, router_rig
 
 LONG = "the quick brown fox " * 1000
 

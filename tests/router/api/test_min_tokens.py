@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.support.fake_workers import NextToken, scripted
-from tests.support.router_rig import router_rig
+from tests.support.router.fake_workers import NextToken, scripted
+from tests.support.router.router_rig import router_rig
 
 
 def letters(model_dir: Path, text: str) -> NextToken:

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.support.fake_workers import scripted
-from tests.support.live_app import live_app
-from tests.support.router_rig import RouterRig, router_rig
+from tests.support.router.fake_workers import scripted
+from tests.support.router.live_app import live_app
+from tests.support.router.router_rig import RouterRig, router_rig
 
 ANSWER = "hello world, how are you today? 日本 🙂"
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]

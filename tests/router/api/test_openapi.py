@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from router.api.chat_body import ChatBody
-from router.api.completion_body import CompletionBody
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.completion_body import CompletionBody
 from router.api.errors import _STATUS
-from router.errors import AdminClosedError, AdminKeyError, InvalidApiKeyError
+from router.errors import (
+    AdminClosedError,
+    AdminKeyError,
+    HostNotAllowedError,
+    InvalidApiKeyError,
+    OriginNotAllowedError,
+)
 from router.security import SecuritySettings, hash_key, new_key
-from tests.support.router_rig import router_rig
+from tests.support.router.router_rig import router_rig
 
 GENERATION = ("/v1/chat/completions", "/v1/completions")
 
@@ -26,7 +32,7 @@ async def document(model_dir: Path, security: SecuritySettings | None = None) ->
 async def test_every_route_says_what_it_answers(model_dir: Path) -> None:
     paths = (await document(model_dir))["paths"]
 
-    assert len(paths) == 15
+    assert len(paths) == 20
     for path, operations in paths.items():
         for operation in operations.values():
             assert {"200", "431"} <= operation["responses"].keys(), path
@@ -40,7 +46,8 @@ async def test_every_error_that_a_generation_can_end_with_is_promised(model_dir:
     keys = SecuritySettings(api_keys=(hash_key(new_key()),))
     promised = (await document(model_dir, keys))["paths"][path]["post"]["responses"].keys()
 
-    possible = {str(int(status)) for error, status, _ in _STATUS if error not in (AdminKeyError, AdminClosedError)}
+    elsewhere = (AdminKeyError, AdminClosedError, HostNotAllowedError, OriginNotAllowedError)
+    possible = {str(int(status)) for error, status, _ in _STATUS if error not in elsewhere}
     assert possible <= promised
 
 
@@ -50,18 +57,25 @@ async def test_keys_are_asked_for_where_they_are_needed(model_dir: Path) -> None
 
     assert not any("security" in item for operations in open_paths.values() for item in operations.values())
     closed = {path for path, operations in paths.items() if "security" in next(iter(operations.values()))}
-    assert set(paths) - closed == {"/health", "/ping", "/ready"}
+    assert set(paths) - closed == {"/", "/health", "/healthz", "/v1/health", "/ping", "/ready"}
     assert "403" in paths["/status"]["get"]["responses"]
     assert (InvalidApiKeyError, 401) in [(error, int(status)) for error, status, _ in _STATUS]
 
 
+async def test_refusal_of_a_name_is_promised_where_names_matter(model_dir: Path) -> None:
+    paths = (await document(model_dir, SecuritySettings(is_loopback=True)))["paths"]
+
+    assert all("403" in item["responses"] for operations in paths.values() for item in operations.values())
+    assert not any("security" in item for operations in paths.values() for item in operations.values())
+
+
 @pytest.mark.parametrize(("path", "model"), list(zip(GENERATION, (ChatBody, CompletionBody), strict=True)))
-async def test_bodies_name_every_parameter_and_forbid_others(
+async def test_bodies_name_every_parameter_and_allow_others_only_as_null(
     model_dir: Path, path: str, model: type[ChatBody | CompletionBody]
 ) -> None:
     request = (await document(model_dir))["paths"][path]["post"]["requestBody"]
     schema = request["content"]["application/json"]["schema"]
 
     assert schema["properties"].keys() == {*model.model_fields, *model.neutral_values}
-    assert schema["additionalProperties"] is False
+    assert schema["additionalProperties"] == {"type": "null"}
     assert "$ref" not in str(schema)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.api.app import build_app
-from tests.support.router_rig import router_rig, until
+from tests.support.router.router_rig import router_rig, until
 
 
 async def test_router_without_workers_is_live_but_not_ready(model_dir: Path) -> None:
@@ -126,4 +126,4 @@ async def test_openapi_document_describes_the_bodies(model_dir: Path) -> None:
 
         body = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert {"prompt", "max_tokens", "stop"} <= body["properties"].keys()
-        assert body["additionalProperties"] is False
+        assert body["additionalProperties"] == {"type": "null"}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router.api.patience import within
+from router.api.http.patience import within
 
 
 async def test_what_need_not_wait_is_done_on_the_spot() -> None:

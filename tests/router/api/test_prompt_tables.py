@@ -12,14 +12,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from engine.messages import LogprobTable
-from router.api.answer_format import AnswerHead, Collected
-from router.api.completion_format import CompletionFormat
-from router.api.logprobs_answer import LogprobsAnswer
-from router.api.sse import GenerationResponse
+from engine.contract.messages import LogprobTable
+from router.api.answers.answer_format import AnswerHead, Collected
+from router.api.answers.completion_format import CompletionFormat
+from router.api.answers.logprobs_answer import LogprobsAnswer
+from router.api.answers.sse import GenerationResponse
+from router.request.text_output import TextOutput
 from router.text.token_spelling import TokenSpeller
-from router.text_output import TextOutput
-from tests.support.router_rig import router_rig
+from tests.support.router.router_rig import router_rig
 
 NUM_ROWS, NUM_TOP = 20, 3
 

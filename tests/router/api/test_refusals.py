@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.router_rig import FAST, RouterRig, router_rig
-from tests.support.router_tokenizer import write_model_dir
+from tests.support.router.router_rig import FAST, RouterRig, router_rig
+from tests.support.router.router_tokenizer import write_model_dir
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -98,7 +99,7 @@ async def test_bad_parameter_is_named(rig: RouterRig, path: str, fields: dict[st
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "assistant", "content": "x", "other": None}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "x", "other": 0}]}, "messages"),
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": MESSAGES, "logprobs": 3}, "logprobs"),
         ({"messages": MESSAGES, "top_logprobs": 3}, "top_logprobs"),
@@ -130,7 +131,7 @@ TEXT_PART = {"type": "text", "text": "look"}
         ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages.1.role", "(tool) is not supported"),
         ({"role": "function", "content": "x", "name": "f"}, "messages.1.role", "(function) is not supported"),
         ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "messages.1.tool_calls", "not supported"),
-        ({"role": "assistant", "content": "x", "audio": {"id": "1"}}, "messages.1.audio", "not supported"),
+        ({"role": "assistant", "content": None, "audio": {"id": "1"}}, "messages.1.audio", "not supported"),
         ({"role": "assistant", "content": "x", "refusal": "no"}, "messages.1.refusal", "not supported"),
         (
             {"role": "user", "content": [TEXT_PART, {"type": "image_url", "image_url": {"url": "x"}}]},
@@ -256,6 +257,7 @@ async def test_prompt_that_is_too_long_names_both_lengths(rig: RouterRig) -> Non
 
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 512 tokens" in error["message"]  # clients look for these words
     assert error["message"].count("512") == 2
     assert rig.prefill[0].seen == []
 
@@ -265,7 +267,43 @@ async def test_more_output_than_fits_is_refused(rig: RouterRig) -> None:
 
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "max_tokens")
-    assert all(number in error["message"] for number in ("500", "13", "512"))
+    assert all(number in error["message"] for number in ("500", "13", "513"))
+    assert "maximum context length is 512 tokens" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        ({"five": 1, "50": 1}, "got 'five'"),
+        ({"05": 1, "-1": 2, "": 3}, "got '05', '-1', ''"),
+        ({f"x{number}": 1 for number in range(9)}, "got 'x0', 'x1', 'x2', 'x3', 'x4' and 4 more"),
+    ],
+)
+async def test_bias_for_what_is_no_token_id_names_the_keys(rig: RouterRig, bias: dict[str, float], words: str) -> None:
+    error = (await rig.complete("hi", logit_bias=bias)).json()["error"]
+
+    assert (error["code"], error["param"]) == ("invalid_parameter", "logit_bias")
+    assert error["message"].endswith(f"its keys must be token ids such as '50', {words}")
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "GZIP, identity"])
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize"])
+async def test_encoded_body_is_a_415_that_says_so(rig: RouterRig, path: str, coding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+    response = await rig.client.post(path, content=gzip.compress(b'{"prompt": "hi"}'), headers=headers)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (415, "unsupported_content_encoding")
+    assert repr(coding) in error["message"]
+    assert response.headers["accept-encoding"] == "identity"
+
+
+async def test_body_that_says_it_is_not_encoded_is_taken(rig: RouterRig) -> None:
+    response = await rig.client.post(
+        TEXT, json={"prompt": "hi", "max_tokens": 1}, headers={"Content-Encoding": "identity"}
+    )
+
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Scope
 
-from tests.support.router_rig import FAST, RouterRig, router_rig, until
+from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 SCOPE: Scope = {
     "type": "http",

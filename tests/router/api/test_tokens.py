@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from tests.support.router_rig import router_rig
-from tests.support.router_tokenizer import BOS, EOS
+from tests.support.router.router_rig import router_rig
+from tests.support.router.router_tokenizer import BOS, EOS
 
 
 async def test_text_goes_to_tokens_and_back(model_dir: Path) -> None:

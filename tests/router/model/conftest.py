@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from tests.support.checkpoints import load_oracle
-from tests.support.model_router import VOCAB_SIZE, ModelRouter, model_router
-from tests.support.served_checkpoint import make_served_checkpoint
+from tests.support.cluster.served_checkpoint import make_served_checkpoint
+from tests.support.engine.checkpoints import load_oracle
+from tests.support.router.model_router import VOCAB_SIZE, ModelRouter, model_router
 
 
 @pytest.fixture(scope="session")

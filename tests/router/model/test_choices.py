@@ -9,11 +9,11 @@ import pytest
 from transformers import PreTrainedModel
 
 from decode.server import DecodeServer
-from engine.messages import LogitRules, SamplingParams
-from tests.support.model_router import ModelRouter, model_router
-from tests.support.router_rig import until
-from tests.support.sampling_reference import greedy_reference
-from tests.support.served_checkpoint import byte_tokenizer
+from engine.contract.messages import LogitRules, SamplingParams
+from tests.support.cluster.served_checkpoint import byte_tokenizer
+from tests.support.engine.sampling_reference import greedy_reference
+from tests.support.router.model_router import ModelRouter, model_router
+from tests.support.router.router_rig import until
 
 TEXT = "a baton goes from one runner to the next, and on"
 PROMPT = byte_tokenizer().encode(TEXT).ids

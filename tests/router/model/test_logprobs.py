@@ -12,9 +12,9 @@ from openai.types.chat import ChatCompletionTokenLogprob
 from transformers import PreTrainedModel
 
 from router.text.detokenizer import token_bytes
-from tests.support.checkpoints import oracle_logits
-from tests.support.model_router import ModelRouter
-from tests.support.served_checkpoint import byte_tokenizer
+from tests.support.cluster.served_checkpoint import byte_tokenizer
+from tests.support.engine.checkpoints import oracle_logits
+from tests.support.router.model_router import ModelRouter
 
 TOLERANCE = 2e-4
 TEXT = "a baton goes from one runner to the next"

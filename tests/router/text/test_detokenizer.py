@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from router.text.detokenizer import ByteDetokenizer, DetokenizerFactory, WindowDetokenizer
 from router.text.tokenizer import Tokenizer as TextTokenizer
-from tests.support.router_tokenizer import EOS, byte_level_tokenizer
+from tests.support.router.router_tokenizer import EOS, byte_level_tokenizer
 
 
 def sentencepiece_tokenizer() -> Tokenizer:

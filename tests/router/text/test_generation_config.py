@@ -10,7 +10,7 @@ import pytest
 from router.errors import ModelDirectoryError
 from router.text.generation_config import load_generation_defaults
 from router.text.tokenizer import Tokenizer
-from tests.support.served_checkpoint import SPECIAL_TOKENS, byte_tokenizer
+from tests.support.cluster.served_checkpoint import SPECIAL_TOKENS, byte_tokenizer
 
 
 @pytest.fixture

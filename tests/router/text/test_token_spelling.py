@@ -8,7 +8,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from router.text.detokenizer import DetokenizerFactory
 from router.text.token_spelling import Spelling, TokenSpeller
 from router.text.tokenizer import Tokenizer
-from tests.support.router_tokenizer import EOS, byte_level_tokenizer
+from tests.support.router.router_tokenizer import EOS, byte_level_tokenizer
 
 
 def speller(backend: Backend) -> TokenSpeller:

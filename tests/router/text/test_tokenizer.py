@@ -13,7 +13,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from router.errors import ModelDirectoryError
 from router.text.tokenizer import Tokenizer
-from tests.support.router_tokenizer import BOS, byte_level_tokenizer, write_model_dir
+from tests.support.router.router_tokenizer import BOS, byte_level_tokenizer, write_model_dir
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""What commands that talk HTTP to a cluster share: its URL, the key, and why it cannot be reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from cluster.plan.preflight import PreflightError
+
+MAX_PORT = 65_535
+
+
+class NotBatonError(httpx.HTTPError):
+    """What answered is something else than a cluster."""
+
+
+def answer_of(response: httpx.Response, *keys: str) -> dict[str, Any]:
+    """The object that was answered, which has these keys.
+
+    Raises:
+        httpx.HTTPError: The answer is an error, or is not one of Baton's.
+    """
+    response.raise_for_status()
+    try:
+        answer = response.json()
+    except ValueError as error:
+        raise NotBatonError(f"{response.request.url} answered with something else than JSON") from error
+    if not isinstance(answer, dict) or not all(key in answer for key in keys):
+        raise NotBatonError(f"the answer of {response.request.url} lacks {', '.join(keys)}")
+    return answer
+
+
+def explain(error: httpx.HTTPError, url: str) -> str:
+    """One line for somebody who expected a cluster at ``url``."""
+    if isinstance(error, httpx.ConnectError) and "SSL" in str(error):
+        return f"{url} cannot be asked over TLS ({error}): try http://, as without a proxy in front of the cluster"
+    if isinstance(error, httpx.ConnectError):
+        return f"nothing answers at {url}: is `baton serve` running there? --url names another place"
+    if isinstance(error, NotBatonError):
+        return f"what answers at {url} is no Baton cluster: {error}"
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{url} answered {error.response.status_code}: {message_of(error.response)}{_remedy_of(error.response)}"
+    if isinstance(error, httpx.TimeoutException):
+        return f"{url} did not answer in time ({type(error).__name__}): is its machine busy, or is that another server?"
+    return f"{url}: {type(error).__name__}: {error}"
+
+
+def _remedy_of(response: httpx.Response) -> str:
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        return (
+            "; --api-key sends one, or BATON_API_KEY in the environment (the admin key of a cluster that has none "
+            "configured lies in ~/.baton/admin-keys of who started it, on its machine)"
+        )
+    if response.status_code == httpx.codes.NOT_FOUND and _openai_message(response) is None:
+        return "; is that a Baton cluster? --url is where its API begins, such as http://127.0.0.1:8000/v1"
+    return ""
+
+
+def bearer(api_key: str) -> dict[str, str]:
+    """The header that carries a key; none without one.
+
+    Raises:
+        PreflightError: It cannot stand in a header.
+    """
+    if not api_key.isascii() or not api_key.isprintable():
+        raise PreflightError("the API key has characters that no key has")
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def cluster_url(text: str) -> str:
+    """The URL of a cluster, as somebody meant who wrote ``localhost:8000`` or ``http://localhost:8000/v1/``.
+
+    Raises:
+        PreflightError: It is none.
+    """
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise PreflightError(f"{text!r} is not a URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 1 <= (parsed.port or 80) <= MAX_PORT:
+        raise PreflightError(f"{text!r} is not an HTTP URL, such as http://127.0.0.1:8000")
+    if parsed.query or parsed.fragment:
+        raise PreflightError(f"{text!r} is not the URL of a cluster: nothing may stand behind its path")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def message_of(response: httpx.Response) -> str:
+    """The message in OpenAI's error shape, or the beginning of the body."""
+    message = _openai_message(response)
+    return response.text[:200] if message is None else message
+
+
+def _openai_message(response: httpx.Response) -> str | None:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None

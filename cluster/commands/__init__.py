@@ -1,0 +1,1 @@
+"""The commands of `baton`, one file each, and what they share."""

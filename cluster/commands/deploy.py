@@ -1,0 +1,268 @@
+"""`baton deploy`: bring a cluster on a running Ray in line with a configuration, and return. `baton shutdown`: end it.
+
+Imports Ray and Serve, which read their environment at that moment: apply ``cluster.deploy.serve_env`` first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
+from rich.console import Console
+
+from cluster.commands.signals import Stopped, stop_on_signals
+from cluster.commands.start_display import StartDisplay
+from cluster.commands.welcome import open_api_warning
+from cluster.config.api_url import url_of
+from cluster.config.config import BatonConfig
+from cluster.config.names import APP_NAME
+from cluster.config.served_model import ServedModel
+from cluster.deploy.claim import DEPLOY, SERVE
+from cluster.deploy.deploy_record import (
+    PLACES,
+    DeployRecord,
+    changed_keys,
+    forbidden_changes,
+    forget_deployed,
+    read_deploy_record,
+    record_came_up,
+)
+from cluster.deploy.deployment import Deployment, RefusedStartError, StartError, TakenOffError
+from cluster.deploy.ray_home import RayUnavailableError, check_http, connect, hold, is_deployed, is_occupied, list_nodes
+from cluster.deploy.readiness import wait_until_ready
+from cluster.deploy.serve_start import last_line
+from cluster.deploy.serve_status import applications, delete_application
+from cluster.plan.inventory import nodes_of_ray
+from cluster.plan.plan import Plan, make_plan
+from engine.contract.errors import ConfigError
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+def deploy(config: BatonConfig, model: ServedModel, address: str, console: Console) -> None:
+    """Deploy or update, and wait until it serves. An update that fails is taken back.
+
+    Raises:
+        RayUnavailableError, RefusedStartError: Nothing was changed.
+        StartError: It could not start, and what ran before runs again; or Ray was lost meanwhile.
+    """
+    with _connected(address, StartError):
+        held = hold(DEPLOY, what=model.at(config), address=address)
+        try:
+            _update(Deployment(config=config, model=model, claim=held.claim), address, console)
+        finally:
+            held.give_back()
+
+
+@contextmanager
+def _connected(address: str, lost: type[Exception]) -> Iterator[None]:
+    """Be a driver of a Ray for this block.
+
+    Raises:
+        RayUnavailableError: There is no Ray at the address.
+        Exception: ``lost``; the Ray, or its Serve, does not answer any more.
+    """
+    connect(address)
+    # Ray installs a handler for SIGTERM that exits at once.
+    stop_on_signals()
+    try:
+        yield
+    except (RayError, RayServeException) as error:
+        raise lost(
+            f"the Ray at {address} stopped answering: {last_line(error)}; what Serve was told until then holds: see "
+            "`ray status` there, and run the command again"
+        ) from error
+    finally:
+        ray.shutdown()
+
+
+def _update(deployment: Deployment, address: str, console: Console) -> None:
+    config, model = deployment.config, deployment.model
+    before = look(address)
+    plan = refuse(config, model, before, address)
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+    _announce(before, config, console)
+    with StartDisplay(console) as display, saying_what_goes_on(console):
+        try:
+            _bring_up(deployment, display)
+        except TakenOffError:  # whoever did that wants nothing back
+            raise
+        except StartError as error:
+            _take_back(before, deployment, display, error)
+        record_came_up(config)
+    urls = ", ".join(url_of(address, config.port) for address in proxy_addresses(config))
+    console.print(f"Serving {model.name} on {urls}", markup=False, highlight=False, soft_wrap=True)
+    if open_api := open_api_warning(config):
+        console.print(open_api, markup=False, highlight=False, soft_wrap=True)
+
+
+def look(address: str) -> DeployRecord | None:
+    """What is known of the application on the Ray that we are connected to; None where there is none.
+
+    What Serve was told while nobody waited has come up if the application runs.
+
+    Raises:
+        RayUnavailableError: It is being taken off, or Serve cannot say.
+    """
+    if not is_occupied(address):
+        forget_deployed()  # of one that somebody took off without us
+        return None
+    books = read_deploy_record()
+    told = books.told
+    if told is None or not told.is_taken or told.recorded is None or not told.recorded.is_whole:
+        return books
+    application = (applications() or {}).get(APP_NAME)
+    if application is None or application.status != ApplicationStatus.RUNNING:
+        return books
+    record_came_up(told.recorded.config)
+    return dataclasses.replace(books, came_up=told.recorded)
+
+
+@contextmanager
+def saying_what_goes_on(console: Console) -> Iterator[None]:
+    """Tell somebody who stops waiting that Serve does not stop."""
+    try:
+        yield
+    except Stopped:
+        console.print(
+            "no longer waiting, but Serve goes on: `baton deploy` again waits for it, `baton shutdown` ends it",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise
+
+
+def refuse(config: BatonConfig, model: ServedModel, before: DeployRecord | None, address: str) -> Plan:
+    """Find what is wrong before anything changes; the plan, where nothing is.
+
+    Raises:
+        RayUnavailableError: Serve listens elsewhere.
+        RefusedStartError: It does not fit the machines, what runs is not ours to update, or cannot become it.
+    """
+    check_http(address=address, host=config.host, port=config.port)
+    if before is not None:
+        _refuse_over(before, config, model, address)
+    try:
+        plan = make_plan(config, model, nodes_of_ray(list_nodes()))
+    except ConfigError as error:
+        raise RefusedStartError(str(error)) from error
+    if plan.problems:
+        raise RefusedStartError("; ".join(plan.problems))
+    return plan
+
+
+def _refuse_over(before: DeployRecord, config: BatonConfig, model: ServedModel, address: str) -> None:
+    """Compare with all that may run: an update that was not waited for may have both."""
+    shutdown_first = f"run `baton shutdown --address {address}` first, or deploy to another Ray"
+    if before.told is not None and before.told.claim.command == SERVE:
+        raise RefusedStartError(
+            f"the Ray at {address} still runs what a `baton serve` left behind: {before.told.claim}: {shutdown_first}"
+        )
+    if not before.configs:
+        raise RefusedStartError(
+            f"a Baton cluster runs on the Ray at {address}, but which model it serves was not recorded, as by another "
+            f"version of Baton: {shutdown_first}"
+        )
+    forbidden = dict.fromkeys(change for old in before.configs for change in forbidden_changes(old, config))
+    if forbidden:
+        raise RefusedStartError(
+            f"what runs cannot become this without breaking answers in progress ({'; '.join(forbidden)}): "
+            f"{shutdown_first}"
+        )
+    digest = before.told.model_digest if before.told is not None else ""
+    if digest and digest != model.digest():
+        raise RefusedStartError(
+            f"the files in {model.path} are not those that were deployed: workers that start now would say other "
+            f"things than those that run; put the old ones back, or {shutdown_first}"
+        )
+
+
+def shutdown(address: str, console: Console) -> None:
+    """End what `baton deploy` started, and Serve with it unless others use it. Nothing there is no error.
+
+    Raises:
+        RayUnavailableError: There is no Ray at the address, it stopped answering, or Serve cannot say what runs.
+    """
+    with _connected(address, RayUnavailableError):
+        is_there = is_deployed(address) or _is_begun()
+        if is_there:
+            remove()
+        console.print("stopped" if is_there else "nothing is deployed", highlight=False)
+
+
+def _is_begun() -> bool:
+    """True when a deployment got as far as Serve, and no further."""
+    return (
+        read_deploy_record().told is not None and _get_global_client(raise_if_no_controller_running=False) is not None
+    )
+
+
+def remove() -> None:
+    """Take our application off, and Serve too unless others use it."""
+    known = applications()
+    if known is None or set(known) - {APP_NAME}:
+        delete_application()
+    else:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+    forget_deployed()
+
+
+def _bring_up(deployment: Deployment, display: StartDisplay) -> None:
+    display.stage("starting Ray Serve")
+    deployment.start(display.workers)
+    display.stage("waiting until every machine answers")
+    for address in proxy_addresses(deployment.config):
+        wait_until_ready(url_of(address, deployment.config.port))
+
+
+def _take_back(before: DeployRecord | None, failed: Deployment, display: StartDisplay, error: StartError) -> None:
+    """Return to what ran before, if anything; always raises, with what became of it."""
+    if before is None:
+        remove()
+        raise error
+    goal = before.came_up or (before.told.recorded if before.told is not None else None)
+    if goal is None or not goal.is_whole:
+        raise type(error)(
+            f"{error} (what ran before was deployed by another version of Baton, and cannot be brought back: deploy "
+            "what works, or run `baton shutdown`)"
+        ) from error
+    places = {name: getattr(failed.config, name) for name in PLACES}
+    deployment = dataclasses.replace(failed, config=goal.config.model_copy(update=places))
+    display.stage(f"going back to what ran before: {error}")
+    try:
+        if before.came_up is None:
+            deployment.hand_over()
+        else:
+            _bring_up(deployment, display)
+    except (StartError, ConfigError) as second:
+        raise StartError(f"{error}; what ran before did not come back: {second}") from second
+    outcome = "what ran before runs again" if before.came_up else "Serve goes on with what it was told before"
+    raise type(error)(f"{error} ({outcome})") from error
+
+
+def _announce(before: DeployRecord | None, config: BatonConfig, console: Console) -> None:
+    if before is None or before.latest is None:
+        return
+    changed = changed_keys(before.latest, config)
+    is_up = before.came_up is not None and not changed_keys(before.came_up.config, config)
+    same = "the one that runs" if is_up else "the one that Serve was told before, and has not come up yet"
+    what = f"updating: {', '.join(changed)}" if changed else f"the configuration is {same}"
+    console.print(what, markup=False, highlight=False, soft_wrap=True)
+
+
+def proxy_addresses(config: BatonConfig) -> list[str]:
+    """Where the API must answer: on every machine that runs something of ours, unless one address was asked for."""
+    if config.host not in ANY_ADDRESS:
+        return [config.host]
+    client: Any = _get_global_client()
+    deployments: Mapping[str, Any] = client.get_serve_details()["applications"][APP_NAME]["deployments"]
+    return sorted({str(replica["node_ip"]) for item in deployments.values() for replica in item["replicas"]})

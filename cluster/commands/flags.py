@@ -1,0 +1,180 @@
+"""Flags that commands share, and the environment variable by which each flag can be given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+PREFIX = "BATON_"
+API_KEY_FLAG = "--api-key"
+API_KEY_VARIABLE = "BATON_API_KEY"
+ADMIN_KEY_VARIABLES = ["BATON_ADMIN_KEY", API_KEY_VARIABLE]
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+SEVERAL = ("--served-model-name", API_KEY_FLAG)
+"""Flags behind which several values may stand, as behind vLLM's flags of the same names."""
+
+SERVICE_LINKS = ("tcp://", "udp://", "sctp://")
+"""How values begin that Kubernetes gives to every pod beside a service, as BATON_PORT beside one named `baton`."""
+
+Model = Annotated[Path | None, typer.Option(help="Hugging Face directory; the built-in model if missing.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Option(help="Name of the model in the API. Of several all are accepted, and answers carry the first."),
+]
+NewKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Key that opens the API, besides those of the file; several may follow. Only its hash is kept. A key on "
+        "the command line is visible to other users of this machine for a moment: the variable is better.",
+    ),
+]
+Url = Annotated[str, typer.Option(help="Where the cluster answers, with or without /v1.")]
+Key = Annotated[str, typer.Option(help="Key, where keys are on.", envvar=API_KEY_VARIABLE)]
+AdminKey = Annotated[str, typer.Option(help="Admin key, where keys are on.", envvar=ADMIN_KEY_VARIABLES)]
+
+
+class Command(TyperCommand):
+    """A command of which every flag can be given by a variable: ``--max-model-len`` by ``BATON_MAX_MODEL_LEN``.
+
+    What stands on the command line wins. The variables of all commands are taken out of the environment, whether they
+    were needed or not: no process that a command starts inherits them, keys least of all.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        for option in options_of(self):
+            option.envvar = option.envvar or PREFIX + option.opts[0].lstrip("-").replace("-", "_").upper()
+            option.show_envvar = True
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # its base is private
+        """Read the command line and the variables.
+
+        Raises:
+            typer.BadParameter: A value cannot be. The message names the flag or the variable that it came from.
+        """
+        drop_service_links(os.environ)
+        try:
+            rest: list[str] = super().parse_args(ctx, one_by_one(args))
+        except typer.BadParameter as error:
+            _name_source(error, ctx)
+            raise
+        ctx.meta[PREFIX] = dict(_variables_used(self, ctx))
+        for _, command in commands_of(ctx.find_root().command):
+            for variable in (variable for option in options_of(command) for variable in variables_of(option)):
+                os.environ.pop(variable, None)
+        return rest
+
+
+def commands_of(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """A command, or all those of a group, each with its name."""
+    subcommands: Mapping[str, Any] = getattr(command, "commands", {})
+    if not subcommands:
+        yield name, command
+    for part, subcommand in subcommands.items():
+        yield from commands_of(subcommand, f"{name} {part}".strip())
+
+
+def options_of(command: Any) -> list[TyperOption]:
+    """The flags of a command."""
+    return [option for option in command.params if isinstance(option, TyperOption)]
+
+
+def variables_of(option: TyperOption) -> list[str]:
+    """The variables of a flag; the first that is set counts."""
+    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+
+
+def variables_used(ctx: typer.Context) -> Mapping[str, str]:
+    """The parameters of the command that were given by variables, with the variable of each."""
+    return dict(ctx.meta.get(PREFIX, {}))
+
+
+def one_by_one(args: Sequence[str]) -> list[str]:
+    """The arguments with a flag of ``SEVERAL`` repeated before each of the values behind it."""
+    found: list[str] = []
+    flag = ""
+    has_value = False
+    for argument in args:
+        if argument.startswith("-"):
+            flag, has_value = (argument if argument in SEVERAL else ""), False
+        elif flag and has_value:
+            found.append(flag)
+        else:
+            has_value = bool(flag)
+        found.append(argument)
+    return found
+
+
+def drop_service_links(environment: MutableMapping[str, str]) -> None:
+    """Take out what Kubernetes tells a pod of a service whose name begins with `baton`: nobody meant a flag by it."""
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        for name in [name for name in environment if name.startswith(PREFIX)]:
+            if environment[name].startswith(SERVICE_LINKS):
+                del environment[name]
+
+
+def without_keys(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without the keys among them, and the keys.
+
+    Arguments that cannot be right, such as a flag without its key, stay as they are.
+    """
+    rest: list[str] = []
+    keys: list[str] = []
+    waiting = iter(one_by_one(args))
+    for argument in waiting:
+        name, has_value, value = argument.partition("=")
+        if name != API_KEY_FLAG:
+            rest.append(argument)
+            continue
+        key = value if has_value else next(waiting, "")
+        if not key or key.split() != [key]:
+            return list(args), []
+        keys.append(key)
+    return rest, keys
+
+
+def hide_keys(commands: Collection[str]) -> None:
+    """Begin one of these commands anew if it has keys on its command line, with the keys in a variable instead.
+
+    A command line can be read by every user of the machine as long as its process lives, and Ray keeps that of whoever
+    connects to it. A process's variables can be read by its own user only.
+    """
+    args = sys.argv[1:]
+    rest, keys = without_keys(args)
+    if keys and args[0] in commands:
+        os.environ[API_KEY_VARIABLE] = " ".join(keys)
+        _become([sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(args)], *rest])
+
+
+def _become(command: list[str]) -> NoReturn:
+    os.execv(command[0], command)
+
+
+def _name_source(error: typer.BadParameter, ctx: typer.Context) -> None:
+    """Let the error name what the value came from, and not all that it could have come from."""
+    option = error.param
+    if not isinstance(option, TyperOption) or (source := ctx.get_parameter_source(option.name)) is None:
+        return
+    if source.name == "ENVIRONMENT":
+        variable = _variable_set(option)
+        error.param_hint = f"the environment variable {variable} ({os.environ[variable]!r})"
+    elif source.name == "COMMANDLINE":
+        error.param_hint = f"'{option.opts[0]}'"
+
+
+def _variables_used(command: Command, ctx: typer.Context) -> Iterator[tuple[str, str]]:
+    for option in options_of(command):
+        source = ctx.get_parameter_source(option.name)
+        if source is not None and source.name == "ENVIRONMENT":
+            yield option.name, _variable_set(option)
+
+
+def _variable_set(option: TyperOption) -> str:
+    return next(variable for variable in variables_of(option) if os.environ.get(variable))

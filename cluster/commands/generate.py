@@ -1,0 +1,144 @@
+"""`baton generate`: one engine in this process, without Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from cluster.config.config_file import load_config
+from cluster.config.served_model import served_model
+from cluster.plan.placement import usable_cores
+from cluster.plan.preflight import check_checkpoint, check_device
+from engine.build import build_engine
+from engine.contract.config import DeviceName, DTypeName, EngineConfig, ModelConfigSource
+from engine.contract.errors import ConfigError, RequestRefusedError
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.offline import run_requests
+from engine.model.registry import load_model_config
+from router.text.chat_template import ChatTemplateError, load_chat_template
+from router.text.detokenizer import DetokenizerFactory
+from router.text.generation_config import load_generation_defaults
+from router.text.tokenizer import Tokenizer
+
+REQUEST_ID = "generate"
+DEFAULT_MAX_TOKENS = 128
+"""Unlike a length that was asked for, it ends where the model's context does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """The command's options."""
+
+    model: Path | None
+    prompt: str
+    max_tokens: int | None
+    temperature: float
+    seed: int
+    device: DeviceName
+    dtype: DTypeName
+    is_chat: bool = False
+
+
+def generate(options: GenerateOptions, output: TextIO) -> None:
+    """Write the continuation of the prompt as it comes.
+
+    Raises:
+        ConfigFileError, CheckpointError, ConfigError, PreflightError: The model cannot be loaded, or cannot take this
+            prompt.
+    """
+    path = served_model(load_config(None, {"model": options.model})).path
+    check_checkpoint(path)
+    check_device(options.device)
+    tokenizer = Tokenizer.load(path)
+    request = build_request(options, path, tokenizer)
+    built = build_engine(
+        EngineConfig(
+            model=ModelConfigSource(path=path, device=options.device, dtype=options.dtype, num_threads=usable_cores())
+        )
+    )
+    try:
+        write_continuation(built.core, request, tokenizer, output)
+    finally:
+        built.core.close()
+
+
+def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) -> GenerateRequest:
+    """The prompt as token ids, with the model's own end tokens."""
+    check_text(options.prompt)
+    encode = chat_ids if options.is_chat else text_ids
+    prompt_token_ids = encode(options.prompt, path, tokenizer)
+    if not options.prompt or not prompt_token_ids:
+        raise ConfigError("the prompt is empty: there is nothing to continue")
+    if options.max_tokens is not None:
+        check_length(len(prompt_token_ids), options.max_tokens, load_model_config(path).max_model_len)
+    return GenerateRequest(
+        request_id=REQUEST_ID,
+        prompt_token_ids=prompt_token_ids,
+        sampling=SamplingParams(
+            max_tokens=DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
+            eos_token_ids=load_generation_defaults(path, tokenizer).eos_token_ids,
+        ),
+    )
+
+
+def text_ids(text: str, _: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A text as the model reads it."""
+    return tuple(tokenizer.encode(text))
+
+
+def chat_ids(question: str, path: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A question as the model reads it in a chat.
+
+    Raises:
+        ConfigError: The model has no template for chats, or it refuses this one.
+    """
+    template = load_chat_template(path, special_tokens=tokenizer.special.named)
+    if template is None:
+        raise ConfigError(f"{path} has no chat template: leave --chat out to have the text continued")
+    try:
+        text = template.render([{"role": "user", "content": question}])
+    except ChatTemplateError as error:
+        raise ConfigError(f"the model's chat template refuses the prompt: {error}") from error
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def check_text(prompt: str) -> None:
+    """Refuse an argument that was not UTF-8; Python carries its bytes as lone surrogates.
+
+    Raises:
+        ConfigError: It holds one.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the prompt is not valid UTF-8 at character {error.start}") from error
+
+
+def check_length(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
+    """Refuse an answer that was asked for and cannot fit, as the HTTP API does.
+
+    Raises:
+        ConfigError: Prompt and answer together are longer than the model's context.
+    """
+    total = num_prompt_tokens + max_tokens
+    if total > max_model_len:
+        raise ConfigError(
+            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}: together {total}, but the "
+            f"model's context length is {max_model_len} tokens"
+        )
+
+
+def write_continuation(core: EngineCore, request: GenerateRequest, tokenizer: Tokenizer, output: TextIO) -> None:
+    """Run one request, and write its text."""
+    detokenizer = DetokenizerFactory(tokenizer).make(request.prompt_token_ids)
+    try:
+        for delta in run_requests(core, [request]):
+            output.write(detokenizer.push(delta.token_ids))
+            output.flush()
+    except RequestRefusedError as error:
+        raise ConfigError(str(error)) from error
+    output.write(detokenizer.finish() + "\n")

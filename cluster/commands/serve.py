@@ -1,0 +1,84 @@
+"""`baton serve`: from a checked configuration to a cluster that answers, and back to nothing.
+
+Imports Ray and Serve, which read their environment at that moment: apply ``cluster.deploy.serve_env`` first.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+from rich.console import Console
+
+from cluster.commands.signals import Stopped, ignoring_signals, stop_on_signals
+from cluster.commands.start_display import StartDisplay
+from cluster.commands.welcome import welcome
+from cluster.config.api_url import base_url
+from cluster.config.config import BatonConfig
+from cluster.config.own_admin_key import own_admin_key
+from cluster.config.served_model import ServedModel
+from cluster.deploy.claim import Claim
+from cluster.deploy.deployment import Deployment, RefusedStartError, StartError
+from cluster.deploy.ray_home import RayHome, RayUnavailableError
+from cluster.deploy.readiness import wait_until_ready
+from engine.contract.errors import ConfigError
+
+WATCH_PERIOD_S = 1.0
+
+
+def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Console) -> int:
+    """Start a cluster, serve until a signal, stop everything. Returns the exit code.
+
+    Raises:
+        RefusedStartError, RayUnavailableError, ConfigError: Bad input; nothing is left running.
+        StartError: It could not start, or ended by itself; nothing is left running but logs.
+    """
+
+    def tell(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    is_serving = False
+    keep_logs = True
+    try:
+        with ExitStack() as while_it_runs:
+            with StartDisplay(console) as display:
+                claim = _start_ray(home, display)
+                key_hash = while_it_runs.enter_context(own_admin_key(config, tell))
+                deployment = Deployment(config=config, model=model, claim=claim, own_admin_key=key_hash)
+                _start(deployment, display)
+            for warning in deployment.warnings():
+                tell(f"warning: {warning}")
+            is_serving = True
+            tell(welcome(config, model, logs=home.logs))
+            while home.is_alive():
+                time.sleep(WATCH_PERIOD_S)
+        raise StartError(f"the cluster ended by itself; see {home.logs}")
+    except Stopped as stopped:
+        keep_logs = False
+        return 0 if is_serving else stopped.exit_code
+    except (RefusedStartError, RayUnavailableError, ConfigError):
+        keep_logs = False
+        raise
+    except StartError as error:
+        raise StartError(f"{error} (logs: {home.logs})") from error
+    finally:
+        with ignoring_signals():
+            console.print("stopping", highlight=False)
+            home.stop()
+            if not keep_logs:
+                home.remove_logs()
+
+
+def _start_ray(home: RayHome, display: StartDisplay) -> Claim | None:
+    display.stage("starting Ray")
+    claim = home.start()
+    # Ray installs a handler for SIGTERM that exits at once.
+    stop_on_signals()
+    return claim
+
+
+def _start(deployment: Deployment, display: StartDisplay) -> None:
+    display.stage("starting Ray Serve")
+    deployment.start(display.workers)
+    display.stage("waiting until the router sees the workers")
+    wait_until_ready(base_url(deployment.config))

@@ -1,0 +1,15 @@
+"""Where the API of a cluster is."""
+
+from __future__ import annotations
+
+from cluster.config.config import BatonConfig
+
+
+def url_of(host: str, port: int) -> str:
+    """Where an API is; an IPv6 address stands in brackets there."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def base_url(config: BatonConfig) -> str:
+    """Where a client on this machine reaches the API."""
+    return url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host), config.port)

@@ -1,0 +1,300 @@
+"""The configuration of a cluster: the schema of baton.yaml and of the command line's flags."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from cluster.config.booking import check_amount, check_custom_resource
+from cluster.config.config_section import Section, settings_from
+from cluster.config.health import HealthSection
+from cluster.config.key_names import with_keys
+from cluster.config.scaling import MAX_REPLICAS, ScalingSection
+from cluster.config.settings_sections import (
+    CacheSection,
+    GPUSection,
+    RouterSection,
+    SchedulerSection,
+    SecuritySection,
+    TransferSection,
+)
+from engine.contract.config import (
+    CacheConfig,
+    DeviceName,
+    DTypeName,
+    EngineConfig,
+    GPUConfig,
+    ModelConfigSource,
+    SchedulerConfig,
+)
+from engine.contract.errors import ConfigError
+from kv_transfer.errors import KVTransferError
+from kv_transfer.fault_options import FaultOptions
+from kv_transfer.options import ConnectorOptions
+from router.host_rule import is_loopback_name
+from router.security import SecuritySettings
+from router.settings import MetricsCompat, RouterSettings
+
+HttpProxy = Literal["serve", "haproxy"]
+PoolName = Literal["prefill", "decode"]
+
+MAX_PER_NODE = 100
+"""Serve's own limit."""
+
+
+class MetricsSection(Section):
+    """What `/metrics` offers."""
+
+    compat: MetricsCompat = Field(
+        default="none", description="Add the names of another system, for dashboards made for it."
+    )
+
+
+class PoolSection(Section):
+    """What differs between the two pools; everything is optional."""
+
+    num_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of one worker; null shares the machine's cores evenly."
+    )
+    num_cpus: float | None = Field(
+        default=None, ge=0, description="CPUs that Ray reserves for one worker; null takes a small fraction."
+    )
+    num_gpus: float | None = Field(
+        default=None, ge=0, description="GPUs that Ray reserves for one worker; null takes what the device asks for."
+    )
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="Custom Ray resources that one worker takes: `{baton_prefill: 0.001}` keeps a pool on the machines "
+        "whose Ray was started with `baton_prefill`.",
+    )
+    max_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_PER_NODE,
+        description="Workers of this pool on one machine at most, so that no machine takes too many along when it "
+        "dies; the replacement of a worker then waits for a machine with fewer. Null: spread as well as Ray can.",
+    )
+    cache: CacheSection = Field(default_factory=CacheSection, description="Overrides `cache` for this pool.")  # type: ignore[valid-type]
+    scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
+        default_factory=SchedulerSection, description="Overrides `scheduler` for this pool."
+    )
+    gpu: GPUSection = Field(default_factory=GPUSection, description="Overrides `gpu` for this pool.")  # type: ignore[valid-type]
+    scaling: ScalingSection | None = Field(
+        default=None, description="Let the pool follow its load; null keeps its number of workers."
+    )
+
+    @field_validator("num_cpus", "num_gpus")
+    @classmethod
+    def _check_amount(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None:
+            check_amount(info.field_name or "", value)
+        return value
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            check_custom_resource(name, amount)
+        return value
+
+
+class BatonConfig(Section):
+    """A cluster. Every flag of `baton serve` is one of these keys."""
+
+    model: Path | None = Field(
+        default=None,
+        description="Hugging Face directory of the model; null takes the small built-in model. Like other paths, "
+        "in a file it may be relative to that file's folder, as a flag to where the command runs.",
+    )
+    served_model_name: str | tuple[str, ...] | None = Field(
+        default=None,
+        description="Name of the model in the API, or a list of names: requests may ask for any of them, and answers "
+        "carry the first. Null takes the directory's name.",
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address that the HTTP API listens on.")
+    port: int = Field(default=8000, ge=1, le=65535, description="Port that the HTTP API listens on.")
+    device: DeviceName = Field(default="auto", description="Where models run; auto takes a GPU where there is one.")
+    dtype: DTypeName = Field(
+        default="auto", description="Precision; auto takes the checkpoint's, or float32 on a CPU that emulates that."
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
+    )
+    prefill_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that compute prompts.")
+    decode_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that generate.")
+    router_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Processes that speak HTTP.")
+    router_per_node: bool = Field(
+        default=False, description="One router on each machine of the cluster, whatever `router_replicas` says."
+    )
+    address: str | None = Field(
+        default=None, description="Ray cluster to deploy to; null starts a private Ray on this machine."
+    )
+    object_store_bytes: int = Field(
+        default=128 * 1024 * 1024, ge=80 * 1024 * 1024, description="Object store of the private Ray."
+    )
+    http_proxy: HttpProxy = Field(
+        default="serve",
+        description="What accepts HTTP: Serve's own proxy, or HAProxy: faster, but with statistics and metrics ports "
+        "that are open on all interfaces.",
+    )
+    startup_timeout_s: float = Field(default=600.0, gt=0, description="How long all workers may take to be ready.")
+    cache: CacheSection = Field(default_factory=CacheSection, description="The KV cache of every worker.")  # type: ignore[valid-type]
+    scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
+        default_factory=SchedulerSection, description="The scheduler of every worker."
+    )
+    gpu: GPUSection = Field(default_factory=GPUSection, description="What only workers on GPUs do.")  # type: ignore[valid-type]
+    kv_transfer: TransferSection = Field(default_factory=TransferSection, description="The hand-over of KV.")  # type: ignore[valid-type]
+    router: RouterSection = Field(default_factory=RouterSection, description="Bounds and waits of the router.")  # type: ignore[valid-type]
+    security: SecuritySection = Field(  # type: ignore[valid-type]
+        default_factory=SecuritySection, description="Who may call the API: docs/security.md."
+    )
+    health: HealthSection = Field(default_factory=HealthSection, description="When workers count as hanging.")
+    metrics: MetricsSection = Field(default_factory=MetricsSection, description="What `/metrics` offers.")
+    prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
+    decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _named_once(cls, value: object) -> object:
+        """Names as a tuple, a single one as itself."""
+        if value is None:
+            return None
+        names = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ValueError("it must be a name or a list of names, none of them empty")
+        if len(set(names)) < len(names):
+            raise ValueError("a name is given twice")
+        return names if len(names) > 1 else names[0]
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("it is empty: name a directory, or leave the key out for the built-in model")
+        return value
+
+    @field_validator("model")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        if value is None:
+            return None
+        try:
+            return value.expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"there is no user {value.parts[0][1:]!r}; your own folder is ~/") from error
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        prefill, decode = self._checked_engine("prefill"), self._checked_engine("decode")
+        try:
+            transfer = self.transfer_options()
+            self.router_settings()
+            self.security_settings()
+        except (ConfigError, KVTransferError) as error:
+            raise ValueError(str(error)) from error
+        if prefill.cache.block_size != decode.cache.block_size:
+            raise ValueError(
+                f"prefill.cache.block_size ({prefill.cache.block_size}) and decode.cache.block_size "
+                f"({decode.cache.block_size}) differ: blocks could not be handed over"
+            )
+        if self.http_proxy == "haproxy" and self.address is not None:
+            raise ValueError(
+                "http_proxy 'haproxy' is for the private Ray of `baton serve`: on one that is there before (address, "
+                "or `baton deploy`) HAProxy is chosen where Ray starts; leave http_proxy out"
+            )
+        if transfer.peer_source != "nixl":
+            raise ValueError(
+                f"kv_transfer.{'chain' if transfer.chain else 'connector'} {transfer.peer_source!r} works within one "
+                "process only; a cluster needs 'nixl'"
+            )
+        for pool, cache in (("prefill", prefill.cache), ("decode", decode.cache)):
+            if transfer.host_bytes and not cache.enable_prefix_caching:
+                raise ValueError(
+                    f"kv_transfer.host_bytes is {transfer.host_bytes}, but {pool}.cache.enable_prefix_caching is "
+                    "false: the host tier keeps what the prefix cache evicts"
+                )
+        return self
+
+    def _checked_engine(self, pool: PoolName) -> EngineConfig:
+        try:
+            return self.engine_config(pool, model=Path(), num_threads=1)
+        except ConfigError as error:
+            raise ValueError(self.with_keys(str(error), pool)) from error
+
+    def with_keys(self, message: str, pool: PoolName) -> str:
+        """What an engine of a pool says, with every setting as it is written in the file."""
+        section: PoolSection = self.prefill if pool == "prefill" else self.decode
+        return with_keys(
+            message,
+            *((f"{pool}.cache", section.cache), (f"{pool}.scheduler", section.scheduler), (f"{pool}.gpu", section.gpu)),
+            *(("cache", self.cache), ("scheduler", self.scheduler), ("gpu", self.gpu)),
+        )
+
+    @model_validator(mode="after")
+    def _check_gpus(self) -> Self:
+        for pool, section in (("prefill", self.prefill), ("decode", self.decode)):
+            if section.num_gpus is not None and (section.num_gpus > 0) == (self.device == "cpu"):
+                raise ValueError(
+                    f"{pool}.num_gpus ({section.num_gpus:g}) and device ({self.device}) contradict each other: with "
+                    "device cpu no worker takes a GPU, else each takes a part of one at least"
+                )
+        return self
+
+    def engine_config(self, pool: PoolName, *, model: Path, num_threads: int) -> EngineConfig:
+        """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
+        section: PoolSection = self.prefill if pool == "prefill" else self.decode
+        return EngineConfig(
+            model=ModelConfigSource(
+                path=model, device=self.device, dtype=self.dtype, num_threads=section.num_threads or num_threads
+            ),
+            cache=settings_from(CacheConfig, self.cache, section.cache),
+            scheduler=settings_from(
+                SchedulerConfig,
+                self.scheduler,
+                section.scheduler,
+                max_model_len=self.max_model_len,
+                **({"enable_cache_events": True} if self._is_mirrored(pool) else {}),
+            ),
+            gpu=self._gpu_config(pool, section),
+        )
+
+    def _gpu_config(self, pool: PoolName, section: PoolSection) -> GPUConfig:
+        gpu = settings_from(GPUConfig, self.gpu, section.gpu)
+        if pool == "prefill" and gpu.cuda_graphs == "auto":  # its requests end before their first decode step
+            return dataclasses.replace(gpu, cuda_graphs=False)
+        return gpu
+
+    def transfer_options(self) -> ConnectorOptions:
+        """The settings of every worker's connector: ``auto`` means that a private Ray is one user's on one machine."""
+        section = self.kv_transfer
+        faults: Section | None = section.faults  # type: ignore[attr-defined]  # the section is made at run time
+        changes: dict[str, object] = {} if faults is None else {"faults": settings_from(FaultOptions, faults)}
+        options = settings_from(ConnectorOptions, section, **changes)
+        if options.transport != "auto":
+            return options
+        return dataclasses.replace(options, transport="local" if self.address is None else "network")
+
+    def router_settings(self) -> RouterSettings:
+        """The settings of every router."""
+        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat)
+
+    def security_settings(self) -> SecuritySettings:
+        """Keys and limits of every router, with key files not yet read."""
+        return settings_from(SecuritySettings, self.security, is_loopback=is_loopback_name(self.host))
+
+    def settings_of_routers(self, own_admin_key: str | None) -> tuple[SecuritySettings, RouterSettings]:
+        """What routers go by, with key files read: they take orders only where some key opens that.
+
+        ``own_admin_key`` is the hash of a key that `baton serve` made for itself.
+        """
+        security = dataclasses.replace(self.security_settings().loaded(), own_admin_key=own_admin_key)
+        router = self.router_settings()
+        return security, dataclasses.replace(router, admin_api=router.admin_api and security.has_admin_keys)
+
+    def _is_mirrored(self, pool: PoolName) -> bool:
+        """True when the routers need to know what is cached in a pool."""
+        router = self.router_settings()
+        return router.mirrors_prefill_cache if pool == "prefill" else router.mirrors_decode_cache

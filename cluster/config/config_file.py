@@ -1,0 +1,215 @@
+"""Reads a configuration from a file and from flags; every mistake becomes one line that names it."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from yaml.constructor import ConstructorError
+
+from cluster.config.config import BatonConfig
+
+MEANINGS = {
+    "model_type": "it must hold keys of its own",
+    "model_attributes_type": "it must hold keys of its own",
+    "dict_type": "it must be a mapping of keys to values",
+    "list_type": "it must be a list",
+    "path_type": "it must be a path",
+    "too_short": "it must not be empty",
+}
+"""What some of pydantic's problems are called in YAML."""
+
+
+class ConfigFileError(Exception):
+    """A configuration that cannot be used: one line that says where and why."""
+
+
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a mapping that names a key twice; YAML itself would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Compare the keys as they are written, before merges add others that they may override."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep=deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of a YAML file.
+
+    Raises:
+        yaml.YAMLError: It is none, a key is given twice, or a value is not what it looks like: 2026-13-01 is no date.
+    """
+    try:
+        return yaml.load(text, Loader=UniqueKeyLoader)
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # of PyYAML's conversions
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from error
+
+
+COMMAND_LINE = "the command line"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def load_config(
+    path: Path | None,
+    flags: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any] = NOTHING,
+    variables: Mapping[str, str] = NOTHING,
+) -> BatonConfig:
+    """Read ``path``, if there is one, and let the flags that are not None replace its keys. Paths in it are relative to
+    its folder; ``defaults`` are for keys that it leaves out, or null. ``variables`` are the environment variables by
+    which flags were given.
+
+    Raises:
+        ConfigFileError: The file is missing or no YAML mapping, a key is unknown, or a value cannot be.
+    """
+    values = beside(read_mapping(path), path.absolute().parent) if path is not None else {}
+    values.update({key: value for key, value in defaults.items() if values.get(key) is None})
+    where = str(path) if path is not None else COMMAND_LINE
+    given = {key: value for key, value in flags.items() if value is not None}
+    return config_of(values, where=where, flags=given, variables=variables)
+
+
+def config_of(
+    values: Mapping[str, Any],
+    *,
+    where: str,
+    flags: Mapping[str, Any] = NOTHING,
+    variables: Mapping[str, str] = NOTHING,
+) -> BatonConfig:
+    """The configuration with these keys, over which flags win; ``where`` is where they were written.
+
+    Raises:
+        ConfigFileError: A key is unknown, or a value cannot be.
+    """
+    try:
+        return BatonConfig.model_validate({**values, **flags})
+    except ValidationError as error:
+        origins = {key: f"the environment variable {variables[key]}" for key in flags if key in variables}
+        problems = describe_problems(error, where=where, flags={**dict.fromkeys(flags, COMMAND_LINE), **origins})
+        raise ConfigFileError("; ".join(problems)) from error
+
+
+def beside(values: Mapping[str, Any], folder: Path, model: type[BaseModel] = BatonConfig) -> dict[str, Any]:
+    """The keys of a file in ``folder``, with absolute paths."""
+    found = dict(values)
+    for name, field in model.model_fields.items():
+        value, section = found.get(name), section_type(field.annotation)
+        if section is not None and isinstance(value, dict):
+            found[name] = beside(value, folder, section)
+        elif is_path(field.annotation) and isinstance(value, str) and value and not value.startswith("~"):
+            found[name] = str(folder / value)
+    return found
+
+
+def is_path(annotation: Any) -> bool:
+    """True for a path, and for one that may be null."""
+    return annotation is Path or Path in typing.get_args(annotation)
+
+
+def read_mapping(path: Path, schema: type[BaseModel] = BatonConfig) -> dict[str, Any]:
+    """The top level of a YAML file; an empty file is an empty mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigFileError(f"cannot read the configuration file {path}: {reason}") from error
+    try:
+        content = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigFileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigFileError(f"{path} must hold a mapping of keys to values, not a {type(content).__name__}")
+    for key in content:
+        if not isinstance(key, str):
+            raise ConfigFileError(f"{path}: unknown key {key!r}; known keys: {', '.join(schema.model_fields)}")
+    return content
+
+
+def describe_problems(
+    error: ValidationError, *, where: str, flags: Mapping[str, str], schema: type[BaseModel] = BatonConfig
+) -> Iterable[str]:
+    """One phrase for each thing that is wrong, naming the key as the user would write it.
+
+    ``flags`` are the keys that were not written in ``where``, with where each comes from.
+    """
+    for problem in error.errors(include_url=False):
+        path = [str(part) for part in problem["loc"]]
+        source = flags.get(path[0], where) if path else where
+        key = ".".join(path)
+        if problem["type"] == "extra_forbidden":
+            yield f"{source}: unknown key '{key}'{suggestion(path, schema)}"
+        elif problem["type"] == "missing":
+            yield f"{source}: {key} is missing"
+        elif path[:1] == ["security"]:
+            yield f"{source}: {key}: {reason(problem['msg'])}"  # the value may be a key
+        elif key:
+            yield f"{source}: {key}: {MEANINGS.get(problem['type']) or reason(problem['msg'])}, got {_shown(problem)}"
+        else:
+            yield f"{source}: {reason(problem['msg'])}"
+
+
+def _shown(problem: ErrorDetails) -> str:
+    value = problem["input"]
+    return repr(str(value) if isinstance(value, Path) else value)
+
+
+def reason(message: str) -> str:
+    """Pydantic's message without its prefix, ready to stand within a sentence."""
+    message = message.removeprefix("Value error, ")
+    return message if message[1:2].isupper() else message[:1].lower() + message[1:]
+
+
+def suggestion(path: list[str], schema: type[BaseModel]) -> str:
+    """The known key that is nearest to the last one of ``path``."""
+    model: type[BaseModel] | None = schema
+    for part in path[:-1]:
+        if part.isdecimal():  # an item of a list, whose section we have
+            continue
+        model = section_type(model.model_fields[part].annotation) if model and part in model.model_fields else None
+    if model is None:
+        return ""
+    nearest = difflib.get_close_matches(path[-1], list(model.model_fields), n=1, cutoff=0.5)
+    if nearest:
+        return f"; did you mean '{'.'.join([*path[:-1], nearest[0]])}'?"
+    elsewhere = [name for name in nested_keys(schema) if name.split(".")[-1] == path[-1]]
+    if elsewhere:
+        return f"; did you mean '{elsewhere[0]}'?"
+    return f"; known keys: {', '.join(model.model_fields)}"
+
+
+def section_type(annotation: Any) -> type[BaseModel] | None:
+    """The section behind a field's annotation, if it is one, or a list of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list):
+        return next((found for part in typing.get_args(annotation) if (found := section_type(part))), None)
+    return None
+
+
+def nested_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """All keys with their sections, such as ``cache.block_size``."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        section = section_type(field.annotation)
+        keys.extend(nested_keys(section, f"{prefix}{name}.") if section else [prefix + name])
+    return keys

@@ -1,0 +1,140 @@
+"""What Serve was told to run, by whom, and what came up last: kept in Ray's key-value store, to compare with what is to
+be deployed next, and to go back to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from cluster.config.config import BatonConfig
+from cluster.config.names import EFFECTIVE, NAMESPACE
+from cluster.config.served_model import names_of
+from cluster.deploy.claim import Claim
+
+CAME_UP = "deployed"
+TOLD = "told"
+
+FIXED = ("model", "served_model_name", "device", "dtype")
+"""What cannot change while requests move between old and new replicas: the same tokens, under the same name."""
+
+PLACES = ("address", "host", "port")
+"""What only says where to deploy. Where Serve listens is compared with Serve itself, which cannot move."""
+
+NO_CHANGES = (*PLACES, "startup_timeout_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A configuration in the books. If not ``is_whole``, another version wrote it, and only what is fixed is known."""
+
+    config: BatonConfig
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What Serve was told last, and by which command. Not ``is_taken``: that command was cut off while it told it.
+
+    model_digest: of the model's files as they were then; empty if another version wrote it.
+    """
+
+    recorded: Recorded | None
+    claim: Claim
+    model_digest: str
+    is_taken: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployRecord:
+    """All that is written of the cluster on a Ray; meant for an application that is there."""
+
+    told: Told | None
+    came_up: Recorded | None
+
+    @property
+    def latest(self) -> BatonConfig | None:
+        """What Serve works towards, as far as that is known."""
+        configs = self.configs
+        if self.told is not None and not self.told.is_taken:
+            configs.reverse()
+        return configs[0] if configs else None
+
+    @property
+    def configs(self) -> list[BatonConfig]:
+        """Whatever may run now: while an update is under way, or after one that was not waited for, two of them."""
+        told = self.told.recorded if self.told is not None else None
+        return [recorded.config for recorded in (told, self.came_up) if recorded is not None]
+
+
+def read_deploy_record() -> DeployRecord:
+    """What was written by whatever version."""
+    values = _read(TOLD)
+    told = None
+    if isinstance(values, dict):
+        told = Told(
+            recorded=_recorded(values.get("config")),
+            claim=Claim.of_values(values.get("claim", {})),
+            model_digest=str(values.get("model_digest", "")),
+            is_taken=bool(values.get("is_taken")),
+        )
+    return DeployRecord(told=told, came_up=_recorded(_read(CAME_UP)))
+
+
+def record_told(config: BatonConfig, claim: Claim, *, model_digest: str, is_taken: bool) -> None:
+    """Remember what Serve is about to be told, and then that it took it."""
+    content = {
+        "config": config.model_dump(mode="json", exclude_unset=True),
+        "claim": dataclasses.asdict(claim),
+        "model_digest": model_digest,
+        "is_taken": is_taken,
+    }
+    _internal_kv_put(TOLD, json.dumps(content), overwrite=True, namespace=NAMESPACE)
+
+
+def record_came_up(config: BatonConfig) -> None:
+    """Remember a configuration that came up."""
+    _internal_kv_put(CAME_UP, config.model_dump_json(exclude_unset=True), overwrite=True, namespace=NAMESPACE)
+
+
+def forget_deployed() -> None:
+    """Nothing is deployed any more."""
+    for key in (TOLD, CAME_UP, EFFECTIVE):
+        _internal_kv_del(key, namespace=NAMESPACE)
+
+
+def changed_keys(old: BatonConfig, new: BatonConfig) -> list[str]:
+    """The top-level keys whose values differ, without those that only say where to deploy."""
+    return [
+        name for name in BatonConfig.model_fields if name not in NO_CHANGES and getattr(old, name) != getattr(new, name)
+    ]
+
+
+def forbidden_changes(old: BatonConfig, new: BatonConfig) -> list[str]:
+    """What differs and must not, as ``key: old -> new``. More or fewer names are no harm while the first stays."""
+    changed = set(changed_keys(old, new))
+    if names_of(old)[:1] == names_of(new)[:1]:
+        changed.discard("served_model_name")
+    return [f"{name}: {getattr(old, name)} -> {getattr(new, name)}" for name in FIXED if name in changed]
+
+
+def _read(key: str) -> Any:
+    value = _internal_kv_get(key, namespace=NAMESPACE)
+    return json.loads(value) if value else None
+
+
+def _recorded(values: Mapping[str, Any] | None) -> Recorded | None:
+    """A configuration; or what is fixed of it, where another version wrote settings that this one does not know."""
+    if not values:
+        return None
+    fixed = {name: values[name] for name in FIXED if name in values}
+    for keys, is_whole in ((values, True), (fixed, False)):
+        try:
+            return Recorded(config=BatonConfig.model_validate(keys), is_whole=is_whole)
+        except ValueError:
+            continue
+    return None

@@ -1,0 +1,330 @@
+"""Where a cluster lives: a private Ray for one `baton serve` on this machine, or a Ray that others run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+from cluster.config.config import BatonConfig
+from cluster.config.names import APP_NAME, NAMESPACE
+from cluster.config.served_model import served_model
+from cluster.deploy.claim import SERVE, Claim, ClaimedError, give_back, take_claim
+from cluster.deploy.deploy_record import forget_deployed, read_deploy_record
+from cluster.deploy.patient_start import NotStartedError, patient_ray, start_patiently
+from cluster.deploy.serve_env import RAY_FOLDER, ray_token_file
+from cluster.deploy.serve_status import applications, delete_application
+from cluster.plan.placement import logical_cpus, usable_cores, wanted_resources
+
+TERMINATE_TIMEOUT_S = 5.0
+
+
+class RayUnavailableError(Exception):
+    """The Ray that was named cannot be used."""
+
+
+class RayHome(Protocol):
+    """A Ray to deploy to."""
+
+    def start(self) -> Claim | None:
+        """Connect, starting what is needed; the claim to it, where others could use it, too."""
+
+    def is_alive(self) -> bool:
+        """True while a cluster on it can serve."""
+
+    def stop(self) -> None:
+        """End everything that was started. Idempotent."""
+
+    def remove_logs(self) -> None:
+        """Remove the files that were written, if they are ours. Call it after ``stop``."""
+
+    @property
+    def logs(self) -> str:
+        """Where to look when something failed."""
+
+
+class PrivateRay:
+    """Starts Ray's processes, and sees to it that all of them end.
+
+    ``cluster.deploy.serve_env`` must have been applied before Ray was imported: its processes inherit the environment.
+    """
+
+    def __init__(self, *, folder: Path, num_cpus: int, object_store_bytes: int, resources: Mapping[str, float]) -> None:
+        self._folder = folder
+        self._num_cpus = num_cpus
+        self._resources = dict(resources)
+        self._object_store_bytes = object_store_bytes
+        self._others: set[psutil.Process] = set()
+
+    @property
+    def logs(self) -> str:
+        """The folder that holds the logs of every process."""
+        return str(self._folder / RAY_FOLDER / "session_latest" / "logs")
+
+    def start(self) -> None:
+        """Start the processes and connect to them.
+
+        Several times if need be (``cluster.deploy.patient_start``).
+
+        Raises:
+            RayUnavailableError: It did not start.
+        """
+        self._others = set(psutil.Process().children(recursive=True))
+        try:
+            with patient_ray(self._folder):
+                start_patiently(self._start, self.stop, folder=self._folder)
+        except NotStartedError as error:
+            raise RayUnavailableError(
+                f"Ray did not start on this machine, {error} Try again when less else runs here."
+            ) from error
+
+    def _start(self) -> None:
+        ray.init(
+            address="local",
+            num_cpus=self._num_cpus,
+            resources=self._resources,
+            object_store_memory=self._object_store_bytes,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace=NAMESPACE,
+            _temp_dir=str(self._folder / RAY_FOLDER),
+        )
+
+    def is_alive(self) -> bool:
+        """True while the driver is connected and Ray's own processes run."""
+        node: Any = ray._private.worker._global_node
+        return ray.is_initialized() and node is not None and not node.dead_processes()
+
+    def stop(self) -> None:
+        """End every process that came with Ray, politely and then not."""
+        started = [process for process in psutil.Process().children(recursive=True) if process not in self._others]
+        ray.shutdown()
+        _, alive = psutil.wait_procs(started, timeout=TERMINATE_TIMEOUT_S)
+        for process in alive:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(alive, timeout=TERMINATE_TIMEOUT_S)
+
+    def remove_logs(self) -> None:
+        """Remove the whole folder, sockets and all."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class SharedRay:
+    """A Ray that was there before and stays: only what we started goes. ``what`` tells others what that is."""
+
+    def __init__(self, *, address: str, host: str, port: int, what: str) -> None:
+        self._address = address
+        self._host = host
+        self._port = port
+        self._what = what
+        self._held: HeldClaim | None = None
+        self._is_serve_ours = False
+        self._is_app_ours = False
+
+    @property
+    def logs(self) -> str:
+        """Ray keeps them on its nodes."""
+        return "`ray logs` on the Ray cluster"
+
+    def start(self) -> Claim:
+        """Connect. From here on an application of our name is ours.
+
+        Raises:
+            RayUnavailableError: There is no Ray at the address, a cluster runs or is being started on it, or its Serve
+                listens elsewhere.
+        """
+        connect(self._address)
+        self._held = hold(SERVE, what=self._what, address=self._address)
+        if is_occupied(self._address):
+            told = read_deploy_record().told
+            raise RayUnavailableError(
+                f"the Ray at {self._address} already runs a Baton cluster{f', {told.claim}' if told else ''}: end it "
+                f"with `baton shutdown --address {self._address}`, or name another Ray with --address"
+            )
+        check_http(address=self._address, host=self._host, port=self._port)
+        forget_deployed()
+        self._is_serve_ours = _get_global_client(raise_if_no_controller_running=False) is None
+        self._is_app_ours = True
+        return self._held.claim
+
+    def is_alive(self) -> bool:
+        """True while the driver is connected and Serve knows the application."""
+        if not ray.is_initialized():
+            return False
+        known = applications()
+        return known is None or APP_NAME in known
+
+    def stop(self) -> None:
+        """Take our application off, and Serve too if we started it and nobody else uses it now."""
+        if not ray.is_initialized():
+            return
+        names = set(applications() or ()) if self._is_app_ours else set()
+        if self._is_serve_ours and not names - {APP_NAME}:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        elif APP_NAME in names:
+            delete_application()
+        if self._is_app_ours:
+            forget_deployed()
+        if self._held is not None:
+            self._held.give_back()
+        ray.shutdown()
+
+    def remove_logs(self) -> None:
+        """Leave Ray's logs where they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldClaim:
+    """A claim that is ours."""
+
+    claim: Claim
+    number: int
+
+    def give_back(self) -> None:
+        """Let others work on the cluster; if Ray is gone, so is the claim."""
+        with contextlib.suppress(RayError):
+            give_back(self.number)
+
+
+def hold(command: str, *, what: str, address: str) -> HeldClaim:
+    """Become the one command that works on the cluster of the Ray that we are connected to.
+
+    Raises:
+        RayUnavailableError: Another one does.
+    """
+    claim = Claim.of_this_process(command, what=what, job_id=ray.get_runtime_context().get_job_id())
+    try:
+        return HeldClaim(claim=claim, number=take_claim(claim, living_jobs))
+    except ClaimedError as error:
+        if error.holder.command == SERVE:
+            state = "already runs a Baton cluster"
+            remedy = f"stop that one first, there (pid {error.holder.pid}) or with `baton shutdown --address {address}`"
+        else:
+            state = "is being deployed to"
+            remedy = f"wait until that has ended, or stop it there (pid {error.holder.pid})"
+        raise RayUnavailableError(
+            f"the Ray at {address} {state}: {error.holder}: {remedy}, or name another Ray with --address"
+        ) from error
+
+
+def living_jobs() -> set[str]:
+    """The ids of the drivers that are connected to Ray."""
+    jobs: list[Mapping[str, Any]] = ray._private.state.jobs()  # type: ignore[no-untyped-call]
+    return {str(job["JobID"]) for job in jobs if not job["IsDead"]}
+
+
+def is_deployed(address: str) -> bool:
+    """True when Serve knows our application, be it one that is going.
+
+    Raises:
+        RayUnavailableError: It cannot say.
+    """
+    return _application(address) is not None
+
+
+def is_occupied(address: str) -> bool:
+    """True when our application is there, and not on its way out.
+
+    Raises:
+        RayUnavailableError: It is on its way out, or Serve cannot say.
+    """
+    application = _application(address)
+    if application is not None and application.status == ApplicationStatus.DELETING:
+        raise RayUnavailableError(
+            f"the cluster that was on the Ray at {address} is still being taken off, and finishes its requests "
+            "(health.drain_timeout_s): try again when it is gone"
+        )
+    return application is not None
+
+
+def _application(address: str) -> ApplicationStatusOverview | None:
+    known = applications()
+    if known is None:
+        raise RayUnavailableError(
+            f"Serve's controller on the Ray at {address} restarts and cannot say what runs: try again in a moment"
+        )
+    return known.get(APP_NAME)
+
+
+def connect(address: str) -> None:
+    """Become a driver of the Ray at ``address``.
+
+    Raises:
+        RayUnavailableError: There is none, or it does not let us in.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, namespace=NAMESPACE)
+    except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+        what = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
+        raise RayUnavailableError(f"cannot use the Ray at {address}: {what} ({remedy_of(what)})") from error
+
+
+def remedy_of(what: str) -> str:
+    """What to do about something that Ray said when it was connected to."""
+    known = {
+        "Version mismatch": "run this with the Python and the Ray of that cluster, as on its head after "
+        "`. ~/baton/deploy/node.sh`",
+        "No node info found": "this machine is none of that cluster: run this on one that is, such as its head",
+        "Could not find any running Ray": "no Ray runs on this machine: start one, or name another with --address",
+    }
+    return next((remedy for words, remedy in known.items() if words in what), authentication_hint())
+
+
+def list_nodes() -> list[Mapping[str, Any]]:
+    """What Ray says of every machine, living or not; for ``cluster.plan.inventory``."""
+    nodes: list[Mapping[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+def check_http(*, address: str, host: str, port: int) -> None:
+    """Compare with where Serve listens, if it runs already: it cannot move.
+
+    Raises:
+        RayUnavailableError: It listens elsewhere.
+    """
+    client: Any = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None and (client.http_config.host, client.http_config.port) != (host, port):
+        raise RayUnavailableError(
+            f"Serve already runs on the Ray at {address}, and listens on "
+            f"{client.http_config.host}:{client.http_config.port}: set host and port to these"
+        )
+
+
+def authentication_hint() -> str:
+    """What to look at when a Ray that listens does not let us in."""
+    mode = os.environ.get("RAY_AUTH_MODE", "unset")
+    return (
+        f"RAY_AUTH_MODE is {mode} here; a Ray that asks for a token needs RAY_AUTH_MODE=token, and its own token in "
+        f"RAY_AUTH_TOKEN or {ray_token_file()}"
+    )
+
+
+def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
+    """The Ray that a configuration asks for; ``folder`` is for the files of a private one."""
+    if config.address is not None:
+        return SharedRay(
+            address=config.address, host=config.host, port=config.port, what=served_model(config).at(config)
+        )
+    assert folder is not None
+    return PrivateRay(
+        folder=folder,
+        num_cpus=logical_cpus(config, num_cores=usable_cores()),
+        object_store_bytes=config.object_store_bytes,
+        resources=wanted_resources(config),
+    )

@@ -1,0 +1,137 @@
+"""Starts Serve without waiting for its proxies, so that replicas start beside them.
+
+`serve.start` waits first: on 2 cores 1.5 s in which one of them does nothing. What stands for it here is private to
+Serve, and Ray is pinned to one version; every test with a cluster would show a change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.serve._private.api import _create_controller_and_proxy_refs
+from ray.serve._private.client import ServeControllerClient
+from ray.serve.config import ControllerOptions
+from ray.serve.context import _get_global_client, _set_global_client
+from ray.serve.exceptions import RayServeException
+
+PROXY_TIMEOUT_S = 300.0
+PORT_PATIENCE_S = 10.0
+"""For a port that a proxy which ends may still hold."""
+
+POLL_PERIOD_S = 0.5
+ASK_TIMEOUT_S = 30.0
+PORT_IS_TAKEN = "Failed to bind to address"
+"""What Serve says of a port that it cannot have."""
+
+
+class ProxyError(Exception):
+    """A proxy of Serve does not listen."""
+
+
+def begin_serve(*, host: str, port: int, on_every_node: bool) -> Sequence[Any] | None:
+    """Start Serve's controller where none runs; what to wait for until its proxies listen, as far as there are any yet.
+    None where Serve runs already."""
+    http_options = {"host": host, "port": port}
+    location = "EveryNode" if on_every_node else "HeadOnly"
+    if _get_global_client(raise_if_no_controller_running=False) is not None:
+        serve.start(proxy_location=location, http_options=http_options)
+        return None
+    controller, proxies = _create_controller_and_proxy_refs(
+        http_options, None, None, None, ControllerOptions(), location
+    )
+    _set_global_client(ServeControllerClient(controller))  # type: ignore[no-untyped-call]
+    return tuple(proxies)
+
+
+def ask_for_proxies() -> Sequence[Any]:
+    """What to wait for until the proxies listen that Serve has now.
+
+    Raises:
+        RayError, RayServeException: Serve does not answer, or is gone.
+    """
+    client: Any = _get_global_client()
+    proxies: Mapping[str, Any] = ray.get(client._controller.get_proxies.remote(), timeout=ASK_TIMEOUT_S)
+    return [proxy.ready.remote() for proxy in proxies.values()]
+
+
+def wait_for_proxies(
+    proxies: Sequence[Any] | None,
+    *,
+    timeout_s: float = PROXY_TIMEOUT_S,
+    ask: Callable[[], Sequence[Any]] = ask_for_proxies,
+    get: Callable[..., Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return when all of them listen, or those that Serve put in their place: it ends a proxy that starts too slowly,
+    as on a machine that is busy, and starts another one.
+
+    Raises:
+        ProxyError: One cannot, or has not in time.
+    """
+    if proxies is None:
+        return
+    deadline_s = clock() + timeout_s
+    refused_s: float | None = None
+    waiting, last = list(proxies), ""
+    while True:
+        if waiting:
+            error = _error_of(waiting, get or ray.get, timeout_s=max(deadline_s - clock(), 0.0))
+            if error is None:
+                return
+            if isinstance(error, GetTimeoutError):
+                raise _too_late(timeout_s, last)
+            if isinstance(error, RayActorError):
+                last = f"; Serve replaced one: {last_line(error)}"
+            else:
+                refused_s = refused_s if refused_s is not None else clock()
+                _refuse_unless_port(error, for_s=clock() - refused_s)
+        if clock() >= deadline_s:
+            raise _too_late(timeout_s, last)
+        pause(POLL_PERIOD_S)
+        try:
+            waiting = list(ask())
+        except (RayError, RayServeException) as error:
+            raise ProxyError(f"Serve ended while its proxies started: {last_line(error)}") from error
+
+
+def _error_of(proxies: Sequence[Any], get: Callable[..., Any], *, timeout_s: float) -> Exception | None:
+    """Why not all of them listen; None when they do."""
+    try:
+        get(proxies, timeout=timeout_s)
+    except (RayError, OSError, RuntimeError) as error:
+        return error
+    return None
+
+
+def _refuse_unless_port(error: Exception, *, for_s: float) -> None:
+    """Return where a port may still come free.
+
+    Raises:
+        ProxyError: It has been taken for too long, or it is something else.
+    """
+    if PORT_IS_TAKEN not in str(error):
+        raise ProxyError(f"a proxy of Serve does not start: {last_line(error)}") from error
+    if for_s >= PORT_PATIENCE_S:
+        raise ProxyError(
+            f"a proxy of Serve cannot listen: {last_line(error)}; end what uses the port on its machine, or choose "
+            "another `host` or `port`"
+        ) from error
+
+
+def _too_late(timeout_s: float, last: str) -> ProxyError:
+    return ProxyError(
+        f"Serve's proxies were not ready within {timeout_s:g} s{last}; the machine may be too busy: try again when "
+        "less else runs there, or raise `startup_timeout_s`"
+    )
+
+
+def last_line(error: Exception) -> str:
+    """The reason at the end of what Ray says, often after somebody else's traceback."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""What would be placed where and what fits, before anything starts. Imports no Ray at the top."""

@@ -1,0 +1,128 @@
+"""What may help an engine whose settings do not fit its memory, or each other once its KV cache is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from cluster.config.config import BatonConfig, PoolName
+from cluster.plan.change import Change, Key
+from cluster.plan.place_remedies import fewer
+from cluster.plan.placement import POOLS, first_replicas, pool_section
+from cluster.plan.sizing import EngineRoom, size_engine
+from engine.contract.config import CacheConfig
+from engine.contract.errors import ConfigError
+from engine.device.memory import MAX_CPU_SHARE as CPU_CACHE_SHARE
+from engine.device.memory import MIB
+
+MAX_UTILIZATION = 0.95
+"""Of a GPU: the rest is for what nobody counts."""
+
+MAX_CPU_SHARE = 0.8
+"""Of a host's memory that an engine may take, what its KV cache may have when somebody says so."""
+
+PLENTY = 1 << 20
+
+
+def memory_changes(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iterator[Iterator[Change]]:
+    """Groups of changes; the first of a group that helps is the one to name."""
+    if room.on_gpu and room.dtype == "float32":
+        yield iter([Change.of((("dtype",), "bfloat16"))])
+        yield iter([_on_cpu(config)])
+        return
+    yield _smaller_host_tier(room)
+    yield _more_blocks(pool, room, config)
+    yield _less_in_them(pool, room, config)
+    yield _larger_steps(pool, room, config)
+    yield _smaller_blocks(room, config)
+    for other in POOLS:
+        yield (fewer(config, other, count) for count in range(first_replicas(config, other) - 1, 0, -1))
+
+
+def memory_remedy(room: EngineRoom) -> str:
+    """What helps without a change of the configuration, if more memory would."""
+    is_tier_too_large = room.free_host_bytes is not None and room.host_bytes > room.free_host_bytes
+    if room.memory_bytes is None and not is_tier_too_large:
+        return ""
+    try:
+        size_engine(room.with_more_memory(PLENTY))
+    except ConfigError:
+        return ""
+    return f"use {'GPUs' if room.on_gpu and not is_tier_too_large else 'machines'} with more memory"
+
+
+def _smaller_host_tier(room: EngineRoom) -> Iterator[Change]:
+    """Less memory for evicted blocks: most of what is there, or what a KV cache leaves that can hold one request."""
+    free = room.free_host_bytes
+    if not room.host_bytes or free is None:
+        return
+    needed = 0 if room.on_gpu else math.ceil(room.demand.bytes_per_sequence / CPU_CACHE_SHARE)
+    for num_bytes in (int(free * MAX_CPU_SHARE), free - needed):
+        rounded = num_bytes // MIB * MIB
+        if 0 < rounded < room.host_bytes:
+            yield Change.of((("kv_transfer", "host_bytes"), rounded))
+
+
+def _more_blocks(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+    """As many as the longest request needs, and one for each request, by the key that says how many there are."""
+    cache, demand = room.engine.cache, room.demand
+    num_blocks = max(demand.blocks_per_sequence, demand.max_num_seqs)
+    num_bytes = num_blocks * demand.layout.block_bytes
+    if cache.num_blocks is not None:
+        yield Change.of((_key(config, pool, "cache", "num_blocks"), num_blocks))
+    elif cache.kv_cache_bytes is not None:
+        yield Change.of((_key(config, pool, "cache", "kv_cache_bytes"), num_bytes))
+    elif room.memory_bytes is None:
+        return
+    elif room.on_gpu:
+        utilization = math.ceil(100 * (room.used_bytes + num_bytes) / room.memory_bytes / room.gpu_share) / 100
+        if utilization <= MAX_UTILIZATION:
+            yield Change.of((_key(config, pool, "cache", "gpu_memory_utilization"), utilization))
+    elif num_bytes <= (room.memory_bytes - room.used_bytes) * MAX_CPU_SHARE:
+        yield Change.of((_key(config, pool, "cache", "kv_cache_bytes"), num_bytes))
+
+
+def _less_in_them(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+    """Shorter requests, or fewer at once, or both."""
+    num_blocks = room.num_affordable_blocks
+    if not num_blocks:
+        return
+    length = (("max_model_len",), num_blocks * room.demand.layout.block_size)
+    count = (_key(config, pool, "scheduler", "max_num_seqs"), num_blocks)
+    yield Change.of(length)
+    yield Change.of(count)
+    yield Change.of(length, count)
+
+
+def _larger_steps(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+    """Steps that hold a block, or the longest prompt where prompts are not split."""
+    scheduler = room.engine.scheduler
+    yield Change.of((_key(config, pool, "scheduler", "max_num_batched_tokens"), room.demand.layout.block_size))
+    if not scheduler.enable_chunked_prefill:
+        yield Change.of((_key(config, pool, "scheduler", "enable_chunked_prefill"), True))
+        yield Change.of((_key(config, pool, "scheduler", "max_num_batched_tokens"), room.demand.max_model_len))
+
+
+def _smaller_blocks(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+    """In both pools: blocks of two sizes cannot be handed over."""
+    places: list[Key] = [(), *((pool,) for pool in POOLS)]
+    given = [
+        (*place, "cache", "block_size")
+        for place, section in zip(places, (config, config.prefill, config.decode), strict=True)
+        if "block_size" in section.cache.model_fields_set  # type: ignore[attr-defined]  # made at run time
+    ]
+    for block_size in (room.engine.scheduler.max_num_batched_tokens, CacheConfig().block_size):
+        if given and block_size < room.demand.layout.block_size:
+            yield Change.of(*((key, block_size) for key in given))
+
+
+def _on_cpu(config: BatonConfig) -> Change:
+    asked = [pool for pool in POOLS if pool_section(config, pool).num_gpus is not None]
+    return Change.of((("device",), "cpu"), *(((pool, "num_gpus"), None) for pool in asked))
+
+
+def _key(config: BatonConfig, pool: PoolName, section: str, name: str) -> Key:
+    """Where a setting of a pool stands: for both pools, if it is written there and nowhere else."""
+    own = getattr(pool_section(config, pool), section).model_fields_set
+    shared = getattr(config, section).model_fields_set
+    return (section, name) if name in shared and name not in own else (pool, section, name)

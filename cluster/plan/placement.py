@@ -1,0 +1,252 @@
+"""Where each process goes, and how much of its machine it may take."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from cluster.config.config import BatonConfig, PoolName, PoolSection
+from cluster.config.names import DECODE, PREFILL, ROUTER
+from cluster.plan.free_resources import FreeResources
+from cluster.plan.inventory import Node
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+
+SMALL_CPU_SHARE = 0.1
+"""CPUs that Ray books for a process whose threads we size ourselves: enough to spread, never a reason not to start."""
+
+POOLS: tuple[PoolName, ...] = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """What one worker gets. ``gpu_share`` is its part of the memory of the GPU that it may share with others."""
+
+    num_cpus: float
+    num_gpus: float
+    num_threads: int
+    gpu_share: float
+    resources: Mapping[str, float]
+
+    def apply(self, engine: EngineConfig) -> EngineConfig:
+        """The engine's settings with its part of a shared GPU's memory."""
+        if self.gpu_share >= 1.0:
+            return engine
+        utilization = engine.cache.gpu_memory_utilization * self.gpu_share
+        return dataclasses.replace(engine, cache=dataclasses.replace(engine.cache, gpu_memory_utilization=utilization))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One process and the machine that it is meant for. Ray decides in the end, by the same demands."""
+
+    deployment: str
+    number: int
+    node: Node | None
+    demands: Mapping[str, float]
+    at_most: int | None = None
+    """So many of this deployment may be on one machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where everything goes."""
+
+    placed: tuple[Placed, ...]
+    shares: Mapping[PoolName, WorkerShare]
+    num_routers: int
+    room: Mapping[str, bool]
+    """Whether one more process of a deployment would fit, as an update without a gap needs."""
+
+    def homeless(self) -> list[Placed]:
+        """What finds no machine."""
+        return [placed for placed in self.placed if placed.node is None]
+
+    def on(self, node: Node) -> list[Placed]:
+        """What goes to a machine."""
+        return [placed for placed in self.placed if placed.node is node]
+
+
+def place(config: BatonConfig, nodes: Sequence[Node]) -> Placement:
+    """Spread every process over the machines that offer what it takes, as Ray will.
+
+    Raises:
+        ConfigError: GPUs were asked for, and there are none.
+    """
+    board = _Board(nodes)
+    demands = {pool: demands_of(config, pool, nodes) for pool in POOLS}
+    num_routers = config.router_replicas
+    if config.router_per_node:
+        num_routers = max(1, sum(node.num_cpus >= SMALL_CPU_SHARE for node in nodes))
+    counts = {PREFILL: first_replicas(config, "prefill"), DECODE: first_replicas(config, "decode"), ROUTER: num_routers}
+    takes: dict[str, Mapping[str, float]] = {
+        PREFILL: demands["prefill"],
+        DECODE: demands["decode"],
+        ROUTER: {"CPU": SMALL_CPU_SHARE},
+    }
+    limits = {
+        PREFILL: config.prefill.max_per_node,
+        DECODE: config.decode.max_per_node,
+        ROUTER: 1 if config.router_per_node else None,
+    }
+    placed = tuple(
+        Placed(
+            deployment=name,
+            number=number,
+            node=board.take(name, takes[name], at_most=limits[name]),
+            demands=takes[name],
+            at_most=limits[name],
+        )
+        for name, count in counts.items()
+        for number in range(1, count + 1)
+    )
+    shares: dict[PoolName, WorkerShare] = {
+        "prefill": _share(config, "prefill", demands["prefill"], placed),
+        "decode": _share(config, "decode", demands["decode"], placed),
+    }
+    room = {name: board.has_room(name, takes[name], at_most=limits[name]) for name in counts}
+    return Placement(placed=placed, shares=shares, num_routers=num_routers, room=room)
+
+
+def demands_of(config: BatonConfig, pool: PoolName, nodes: Sequence[Node]) -> Mapping[str, float]:
+    """What Ray books for one worker: a CPU share, a GPU or, where one machine has too few, a part of one, and what
+    keeps the pool on its machines.
+
+    Raises:
+        ConfigError: GPUs were asked for, and there are none.
+    """
+    section = pool_section(config, pool)
+    num_gpus = sum(node.num_gpus for node in nodes)
+    wants_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus > 0)
+    if wants_gpu and num_gpus < 1:
+        raise ConfigError("device is cuda, but no machine has a GPU", remedy="set device to cpu or auto")
+    if section.num_gpus and not wants_gpu:
+        raise ConfigError(
+            f"{pool}.num_gpus is {section.num_gpus:g}, but no machine has a GPU",
+            remedy=f"leave {pool}.num_gpus out, or add machines with GPUs",
+        )
+    share = 0.0
+    if wants_gpu:
+        is_one_machine = sum(node.num_gpus > 0 for node in nodes) == 1
+        num_workers = sum(first_replicas(config, pool) for pool in POOLS)
+        default = _rounded_down(1 / math.ceil(num_workers / num_gpus)) if is_one_machine else 1.0
+        share = section.num_gpus or default
+    cpus = section.num_cpus if section.num_cpus is not None else SMALL_CPU_SHARE
+    return {"CPU": cpus, "GPU": share, **section.resources}
+
+
+def pool_section(config: BatonConfig, pool: PoolName) -> PoolSection:
+    """What the configuration says of one pool."""
+    section: PoolSection = config.prefill if pool == "prefill" else config.decode
+    return section
+
+
+def _share(config: BatonConfig, pool: PoolName, demands: Mapping[str, float], placed: Sequence[Placed]) -> WorkerShare:
+    """Cores are shared evenly among the workers of a machine; the fewest that any worker gets hold for its pool."""
+    homes = [item.node for item in placed if item.deployment == pool and item.node is not None]
+    num_gpus = demands["GPU"]
+    return WorkerShare(
+        num_cpus=demands["CPU"],
+        num_gpus=num_gpus,
+        num_threads=pool_section(config, pool).num_threads
+        or min((max(1, node.num_cores // num_workers_on(node, placed)) for node in homes), default=1),
+        gpu_share=num_gpus if 0.0 < num_gpus < 1.0 else 1.0,
+        resources={name: amount for name, amount in demands.items() if name not in ("CPU", "GPU")},
+    )
+
+
+def num_workers_on(node: Node, placed: Sequence[Placed]) -> int:
+    """Engines that a machine gets."""
+    return sum(item.node is node and item.deployment in POOLS for item in placed)
+
+
+class _Board:
+    """What is still free on each machine."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._free = [(node, FreeResources(node)) for node in nodes]
+        self._taken: Counter[tuple[int, str]] = Counter()
+
+    def take(self, deployment: str, demands: Mapping[str, float], *, at_most: int | None) -> Node | None:
+        """Book on the machine that has the fewest of this deployment, then of all; None where none has room."""
+        fitting = self._fitting(deployment, demands, at_most)
+        if not fitting:
+            return None
+        chosen = min(fitting, key=lambda index: (self._taken[index, deployment], self._taken[index, ""], index))
+        node, free = self._free[chosen]
+        free.take(demands)
+        self._taken[chosen, deployment] += 1
+        self._taken[chosen, ""] += 1
+        return node
+
+    def has_room(self, deployment: str, demands: Mapping[str, float], *, at_most: int | None) -> bool:
+        return bool(self._fitting(deployment, demands, at_most))
+
+    def _fitting(self, deployment: str, demands: Mapping[str, float], at_most: int | None) -> list[int]:
+        return [
+            index
+            for index, (_, free) in enumerate(self._free)
+            if free.fit(demands) and (at_most is None or self._taken[index, deployment] < at_most)
+        ]
+
+
+def this_machine(config: BatonConfig) -> Node:
+    """The machine that a private Ray runs on. Ray may book more CPUs than there are cores: see ``logical_cpus``."""
+    num_cores = usable_cores()
+    return Node(
+        address="this machine",
+        num_cores=num_cores,
+        num_cpus=float(logical_cpus(config, num_cores=num_cores)),
+        memory_bytes=psutil.virtual_memory().available,
+        resources=wanted_resources(config),
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def logical_cpus(config: BatonConfig, *, num_cores: int) -> int:
+    """CPUs that a private Ray must claim to have, so that every process of the configuration can be placed."""
+    workers = 0.0
+    for pool in POOLS:
+        num_cpus = pool_section(config, pool).num_cpus
+        workers += most_replicas(config, pool) * (num_cpus if num_cpus is not None else SMALL_CPU_SHARE)
+    return max(num_cores, math.ceil(workers + config.router_replicas * SMALL_CPU_SHARE) + 1)
+
+
+def wanted_resources(config: BatonConfig) -> dict[str, float]:
+    """The custom resources that a configuration takes in all: a private Ray, whose one machine serves every pool,
+    offers them.
+    """
+    wanted: Counter[str] = Counter()
+    for pool in POOLS:
+        section = pool_section(config, pool)
+        for name, amount in section.resources.items():
+            wanted[name] += math.ceil(most_replicas(config, pool) * amount)
+    return {name: float(amount) for name, amount in wanted.items()}
+
+
+def _rounded_down(share: float) -> float:
+    """Two decimals: Ray books no finer than 0.0001, and the shares of one GPU must not add up to more than it."""
+    return math.floor(share * 100) / 100
+
+
+def first_replicas(config: BatonConfig, pool: PoolName) -> int:
+    """So many workers a pool begins with."""
+    num_replicas = config.prefill_replicas if pool == "prefill" else config.decode_replicas
+    scaling = pool_section(config, pool).scaling
+    return num_replicas if scaling is None else scaling.first(num_replicas)
+
+
+def most_replicas(config: BatonConfig, pool: PoolName) -> int:
+    """So many workers a pool may have."""
+    scaling = pool_section(config, pool).scaling
+    return first_replicas(config, pool) if scaling is None else scaling.max_replicas

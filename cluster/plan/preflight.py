@@ -1,0 +1,151 @@
+"""What can be found wrong before any process is started: the checkpoint, the device, the port."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from cluster.config.config import BatonConfig
+from cluster.config.served_model import ServedModel, served_model
+from engine.contract.errors import CheckpointError
+from engine.model.registry import load_model_config
+from engine.model.weights.shards import check_shards
+from router.errors import ModelDirectoryError
+from router.security import SecurityError
+from router.text.chat_template import load_chat_template
+from router.text.generation_config import load_generation_defaults
+from router.text.tokenizer import Tokenizer
+
+
+class PreflightError(Exception):
+    """Something outside of the configuration: one line that says what to change."""
+
+
+RAY_CONNECT_TIMEOUT_S = 5.0
+MAX_PORT_DIGITS = 5
+MAX_PORT = 65_535
+
+
+def preflight(config: BatonConfig) -> ServedModel:
+    """Check what can be checked on this machine without starting anything.
+
+    Raises:
+        CheckpointError, PreflightError: One line that says what is wrong.
+    """
+    check_keys(config)
+    model = served_model(config)
+    check_checkpoint(model.path)
+    check_model_len(config.max_model_len, model.path)
+    if config.address is None:
+        check_device(config.device)
+        check_port(config.host, config.port)
+    else:
+        check_ray_address(config.address)
+    return model
+
+
+def check_keys(config: BatonConfig) -> None:
+    """Read the files of keys.
+
+    Raises:
+        PreflightError: One cannot be used.
+    """
+    try:
+        config.security_settings().loaded()
+    except SecurityError as error:
+        raise PreflightError(str(error)) from error
+
+
+def check_checkpoint(path: Path) -> None:
+    """Look at everything in a model directory but the weights themselves.
+
+    Raises:
+        CheckpointError: It is no checkpoint, of an unsupported architecture, or a shard is missing or cut short.
+    """
+    try:
+        if not path.is_dir():
+            raise CheckpointError(
+                f"{path} is not a directory: `model` names one on this machine, with config.json, weights and tokenizer"
+            )
+        load_model_config(path)
+        check_text_files(path)
+        check_shards(path)
+    except OSError as error:  # what cannot even be looked at, as a folder of somebody else's
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def check_model_len(max_model_len: int | None, path: Path) -> None:
+    """Refuse sequences longer than those that a model was made for.
+
+    Raises:
+        PreflightError: They are.
+    """
+    limit = load_model_config(path).max_model_len
+    if max_model_len is not None and max_model_len > limit:
+        raise PreflightError(f"max_model_len is {max_model_len}, but the model in {path} takes at most {limit} tokens")
+
+
+def check_text_files(path: Path) -> None:
+    """Load what turns text into tokens and back, as the router will.
+
+    Raises:
+        CheckpointError: A file is missing, or cannot be used.
+    """
+    try:
+        tokenizer = Tokenizer.load(path)
+        load_chat_template(path, special_tokens=tokenizer.special.named)
+        load_generation_defaults(path, tokenizer)
+    except ModelDirectoryError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine does not have."""
+    if device != "cuda":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise PreflightError(
+            "device 'cuda' was asked for, but this machine has no usable GPU; use --device cpu or auto"
+        )
+
+
+def check_ray_address(address: str) -> None:
+    """Refuse an address where nothing answers; Ray itself would try for a minute."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    is_port = port.isdecimal() and len(port) <= MAX_PORT_DIGITS and 1 <= int(port) <= MAX_PORT
+    if not host or not is_port or "/" in address:
+        raise PreflightError(
+            f"the Ray address {address!r} is neither HOST:PORT, as `ray start --head` prints it (10.0.0.10:6379), nor "
+            "'auto', the Ray of this machine"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=RAY_CONNECT_TIMEOUT_S).close()
+    except (OSError, UnicodeError) as error:
+        raise PreflightError(
+            f"no Ray answers at {address}: {reason_of(error)}; is it the address that `ray start --head` printed, and "
+            "does Ray run there?"
+        ) from error
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on, before anything else is started."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        raise PreflightError(
+            f"cannot listen on {host}:{port}: {reason_of(error)}; choose another with --host or --port"
+        ) from error
+
+
+def reason_of(error: OSError | UnicodeError) -> str:
+    """Why an address cannot be used. A name with an empty or too long part, such as 10.0.0..1, is a UnicodeError."""
+    if isinstance(error, UnicodeError):
+        return "that is no name of a machine"
+    return error.strerror or str(error)

@@ -1,0 +1,272 @@
+"""The arithmetic of one engine's memory, before it starts: weights, KV blocks, and what they can hold at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.device.memory import (
+    GPU_CONTEXT_BYTES,
+    CacheDemand,
+    MemoryBudget,
+    choose_num_blocks,
+    cpu_budget,
+    gpu_budget,
+    mib,
+)
+from engine.model.model_config import ModelConfig
+from engine.model.registry import load_model_config
+from engine.model.weights.shards import find_shards
+from kv_transfer.layout import KVLayout
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+STEP_ROWS = 8
+"""About how many hidden-sized values a step keeps for each token beside the widest layer; a GPU measures it itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """What a checkpoint weighs."""
+
+    config: ModelConfig
+    num_parameters: int
+
+    @classmethod
+    def of(cls, path: Path) -> ModelSize:
+        """Count the parameters in the headers of its files.
+
+        Raises:
+            CheckpointError: It is no checkpoint.
+        """
+        return cls(config=load_model_config(path), num_parameters=sum(map(_count_parameters, _files(path))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """One engine on one device. ``budget`` None: the device's memory is not known before it starts."""
+
+    dtype: str
+    weight_bytes: int
+    demand: CacheDemand
+    budget: MemoryBudget | None
+    num_blocks: int | None
+    host_bytes: int = 0
+    """Main memory for evicted blocks."""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.demand.layout.block_size if self.num_blocks is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRoom:
+    """What one engine asks for and what its device has, before anybody looks whether that fits.
+
+    memory_bytes: its device's, or its part of the host's; None where that is not known before it starts.
+    gpu_share: its part of a GPU that it shares. step_bytes: about what a step takes beside the weights.
+    host_bytes: main memory for evicted blocks; host_memory_bytes: its part of its host's, None while it has no host.
+    """
+
+    engine: EngineConfig
+    dtype: str
+    demand: CacheDemand
+    on_gpu: bool
+    memory_bytes: int | None
+    weight_bytes: int
+    step_bytes: int
+    gpu_share: float
+    host_bytes: int
+    host_memory_bytes: int | None
+
+    @classmethod
+    def of(
+        cls,
+        engine: EngineConfig,
+        model: ModelSize,
+        *,
+        on_gpu: bool,
+        memory_bytes: int | None,
+        gpu_share: float = 1.0,
+        cpu_dtype: str = "",
+        host_bytes: int = 0,
+        host_memory_bytes: int | None = None,
+    ) -> EngineRoom:
+        """An engine with these settings; a part of a GPU's memory is in them already."""
+        config = model.config
+        name = engine.model.dtype
+        dtype = name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
+        layout = KVLayout(
+            model_hash="",
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=engine.cache.block_size,
+            dtype=dtype,
+            bytes_per_element=DTYPE_BYTES[dtype],
+        )
+        demand = CacheDemand(
+            layout=layout,
+            max_model_len=engine.scheduler.max_model_len or config.max_model_len,
+            max_num_seqs=engine.scheduler.max_num_seqs,
+        )
+        return cls(
+            engine=engine,
+            dtype=dtype,
+            demand=demand,
+            on_gpu=on_gpu,
+            memory_bytes=memory_bytes,
+            weight_bytes=model.num_parameters * DTYPE_BYTES[dtype],
+            step_bytes=_step_bytes(engine, config, DTYPE_BYTES[dtype]),
+            gpu_share=gpu_share,
+            host_bytes=host_bytes,
+            host_memory_bytes=host_memory_bytes,
+        )
+
+    def with_more_memory(self, factor: int) -> EngineRoom:
+        """The same engine on a device, and on a host, that have so many times as much."""
+        device, host = (known and known * factor for known in (self.memory_bytes, self.host_memory_bytes))
+        return dataclasses.replace(self, memory_bytes=device, host_memory_bytes=host)
+
+    @property
+    def used_bytes(self) -> int:
+        """What the engine takes of its memory beside the KV cache."""
+        return self.weight_bytes + (GPU_CONTEXT_BYTES + self.step_bytes if self.on_gpu else 0)
+
+    @property
+    def free_host_bytes(self) -> int | None:
+        """What the engine leaves of its host's memory for evicted blocks, beside a KV cache whose size is not given."""
+        if self.host_memory_bytes is None:
+            return None
+        return max(self.host_memory_bytes - (0 if self.on_gpu else self.weight_bytes + self._given_cache_bytes), 0)
+
+    @property
+    def _given_cache_bytes(self) -> int:
+        cache = self.engine.cache
+        if cache.num_blocks is not None:
+            return cache.num_blocks * self.demand.layout.block_bytes
+        return cache.kv_cache_bytes or 0
+
+    @property
+    def budget(self) -> MemoryBudget | None:
+        """What the KV cache may take; None while that is not known."""
+        cache = self.engine.cache
+        if self.memory_bytes is None and cache.kv_cache_bytes is None:
+            return None
+        if not self.on_gpu:
+            available_bytes = max((self.memory_bytes or 0) - self.weight_bytes - self.host_bytes, 0)
+            return cpu_budget(cache, self.demand, available_bytes=available_bytes)
+        return gpu_budget(
+            cache,
+            total_bytes=self.memory_bytes or 0,
+            used_bytes=self.weight_bytes + GPU_CONTEXT_BYTES,
+            peak_step_bytes=self.step_bytes,
+        )
+
+    @property
+    def num_affordable_blocks(self) -> int | None:
+        """KV blocks that it may have; None while that is not known."""
+        if self.engine.cache.num_blocks is not None:
+            return self.engine.cache.num_blocks
+        budget = self.budget
+        return budget.num_bytes // self.demand.layout.block_bytes if budget is not None else None
+
+
+class MisfitError(ConfigError):
+    """Settings of an engine that do not fit its device or each other. Of several, the one of the lowest ``stage``."""
+
+    def __init__(self, error: ConfigError, *, stage: int) -> None:
+        super().__init__(error.what, remedy=error.remedy)
+        self.stage = stage
+
+
+def size_engine(room: EngineRoom) -> EngineSize:
+    """What an engine takes and what it can hold.
+
+    Raises:
+        MisfitError: The device does not compute in this precision, evicted blocks find no room on the host, the KV
+            cache could not hold one request, or the scheduler would refuse it; the message holds the arithmetic.
+    """
+    checks = (_check_dtype, _check_host_tier, _choose, _check_block, _check_requests, _check_prompt)
+    for stage, check in enumerate(checks):
+        try:
+            check(room)
+        except ConfigError as error:
+            raise MisfitError(error, stage=stage) from error
+    return EngineSize(
+        dtype=room.dtype,
+        weight_bytes=room.weight_bytes,
+        demand=room.demand,
+        budget=room.budget,
+        num_blocks=_choose(room),
+        host_bytes=room.host_bytes,
+    )
+
+
+def _check_dtype(room: EngineRoom) -> None:
+    if room.on_gpu and room.dtype == "float32":
+        raise ConfigError(
+            f"dtype float32 ({room.engine.model.dtype}) does not run on cuda",
+            remedy="use dtype bfloat16 or float16, or device cpu",
+        )
+
+
+def _check_host_tier(room: EngineRoom) -> None:
+    free = room.free_host_bytes
+    if free is None or room.host_bytes <= free:
+        return
+    less = "" if room.on_gpu else ", less its weights and what is set for its KV cache"
+    raise ConfigError(
+        f"evicted KV blocks (kv_transfer.host_bytes) would take {mib(room.host_bytes)}, but {mib(free)} are there: a "
+        f"worker's part of its machine's memory is {mib(room.host_memory_bytes or 0)}{less}"
+    )
+
+
+def _choose(room: EngineRoom) -> int | None:
+    """The blocks that it will have; None while that is not known."""
+    if room.num_affordable_blocks is None:
+        return None
+    return choose_num_blocks(room.engine.cache, room.demand, room.budget or _NOTHING)
+
+
+def _check_block(room: EngineRoom) -> None:
+    block_size = room.demand.layout.block_size
+    room.engine.scheduler.check_fits(block_size=block_size, num_blocks=room.demand.max_num_seqs, max_model_len=0)
+
+
+def _check_requests(room: EngineRoom) -> None:
+    num_blocks = _choose(room)
+    if num_blocks is not None:
+        room.engine.scheduler.check_fits(block_size=0, num_blocks=num_blocks, max_model_len=0)
+
+
+def _check_prompt(room: EngineRoom) -> None:
+    demand = room.demand
+    room.engine.scheduler.check_fits(block_size=0, num_blocks=demand.max_num_seqs, max_model_len=demand.max_model_len)
+
+
+_NOTHING = MemoryBudget(num_bytes=0, reason="not asked for")
+
+
+def _step_bytes(engine: EngineConfig, config: ModelConfig, bytes_per_element: int) -> int:
+    """About what the largest step takes beside the weights: activations, and logits in float32."""
+    scheduler = engine.scheduler
+    widest = 2 * config.intermediate_size + config.q_size + 2 * config.kv_size + STEP_ROWS * config.hidden_size
+    logits = 2 * scheduler.max_num_seqs * config.vocab_size * 4
+    return scheduler.max_num_batched_tokens * widest * bytes_per_element + logits
+
+
+def _files(path: Path) -> list[Path]:
+    return [shard.file for shard in find_shards(path)]
+
+
+def _count_parameters(file: Path) -> int:
+    with safe_open(file, framework="numpy") as tensors:
+        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118

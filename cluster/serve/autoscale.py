@@ -1,0 +1,43 @@
+"""Pools that grow and shrink on their own signals: prefill by the prompts that wait, decode by the KV in use.
+
+Serve's autoscaler asks each replica for its load, adds its own bounds and delays, and stops replicas by draining them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
+
+from cluster.config.scaling import ScalingSection
+
+LOAD = "load"
+"""A replica's load as a share of what it should have: 1 means just right."""
+
+POLICY = "cluster.serve.autoscale:wanted_replicas"
+
+
+def autoscaling_config(scaling: ScalingSection, *, num_replicas: int) -> AutoscalingConfig:
+    """The settings as Serve takes them, beginning with ``num_replicas``."""
+    return AutoscalingConfig(
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
+        initial_replicas=scaling.first(num_replicas),
+        look_back_period_s=scaling.look_back_s,
+        upscale_delay_s=scaling.up_delay_s,
+        downscale_delay_s=scaling.down_delay_s,
+        policy=AutoscalingPolicy(policy_function=POLICY),  # type: ignore[no-untyped-call]
+    )
+
+
+def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """As many replicas as have the sum of all loads between them; Serve calls it in its controller.
+
+    Returns:
+        The number, before Serve's bounds and delays; and no state of our own.
+    """
+    loads = (context.aggregated_metrics or {}).get(LOAD, {})
+    if not loads:
+        return context.target_num_replicas, {}
+    return max(math.ceil(sum(loads.values()) - 1e-9), 1), {}

@@ -1,0 +1,136 @@
+"""The Serve graph: routers in front of a prefill pool and a decode pool."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ray import serve
+
+from cluster.config.config import BatonConfig, PoolName
+from cluster.config.names import DECODE, PREFILL, ROUTER
+from cluster.config.scaling import ScalingSection
+from cluster.config.served_model import ServedModel
+from cluster.plan.placement import SMALL_CPU_SHARE, Placement, pool_section
+from cluster.serve.addressed_router import AddressedRouter
+from cluster.serve.autoscale import autoscaling_config
+from cluster.serve.ingress import IngressSettings, RouterIngress
+from cluster.serve.version import deployment_version
+from cluster.serve.workers import DecodeWorker, PrefillWorker, WorkerSettings
+
+UNLIMITED_CALLS = 1_000_000
+"""Calls in progress at one replica. Our own bounds are lower, and answer 429 and not with a silent queue."""
+
+SHUTDOWN_MARGIN_S = 5.0
+"""What a drained worker may need beyond its drain."""
+
+SHUTDOWN_POLL_S = 0.2
+MAX_START_ATTEMPTS = 3
+
+QUIET_LOGGING = {"enable_access_log": False}
+"""Serve would log every request, and every call between replicas. They are counted instead (docs/metrics.md)."""
+
+FULL_SURGE_PERCENT = 100
+
+
+def build_graph(
+    config: BatonConfig,
+    model: ServedModel,
+    placement: Placement,
+    *,
+    workers: tuple[type[Any], type[Any]] = (PrefillWorker, DecodeWorker),
+    own_admin_key: str | None = None,
+) -> serve.Application:
+    """Bind the three deployments; other ``workers`` are for measuring the router alone.
+
+    ``own_admin_key`` is the hash of the key that orders ask for where no admin key is configured; without any key they
+    are refused.
+
+    What is deployed again unchanged goes on as it is: a deployment's version is a digest of its settings and of our
+    code. What changed is replaced one by one, the new replica first where the cluster has room for it.
+    """
+    security, router = config.settings_of_routers(own_admin_key)
+    settings = IngressSettings(
+        model_dir=model.path,
+        model_name=model.name,
+        model_aliases=model.aliases,
+        router=router,
+        security=security,
+    )
+    ingress = serve.deployment(
+        name=ROUTER,
+        num_replicas=placement.num_routers,
+        max_ongoing_requests=UNLIMITED_CALLS,
+        graceful_shutdown_timeout_s=config.health.drain_timeout_s,
+        graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
+        health_check_period_s=config.health.check_period_s,
+        health_check_timeout_s=config.health.check_timeout_s,
+        ray_actor_options={"num_cpus": SMALL_CPU_SHARE},
+        max_constructor_retry_count=MAX_START_ATTEMPTS,
+        max_surge_percent=FULL_SURGE_PERCENT,
+        logging_config=QUIET_LOGGING,
+    )(RouterIngress)
+    if config.router_per_node:
+        ingress = ingress.options(max_replicas_per_node=1, max_surge_percent=0)
+    return _versioned(ingress, settings).bind(
+        _bind_worker(workers[0], "prefill", config, model, placement),
+        _bind_worker(workers[1], "decode", config, model, placement),
+        settings,
+    )
+
+
+def _bind_worker(
+    worker: type[Any], pool: PoolName, config: BatonConfig, model: ServedModel, placement: Placement
+) -> serve.Application:
+    share = placement.shares[pool]
+    settings = WorkerSettings(
+        role=pool,
+        engine=share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads)),
+        transfer=config.transfer_options(),
+        model_name=model.name,
+        report_period_s=config.router_settings().report_period_s,
+        step_timeout_s=config.health.step_timeout_s,
+        drain_timeout_s=config.health.drain_timeout_s,
+        scaling=pool_section(config, pool).scaling,
+    )
+    # Threads follow from what else runs on a machine: no reason to replace a worker that runs.
+    threadless = dataclasses.replace(settings.engine.model, num_threads=pool_section(config, pool).num_threads)
+    stable = dataclasses.replace(settings, engine=dataclasses.replace(settings.engine, model=threadless))
+    num_replicas = config.prefill_replicas if pool == "prefill" else config.decode_replicas
+    deployment = serve.deployment(
+        name=PREFILL if pool == "prefill" else DECODE,
+        **_size(settings.scaling, num_replicas),
+        max_ongoing_requests=UNLIMITED_CALLS,
+        graceful_shutdown_timeout_s=config.health.drain_timeout_s + SHUTDOWN_MARGIN_S,
+        graceful_shutdown_wait_loop_s=SHUTDOWN_POLL_S,
+        health_check_period_s=config.health.check_period_s,
+        health_check_timeout_s=config.health.check_timeout_s,
+        request_router_config={"request_router_class": AddressedRouter},
+        ray_actor_options={"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "resources": dict(share.resources)},
+        max_constructor_retry_count=MAX_START_ATTEMPTS,
+        **_spread(pool_section(config, pool).max_per_node),
+        max_surge_percent=_one_of(num_replicas) if placement.room[pool] else 0,
+        logging_config=QUIET_LOGGING,
+    )(worker)
+    return _versioned(deployment, stable).bind(settings)
+
+
+def _size(scaling: ScalingSection | None, num_replicas: int) -> dict[str, Any]:
+    """So many replicas, or as many as the load asks for."""
+    if scaling is None:
+        return {"num_replicas": num_replicas}
+    return {"autoscaling_config": autoscaling_config(scaling, num_replicas=num_replicas)}
+
+
+def _spread(max_per_node: int | None) -> dict[str, Any]:
+    """So many replicas on one machine at most, or Serve's default."""
+    return {} if max_per_node is None else {"max_replicas_per_node": max_per_node}
+
+
+def _versioned(deployment: serve.Deployment, settings: object) -> serve.Deployment:
+    return deployment.options(version=deployment_version(settings), _internal=True)
+
+
+def _one_of(num_replicas: int) -> int:
+    """One replica more, as a percentage."""
+    return -(-100 // num_replicas)

@@ -1,0 +1,134 @@
+"""The router's pools over Serve handles."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from cluster.config.names import APP_NAME, DECODE, PREFILL
+from cluster.serve.refusal import Refusal
+from cluster.serve.replica_caller import Caller
+from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from kv_transfer.fault_options import FaultOptions
+from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
+from router.report.router_report import RouterReport
+from router.settings import RouterSettings
+
+RESYNC_TIMEOUT_S = 10.0
+
+
+class RayWorkerPool:
+    """One role's workers: ``router.pool.workers.WorkerPool``, called with the patience of the router's settings."""
+
+    def __init__(self, caller: Caller, settings: RouterSettings) -> None:
+        self._caller = caller
+        self._submit_timeout_s = settings.submit_timeout_s
+        self._order_timeout_s = settings.abort_timeout_s
+
+    def replica_ids(self) -> Sequence[str]:
+        """The replicas that can be addressed now, without a network call."""
+        return self._caller.replica_ids()
+
+    async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
+        """Ask one replica for its constants and its load; raises WorkerUnavailableError."""
+        answer: tuple[WorkerInfo, LoadReport] = await self._caller.call(replica_id, "status", timeout_s=timeout_s)
+        info, load = answer
+        return ReplicaStatus(
+            replica_id=replica_id, node_ip=info.node_ip, pid=info.pid, state="running", info=info, load=load
+        )
+
+    async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """End requests wherever they are; raises WorkerUnavailableError."""
+        await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=self._order_timeout_s)
+
+    async def drain(self, replica_id: str) -> None:
+        """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
+        await self._caller.call(replica_id, "drain", timeout_s=self._order_timeout_s)
+
+    async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
+        """Have a replica's connector suffer these faults; raises WorkerRefusedError and WorkerUnavailableError."""
+        refusal: Refusal | None = await self._caller.call(
+            replica_id, "set_faults", options, timeout_s=self._order_timeout_s
+        )
+        if refusal is not None:
+            raise refusal.to_error()
+
+    async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
+        """Have a replica drop its prefix cache; raises WorkerUnavailableError."""
+        reset: CacheReset | None = await self._caller.call(
+            replica_id, "reset_prefix_cache", preempt_running, timeout_s=self._order_timeout_s
+        )
+        return reset
+
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        """Add requests to an engine; raises WorkerUnavailableError."""
+        answers: list[Refusal | None] = await self._caller.call(
+            replica_id, "submit", tuple(requests), timeout_s=self._submit_timeout_s
+        )
+        return [answer.to_error() if answer is not None else None for answer in answers]
+
+    def outputs(self, replica_id: str, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
+        """Open the stream of everything that concerns ``client_id``; it raises WorkerUnavailableError."""
+        return self._caller.stream(replica_id, "outputs", client_id, mirrors_cache)
+
+    async def resync_cache(self, replica_id: str, client_id: str) -> None:
+        """Ask for the whole prefix cache again; raises WorkerUnavailableError."""
+        await self._caller.call(replica_id, "resync_cache", client_id, timeout_s=RESYNC_TIMEOUT_S)
+
+
+class RayRouterPeers:
+    """``router.report.router_report.RouterPeers`` over Serve: the other replicas of the router's own deployment."""
+
+    def __init__(self, caller: Caller, *, own_id: str) -> None:
+        self._caller = caller
+        self._own_id = own_id
+
+    def peer_ids(self) -> Sequence[str]:
+        """The routers that can be asked now, without a network call."""
+        return [router_id for router_id in self._caller.replica_ids() if router_id != self._own_id]
+
+    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
+        """Ask one router; raises WorkerUnavailableError."""
+        report: RouterReport | None = await self._caller.call(router_id, "report", timeout_s=timeout_s)
+        if report is None:
+            raise WorkerUnavailableError(replica_id=router_id, reason="it is starting")
+        if report.router_id != router_id:
+            # Serve's own choice takes over where the addressed replica went just now.
+            raise WorkerUnavailableError(replica_id=router_id, reason=f"{report.router_id} answered in its place")
+        return report
+
+    async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
+        """Leave one router the last word of this one; raises WorkerUnavailableError."""
+        await self._caller.call(router_id, "note_farewell", report, timeout_s=timeout_s)
+
+
+class ServeTargets:
+    """``router.report.cluster_view.WantedWorkers`` as Serve knows it: what was deployed, or what its autoscaler chose.
+
+    The controller's method is private to Serve, and Ray is pinned to one version; tests/e2e would show a change.
+    """
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+
+    @classmethod
+    def of_this_cluster(cls) -> ServeTargets:
+        """Those of the Serve that runs this process. Call it at the start: while Ray's head is away, looking the
+        controller up would wait for it."""
+        return cls(ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE))
+
+    async def numbers(self, *, timeout_s: float) -> Mapping[str, int]:
+        """How many workers Serve means to run, by role; none while its controller cannot say."""
+        known: dict[str, int] = {}
+        with contextlib.suppress(RayError, KeyError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for role, name in (("prefill", PREFILL), ("decode", DECODE)):
+                    details = await self._controller.get_deployment_details.remote(APP_NAME, name)
+                    known[role] = details.target_num_replicas
+        return known

@@ -1,0 +1,88 @@
+"""The router as a Serve deployment: an HTTP front end that reaches the workers through handles."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
+
+from cluster.config.names import APP_NAME, ROUTER
+from cluster.serve.handles import RayRouterPeers, RayWorkerPool, ServeTargets
+from cluster.serve.replica_caller import ReplicaCaller
+from cluster.serve.server_info import ServerFacts
+from cluster.serve.worker_log import configure_worker_logging
+from router.api.app import build_app
+from router.report.router_report import RouterReport
+from router.security import SecuritySettings
+from router.service import RouterService
+from router.settings import RouterSettings
+
+GC_THRESHOLDS = (10_000, 20, 20)
+"""Nearly all that requests make goes without the collector, which by default would look at it every 700 objects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressSettings:
+    """What a router replica needs to know to start."""
+
+    model_dir: Path
+    model_name: str
+    model_aliases: tuple[str, ...]
+    router: RouterSettings
+    security: SecuritySettings
+
+
+@serve.ingress()
+class RouterIngress:
+    """One router replica. Serve asks for the application once the handles are there."""
+
+    def __init__(
+        self, prefill: DeploymentHandle[Any], decode: DeploymentHandle[Any], settings: IngressSettings
+    ) -> None:
+        configure_worker_logging()
+        self._prefill = ReplicaCaller(prefill)
+        self._decode = ReplicaCaller(decode)
+        self._settings = settings
+        self._service: RouterService | None = None
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Build the application on the replica's event loop."""
+        self._prefill.connect()
+        self._decode.connect()
+        routers = ReplicaCaller(serve.get_deployment_handle(ROUTER, APP_NAME))
+        routers.connect()
+        router_id = serve.get_replica_context().replica_id.unique_id
+        settings = self._settings
+        service = self._service = RouterService(
+            model_dir=settings.model_dir,
+            model_name=settings.model_name,
+            prefill=RayWorkerPool(self._prefill, settings.router),
+            decode=RayWorkerPool(self._decode, settings.router),
+            settings=settings.router,
+            router_id=router_id,
+            peers=RayRouterPeers(routers, own_id=router_id),
+            node_ip=get_node_ip_address(),  # type: ignore[no-untyped-call]
+            aliases=settings.model_aliases,
+        )
+        service.view.wanted = ServeTargets.of_this_cluster()
+        # What was loaded stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        # Serve's server adds the request's id, and cannot be told not to.
+        return build_app(service, answers_request_id=False, security=settings.security, facts=ServerFacts())
+
+    async def report(self) -> RouterReport | None:
+        """What this router tells another; None before it serves."""
+        return self._service.view.report() if self._service is not None else None
+
+    async def note_farewell(self, report: RouterReport) -> None:
+        """Remember what another router had counted when it ended."""
+        if self._service is not None:
+            self._service.view.note_farewell(report)

@@ -1,0 +1,278 @@
+"""The two worker classes as Serve deployments: thin wrappers that give an engine its identity and its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ray import serve
+from ray.util import get_node_ip_address
+
+from cluster.config.names import APP_NAME, DECODE, PREFILL
+from cluster.config.scaling import ScalingSection
+from cluster.serve.autoscale import LOAD
+from cluster.serve.hung_reads import HungReads
+from cluster.serve.introductions import Introductions, ServeRendezvous
+from cluster.serve.loading import loading
+from cluster.serve.refusal import HandshakeRefusal, Refusal
+from cluster.serve.replica_caller import ReplicaCaller
+from cluster.serve.start_report import StartReport, publish_start_report, weights_progress
+from cluster.serve.worker_log import configure_worker_logging
+from decode.server import DecodeServer
+from engine.contract.config import EngineConfig
+from engine.contract.errors import CheckpointError, ConfigError
+from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from engine.frontend.server import EngineServer
+from kv_transfer.connector import Connector, WakeCallback
+from kv_transfer.errors import HandshakeRefusedError, KVTransferError
+from kv_transfer.factory import build_connector
+from kv_transfer.fault_options import FaultOptions
+from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.nixl.ucx_access import confine_ucx, describe_local_ucx
+from kv_transfer.options import ConnectorOptions
+from kv_transfer.params import Hello, PeerIdentity
+from prefill.server import PrefillServer
+from router.attentive_clock import AttentiveClock
+
+if TYPE_CHECKING:
+    from engine.build import BuiltEngine
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+MEET_TIMEOUT_S = 5.0
+TICK_PERIOD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a replica needs to know to start."""
+
+    role: str
+    engine: EngineConfig
+    transfer: ConnectorOptions
+    model_name: str
+    report_period_s: float
+    step_timeout_s: float
+    drain_timeout_s: float
+    scaling: ScalingSection | None
+
+
+class Worker:
+    """What both roles share: their start, their status, the handshake."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        configure_worker_logging()
+        self._settings = settings
+        self._met = asyncio.Event()
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._report("starting the engine")
+        try:
+            built, info = self._build()
+        except (CheckpointError, ConfigError, KVTransferError) as error:
+            self._report("failed", refusal=str(error))
+            raise
+        assert built.connector is not None
+        # A worker that was stopped for a while has no step to answer for in that time.
+        self._clock = AttentiveClock(max_gap_s=4 * TICK_PERIOD_S)
+        self._server = self._serve(built, info)
+        self._server.start()
+        self._faults = built.connector.faults
+        self._leaving: asyncio.Task[None] | None = None
+        self._introductions = self._introduce(built.connector)
+        self._looking = asyncio.create_task(self._begin_looking())
+        self._ticking = asyncio.create_task(self._keep_ticking())
+        self._hung_reads = HungReads(
+            has_hung_read=lambda: self._server.has_hung_read,
+            may_leave=self._introductions.may_leave,
+            leave=lambda: self._leave(exits=True),
+            patience_s=settings.drain_timeout_s,
+            clock=self._clock,
+        )
+        self._watching = asyncio.create_task(self._hung_reads.keep_looking())
+        self._report("ready")
+        logger.info("worker started: role=%s engine_id=%s", info.role, info.engine_id)
+
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
+        raise NotImplementedError
+
+    def _build(self) -> tuple[BuiltEngine, WorkerInfo]:
+        # Here and not above: the command that deploys this class has no use for torch, and would wait for it.
+        with loading():
+            from engine.build import build_engine, worker_info
+
+        settings = self._settings
+        identity = PeerIdentity(engine_id=self._replica_id, incarnation=uuid.uuid4().hex)
+        self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in (PREFILL, DECODE)}
+        rendezvous = ServeRendezvous(tuple(self._callers.values()), loop=asyncio.get_running_loop())
+        rendezvous.connect()
+
+        def connect(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
+            return build_connector(
+                settings.transfer, identity=identity, rendezvous=rendezvous, layout=layout, region=region, wake=wake
+            )
+
+        node_ip: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+        is_local = settings.transfer.transport == "local"
+        networks = "" if is_local else confine_ucx(node_ip)
+        built = build_engine(
+            settings.engine, build_connector=connect, progress=weights_progress(settings.role, self._replica_id)
+        )
+        transport = describe_local_ucx(built.runner.region.memory) if is_local else networks
+        logger.info("KV travels over: %s", transport)
+        info = worker_info(
+            built.runner,
+            role=settings.role,
+            identity=identity,
+            node_ip=node_ip,
+            model_name=settings.model_name,
+            stream_chunk_tokens=settings.engine.scheduler.prefill_chunk_tokens if settings.transfer.streamed else 0,
+            transport=transport,
+        )
+        return built, info
+
+    def _introduce(self, connector: Connector) -> Introductions:
+        is_decode = self._settings.role == DECODE
+        assert connector.peers is not None, "workers of a cluster read from each other"
+        return Introductions(
+            own_id=self._replica_id,
+            own=self._callers[DECODE if is_decode else PREFILL],
+            other=self._callers[PREFILL if is_decode else DECODE],
+            meets_own_role=is_decode,
+            peers=connector.peers,
+            on_met=self._server.note_peers,
+            on_absent=lambda: self._leave(exits=False),
+        )
+
+    async def _begin_looking(self) -> None:
+        """Meet who is there before this worker counts as healthy, and whoever comes later."""
+        await self._introductions.meet_all(timeout_s=MEET_TIMEOUT_S)
+        self._met.set()
+        await self._introductions.keep_looking()
+
+    async def _keep_ticking(self) -> None:
+        while True:
+            self._clock.tick()
+            await asyncio.sleep(TICK_PERIOD_S)
+
+    def _leave(self, *, exits: bool) -> None:
+        """Begin to drain; idempotent. ``exits``: nobody else is ending this process."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._drain(exits=exits))
+
+    async def _drain(self, *, exits: bool) -> None:
+        # First, so that of workers that are drained together none hands over to another.
+        self._server.stop_admissions()
+        takers = await self._introductions.takers() if self._settings.role == DECODE else set()
+        moves_out = bool(takers)
+        logger.info("draining: moves_out=%s num_takers=%d", moves_out, len(takers))
+        is_empty = await self._server.drain(moves_out=moves_out, timeout_s=self._settings.drain_timeout_s)
+        logger.info("drained: is_empty=%s", is_empty)
+        if exits:
+            if not self._server.has_hung_read:  # a transport under such a read may not close
+                await self._server.close()
+            os._exit(0)  # Serve finds the actor gone, and starts another one
+
+    def _report(self, stage: str, *, refusal: str | None = None) -> None:
+        publish_start_report(
+            StartReport(role=self._settings.role, replica_id=self._replica_id, stage=stage, refusal=refusal)
+        )
+
+    async def status(self) -> tuple[WorkerInfo, LoadReport]:
+        """What does not change, and what does."""
+        return self._server.info(), self._server.load()
+
+    async def handshake(self, hello: Hello) -> Hello | HandshakeRefusal:
+        """Meet another worker."""
+        try:
+            return await self._server.handshake(hello)
+        except HandshakeRefusedError as error:
+            return HandshakeRefusal.of(error)
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[Refusal | None]:
+        """Add requests to the engine; one answer each, in order."""
+        answers = await self._server.submit(requests)
+        return [Refusal.of(answer) if answer is not None else None for answer in answers]
+
+    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
+        """Yield everything that concerns one router, one message a step."""
+        async for message in self._server.outputs(client_id, mirrors_cache):
+            yield message
+
+    async def resync_cache(self, client_id: str) -> None:
+        """Tell one router anew what is in the prefix cache."""
+        self._server.resync_cache(client_id)
+
+    async def reset_prefix_cache(self, preempt_running: bool) -> CacheReset | None:
+        """Drop the prefix cache; None where requests hold blocks and may not be preempted for it."""
+        return await self._server.reset_prefix_cache(preempt_running=preempt_running)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests in any state; unknown ids are ignored."""
+        await self._server.abort(request_ids)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where the pool follows its load."""
+        scaling = self._settings.scaling
+        return {} if scaling is None else {LOAD: scaling.load_of(self._settings.role, self._server.load())}
+
+    async def drain(self) -> None:
+        """Take no more requests, let those that are here finish or move, then exit. Returns at once."""
+        self._leave(exits=True)
+
+    async def set_faults(self, options: FaultOptions) -> Refusal | None:
+        """Suffer these faults from now on, where the cluster allows it."""
+        if self._faults is None:
+            return Refusal(
+                code="faults_not_allowed", message="this cluster allows no faults: set kv_transfer.allow_faults"
+            )
+        self._faults.change(options)
+        logger.warning("faults changed: %s", options)
+        return None
+
+    async def check_health(self) -> None:
+        """Called by Serve; an exception makes it replace this replica. The first call decides when it is ready."""
+        await self._met.wait()
+        self._hung_reads.check_health()
+        self._server.check_health()
+
+    async def __del__(self) -> None:
+        for task in (getattr(self, name, None) for name in ("_looking", "_ticking", "_watching")):
+            if task is not None:
+                task.cancel()
+        if hasattr(self, "_server"):
+            await self._server.close()
+
+
+class PrefillWorker(Worker):
+    """One replica of the prefill pool."""
+
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
+        assert built.connector is not None
+        return PrefillServer(
+            built.core,
+            info=info,
+            connector=built.connector.worker,
+            report_period_s=self._settings.report_period_s,
+            step_timeout_s=self._settings.step_timeout_s,
+            clock=self._clock,
+        )
+
+
+class DecodeWorker(Worker):
+    """One replica of the decode pool."""
+
+    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
+        assert built.connector is not None
+        return DecodeServer(
+            built.core,
+            info=info,
+            connector=built.connector.worker,
+            report_period_s=self._settings.report_period_s,
+            step_timeout_s=self._settings.step_timeout_s,
+            clock=self._clock,
+        )

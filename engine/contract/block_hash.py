@@ -1,0 +1,75 @@
+"""Content addresses of full blocks: equal hashes mean equal tokens in equal context. Free of torch.
+
+A hash covers the parent's hash, the block's token ids and, through the root, the keys that keep contexts apart.
+It is the same in every process, so that a router can compute it too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NewType
+
+import numpy as np
+import xxhash
+
+from engine.contract.step import IntArray
+
+BlockHash = NewType("BlockHash", bytes)
+
+KEY_BYTES: Final = 8
+"""Routers know a block by the first bytes of its hash: enough for a hint, and half as long."""
+
+_BYTES_PER_TOKEN: Final = 4
+_hash_bytes = xxhash.xxh3_128_digest
+
+NO_KEYS_ROOT: Final = BlockHash(_hash_bytes(b"baton block chain 1"))
+
+
+def root_hash(extra_keys: Sequence[str] = ()) -> BlockHash:
+    """The parent of a chain's first block: ``extra_keys`` (cache salt, adapter, ...) keep equal tokens apart."""
+    if not extra_keys:
+        return NO_KEYS_ROOT
+    parts = [NO_KEYS_ROOT]
+    for key in extra_keys:
+        data = key.encode()
+        parts.append(BlockHash(len(data).to_bytes(4, "little") + data))
+    return BlockHash(_hash_bytes(b"".join(parts)))
+
+
+def prompt_root(cache_salt: str | None) -> BlockHash:
+    """The parent of a prompt's first block."""
+    return root_hash((cache_salt,)) if cache_salt else NO_KEYS_ROOT
+
+
+def hash_block(parent: BlockHash, token_bytes: bytes) -> BlockHash:
+    """The address of a block after ``parent``; ``token_bytes`` are its token ids as little-endian int32."""
+    return BlockHash(_hash_bytes(parent + token_bytes))
+
+
+def hash_chain(parent: BlockHash, token_ids: IntArray, block_size: int) -> list[BlockHash]:
+    """Addresses of all full blocks of ``token_ids``, the first of which follows ``parent``."""
+    data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+    block_bytes = block_size * _BYTES_PER_TOKEN
+    hashes: list[BlockHash] = []
+    current: bytes = parent
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        current = _hash_bytes(current + data[start : start + block_bytes])
+        hashes.append(BlockHash(current))
+    return hashes
+
+
+def block_key(block_hash: BlockHash) -> bytes:
+    """What routers call a block."""
+    return block_hash[:KEY_BYTES]
+
+
+def unpack_keys(keys: bytes) -> tuple[int, ...]:
+    """Keys that were joined for the wire, as numbers."""
+    return struct.unpack(f"<{len(keys) // KEY_BYTES}Q", keys)
+
+
+def prompt_keys(token_ids: Sequence[int], cache_salt: str | None, block_size: int) -> tuple[int, ...]:
+    """The keys of all full blocks of a prompt, in order."""
+    tokens = np.fromiter(token_ids, dtype=np.int32, count=len(token_ids))
+    return unpack_keys(b"".join(map(block_key, hash_chain(prompt_root(cache_salt), tokens, block_size))))

@@ -1,0 +1,219 @@
+"""An engine's settings: built once, checked when built, never changed. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from engine.contract.errors import ConfigError
+
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+QueuePolicy = Literal["fcfs", "priority"]
+LoadFailurePolicy = Literal["recompute", "fail"]
+Switch = bool | Literal["auto"]
+"""``auto``: where it helps and works here; true: refuse to start where it does not work; false: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfigSource:
+    """Which checkpoint, where it runs and in what precision."""
+
+    path: Path
+    device: DeviceName = "auto"
+    dtype: DTypeName = "auto"
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache. ``kv_cache_bytes`` and ``num_blocks`` override sizing from free memory.
+
+    prefault: on a CPU, take all its memory from the system at the start, not block by block as they are used first.
+    """
+
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    kv_cache_bytes: int | None = None
+    num_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    prefault: bool = False
+
+    @property
+    def has_size(self) -> bool:
+        """True when the size is given, and not to be found by measuring."""
+        return self.kv_cache_bytes is not None or self.num_blocks is not None
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        for name in ("kv_cache_bytes", "num_blocks"):
+            value: int | None = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}; leave it out to size by free memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The token-budget scheduler. ``max_model_len`` None takes the model's own.
+
+    long_prefill_token_threshold: at most so many tokens of one prompt a step, and what makes a prompt long; 0 is off.
+    recompute_damaged_only: after a load failed in part, compute the damaged blocks; else, and always without chunked
+        prefill, all from the first of them on.
+    watermark: share of the blocks that admission leaves free for the growth of what runs.
+    ask_again_s: how often a connector that does not know yet is asked again.
+    max_num_partial_prefills: prompts that may be computed in part at once, 0 is no limit; of them at most
+        max_long_partial_prefills long ones, 0 is all.
+    scheduler_delay_factor: hold new prompts back for so many times the last prompt's latency; 0 is off.
+    enable_priority_preemption: a waiting or loaded request may take the place of running ones of lower priority.
+    artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times.
+    async_scheduling: schedule and launch a step before the one before returned; ``auto`` does so on GPUs.
+    enable_cache_events: record what the prefix cache stores and removes, the last cache_event_capacity of them.
+    """
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 128
+    max_model_len: int | None = None
+    max_num_waiting: int = 4096
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    policy: QueuePolicy = "fcfs"
+    load_failure_policy: LoadFailurePolicy = "recompute"
+    recompute_damaged_only: bool = True
+    watermark: float = 0.01
+    ask_again_s: float = 0.005
+    max_num_partial_prefills: int = 0
+    max_long_partial_prefills: int = 0
+    scheduler_delay_factor: float = 0.0
+    enable_priority_preemption: bool = False
+    artificial_preemption_probability: float = 0.0
+    max_num_artificial_preemptions: int = 0
+    async_scheduling: Switch = "auto"
+    enable_cache_events: bool = False
+    cache_event_capacity: int = 65_536
+
+    def runs_ahead(self, device_type: str) -> bool:
+        """True when an engine on such a device schedules a step while another one runs.
+
+        A CPU has nothing to overlap with: the device that computes is the one that schedules.
+        """
+        return device_type != "cpu" if self.async_scheduling == "auto" else self.async_scheduling
+
+    @property
+    def prefill_chunk_tokens(self) -> int:
+        """Most tokens of one prompt that a step computes; 0: prompts are computed whole."""
+        if not self.enable_chunked_prefill:
+            return 0
+        return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting", "cache_event_capacity"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than max_num_seqs "
+                f"({self.max_num_seqs}): not every running request could get a token; raise one or lower the other"
+            )
+        for name in (
+            "long_prefill_token_threshold",
+            "max_num_partial_prefills",
+            "max_long_partial_prefills",
+            "scheduler_delay_factor",
+            "max_num_artificial_preemptions",
+        ):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be >= 0, got {getattr(self, name)}")
+        self._check_options()
+
+    def _check_options(self) -> None:
+        if not 0.0 <= self.artificial_preemption_probability <= 1.0:
+            raise ConfigError(
+                f"artificial_preemption_probability must be in [0, 1], got {self.artificial_preemption_probability}"
+            )
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise ConfigError(
+                f"max_long_partial_prefills ({self.max_long_partial_prefills}) is larger than max_num_partial_prefills "
+                f"({self.max_num_partial_prefills}), of which they are a part"
+            )
+        if self.max_long_partial_prefills and not self.long_prefill_token_threshold:
+            raise ConfigError("max_long_partial_prefills needs long_prefill_token_threshold, which says what is long")
+        if self.max_num_partial_prefills and not self.enable_chunked_prefill:
+            raise ConfigError("max_num_partial_prefills needs enable_chunked_prefill: otherwise no prefill is partial")
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise ConfigError(
+                f"long_prefill_token_threshold ({self.long_prefill_token_threshold}) needs enable_chunked_prefill: "
+                "otherwise a prompt is computed whole; set it to 0 or split prompts"
+            )
+        if self.enable_priority_preemption and self.policy != "priority":
+            raise ConfigError(f"enable_priority_preemption needs policy 'priority', got {self.policy!r}")
+        if not 0.0 <= self.watermark < 1.0:
+            raise ConfigError(f"watermark is a share of the blocks in [0, 1), got {self.watermark}")
+        if self.ask_again_s <= 0.0:
+            raise ConfigError(f"ask_again_s must be positive, got {self.ask_again_s}")
+
+    def check_fits(self, *, block_size: int, num_blocks: int, max_model_len: int) -> None:
+        """Compare with the KV cache and the model's length.
+
+        Raises:
+            ConfigError: They contradict each other.
+        """
+        if self.max_num_batched_tokens < block_size:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than a block ({block_size} tokens)",
+                remedy="raise it or lower block_size",
+            )
+        if self.max_num_seqs > num_blocks:
+            raise ConfigError(
+                f"max_num_seqs ({self.max_num_seqs}) is larger than the number of KV blocks ({num_blocks}): not every "
+                "running request could hold one",
+                remedy="lower max_num_seqs, or give the KV cache more memory (num_blocks, kv_cache_bytes or "
+                "gpu_memory_utilization)",
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
+            raise ConfigError(
+                f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) must not be smaller "
+                f"than max_model_len ({max_model_len}): a prompt that long could never be scheduled",
+                remedy="raise it, lower max_model_len or set enable_chunked_prefill",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPUConfig:
+    """What only a GPU does.
+
+    cuda_graphs: replay decode steps as graphs, for batches of up to max_graph_batch_size; None is all there can be.
+    compile_elementwise: fuse what lies between matrix products and attention into generated kernels.
+    """
+
+    cuda_graphs: Switch = "auto"
+    max_graph_batch_size: int | None = None
+    compile_elementwise: Switch = "auto"
+
+    def __post_init__(self) -> None:
+        if self.max_graph_batch_size is not None and self.max_graph_batch_size < 1:
+            raise ConfigError(
+                f"max_graph_batch_size must be at least 1, got {self.max_graph_batch_size}; leave it out for no bound, "
+                "or set cuda_graphs to false"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All settings of one engine."""
+
+    model: ModelConfigSource
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    gpu: GPUConfig = field(default_factory=GPUConfig)
+
+    def __post_init__(self) -> None:
+        if self.cache.num_blocks is not None and self.scheduler.max_model_len is not None:
+            self.scheduler.check_fits(
+                block_size=self.cache.block_size,
+                num_blocks=self.cache.num_blocks,
+                max_model_len=self.scheduler.max_model_len,
+            )

@@ -1,0 +1,91 @@
+"""The engine's errors: each message names the values and the remedy."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of the engine's errors."""
+
+
+class ConfigError(EngineError):
+    """Settings that contradict each other or the machine. ``what`` and ``remedy`` are the message's parts."""
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what = what
+        self.remedy = remedy
+
+
+class CaptureRefusedError(EngineError):
+    """Decode steps cannot be captured as graphs here."""
+
+
+class CheckpointError(EngineError):
+    """A directory that cannot be loaded as a model."""
+
+
+class RequestRefusedError(EngineError):
+    """A request that this engine can never serve; ``code`` is stable, for machines."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PromptTooLongError(RequestRefusedError):
+    """The prompt can never fit."""
+
+    def __init__(self, *, num_prompt_tokens: int, max_prompt_tokens: int, why: str) -> None:
+        super().__init__(
+            f"the prompt has {num_prompt_tokens} tokens, but at most {max_prompt_tokens} fit: {why}",
+            code="prompt_too_long",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_prompt_tokens = max_prompt_tokens
+
+
+class DuplicateRequestError(RequestRefusedError):
+    """The id is in use."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request id {request_id!r} is already in use", code="duplicate_request")
+
+
+class OutOfBlocksError(EngineError):
+    """The block pool cannot satisfy an allocation; nothing was taken."""
+
+    def __init__(self, *, requested: int, free: int) -> None:
+        super().__init__(f"{requested} KV blocks requested, {free} free")
+        self.requested = requested
+        self.free = free
+
+
+class EngineDeadError(EngineError):
+    """The engine's loop ended; no request can be served any more."""
+
+
+class ConnectorDeadError(EngineDeadError):
+    """The engine goes on, but its connector's thread ended: it can neither read KV nor hand it over."""
+
+    def __init__(self) -> None:
+        super().__init__("the connector's thread ended: no KV can be read or handed over any more")
+
+
+class EngineStalledError(EngineDeadError):
+    """The engine hangs: it has work, and no step of it ended for too long."""
+
+    def __init__(self, *, busy_s: float, step_timeout_s: float) -> None:
+        super().__init__(
+            f"the engine hangs: no step ended for {busy_s:.1f} s, the limit is {step_timeout_s:g} s "
+            "(raise health.step_timeout_s if steps of this model take longer)"
+        )
+
+
+class ReadHangsError(EngineDeadError):
+    """A read of KV hangs for good, and the worker is still here though it was to go."""
+
+    def __init__(self, *, hung_s: float) -> None:
+        super().__init__(
+            f"read hangs: a read of KV goes on {hung_s:.0f} s after it was given up (kv_transfer.hung_read_timeout_s), "
+            "and the worker did not end by itself"
+        )

@@ -1,0 +1,281 @@
+"""What goes into an engine and what comes out: the wire types between router and workers. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from kv_transfer.params import KVStreamParams, KVTransferParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitRules:
+    """Which tokens a request favours, and which it may draw at all.
+
+    ``bias`` is added to the logits of token ids. Only ``allowed_token_ids`` may be drawn, where they are given.
+    ``bad_words`` are sequences of token ids that the output must not contain. Where rules leave nothing to draw, those
+    about allowed tokens hold before ``min_tokens``, and that before bad words.
+    """
+
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. The defaults are greedy and neutral.
+
+    ``seed`` is always set: whoever accepts a request draws one where the user gave none, so that every engine that
+    works on it samples the same tokens. ``top_k`` 0 means all; ``min_p`` 0 and ``top_p`` 1 mean off.
+    ``stop_token_ids`` end the output and are part of it; ``eos_token_ids`` do so unless ``ignore_eos``.
+    ``min_tokens`` keeps both from being sampled before that many output tokens exist.
+    ``num_logprobs`` asks for the log-probability of every output token and of that many most likely ones beside it,
+    ``num_prompt_logprobs`` for the same of the prompt; None asks for nothing.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    rules: LogitRules | None = None
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when logits depend on the tokens so far."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One sequence to generate.
+
+    ``output_token_ids`` are tokens that were generated elsewhere (the prefill worker's first token, or all tokens
+    sent before a move): they count as output, for limits and penalties alike, and are not emitted again.
+    ``hand_over`` ends the request after its first new token, with its blocks under a lease (the prefill role).
+    ``kv_transfer`` says where the KV of the prompt can be read from (the decode role). ``kv_stream`` makes it the
+    notice of a request that is to come: its prompt is being computed there, and its KV can be read meanwhile. A notice
+    has no answer but a refusal; the request itself comes under the same id, or is aborted.
+    ``client_id`` is the front end that gets the tokens; ``cache_salt`` keeps prefixes of different users apart.
+    Lower ``priority`` values are served first. ``arrival_s`` is the router's wall clock, for ordering.
+    ``max_recomputed_tokens``: when more KV than that could not be loaded, the request ends with the error ``kv_lost``
+    instead of being computed here; None computes it here, however much it is.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrival_s: float = 0.0
+    client_id: str = ""
+    hand_over: bool = False
+    kv_transfer: KVTransferParams | None = None
+    kv_stream: KVStreamParams | None = None
+    cache_salt: str | None = None
+    max_recomputed_tokens: int | None = None
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; after HANDED_OVER it goes on elsewhere."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    HANDED_OVER = "handed_over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestError:
+    """Why a request failed: a stable code for machines, a sentence for people."""
+
+    code: str
+    message: str
+
+
+class TokenLogprobs(NamedTuple):
+    """What the model thought where one token was chosen: natural logarithms of its own probabilities, before
+    temperature, penalties and rules.
+
+    ``token_ids[0]`` is the token itself, the others are the most likely ones, best first; ``logprobs`` are theirs.
+    ``rank`` 1 is the most likely token of all.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+class LogprobTable(NamedTuple):
+    """``TokenLogprobs`` of many tokens: token_ids, logprobs [num_tokens, 1 + num_top]; ranks [num_tokens]."""
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+
+    def entry(self, index: int, num_top: int) -> TokenLogprobs:
+        """One token's, with at most ``num_top`` others."""
+        width = 1 + num_top
+        ids, values = self.token_ids[index, :width].tolist(), self.logprobs[index, :width].tolist()
+        return TokenLogprobs(tuple(ids), tuple(values), int(self.ranks[index]))
+
+
+class DeltaLogprobs(NamedTuple):
+    """Of a delta's tokens, where they were asked for, and with a request's first delta of its prompt.
+
+    ``prompt`` begins with the prompt's second token: nothing predicts the first.
+    """
+
+    tokens: tuple[TokenLogprobs, ...] = ()
+    prompt: LogprobTable | None = None
+
+
+class TokenDelta(NamedTuple):
+    """A request's new tokens of one step, and how it ended if it did.
+
+    One is made, pickled and read again for every token of every request, hence a tuple: a frozen dataclass with slots
+    costs several times as much (`benchmarks/scheduler.py` prints a step with its messages).
+
+    The end of a request is reported exactly once. ``stop_token_id`` is the token that stopped it.
+    ``num_cached_tokens`` counts the prompt tokens that needed no computing here, ``num_remote_tokens`` those of them
+    whose KV came from another engine, ``queue_s`` is how long the request waited before it was first admitted; all are
+    set on a request's first delta on this engine.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: RequestError | None = None
+    kv_transfer: KVTransferParams | None = None
+    num_cached_tokens: int | None = None
+    num_remote_tokens: int | None = None
+    logprobs: DeltaLogprobs | None = None
+    queue_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What a worker says of itself with every message: gauges now, counters since its start.
+
+    ``is_stalled``: it has work and makes no step any more. ``is_draining``: it takes no more requests, and will go.
+    ``has_hung_read``: a read of KV hangs for good and holds blocks, so that it will go, too, as soon as it may.
+    ``num_peers`` are the workers that its connector has met.
+    ``num_early_blocks`` of those that are not free are held for requests that are to come, and give way to others.
+    """
+
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_loading: int = 0
+    num_leased_blocks: int = 0
+    num_held_blocks: int = 0
+    num_early_blocks: int = 0
+    queued_prefill_tokens: int = 0
+    num_peers: int = 0
+    is_stalled: bool = False
+    is_draining: bool = False
+    counters: dict[str, float] = field(default_factory=dict)
+    has_hung_read: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no request is there, and no lease of one that ended."""
+        return not (self.num_running or self.num_waiting or self.num_loading or self.num_leased_blocks)
+
+    @property
+    def unhealthy(self) -> str | None:
+        """What is wrong with the worker, for people to read; None when nothing is."""
+        if self.is_stalled:
+            return "makes no steps"
+        return "read hangs" if self.has_hung_read else None
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that is in use, 0 to 1; cached blocks that nobody uses count as free."""
+        return 1.0 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheChanges:
+    """What changed in an engine's prefix cache, for routers that mirror it.
+
+    The changes are numbered since the engine started; these are ``first_sequence`` up to ``next_sequence`` (exclusive),
+    each block with what became of it at last. A reader that knows the changes up to a smaller number than
+    ``first_sequence`` missed some. A snapshot holds all that is cached: what was known before is void.
+    ``stored`` and ``removed`` are joined keys (engine/contract/block_hash.py).
+    """
+
+    first_sequence: int
+    next_sequence: int
+    stored: bytes = b""
+    removed: bytes = b""
+    is_snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReset:
+    """What a worker dropped when its prefix cache was reset: blocks that could be found in the cache and in the host
+    tier, and what running requests had computed, which are preempted and compute it again.
+    """
+
+    num_blocks: int = 0
+    num_host_blocks: int = 0
+    num_preempted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMessage:
+    """What one engine step brought for one front end: new tokens, the engine's load, changes of its prefix cache."""
+
+    deltas: tuple[TokenDelta, ...]
+    load: LoadReport
+    cache: tuple[CacheChanges, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What does not change during a worker's life.
+
+    ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
+    ``transport``: over what its KV travels, for people to read.
+    """
+
+    role: str
+    engine_id: str
+    incarnation: str
+    node_ip: str
+    pid: int
+    model_name: str
+    block_size: int
+    num_blocks: int
+    block_bytes: int
+    max_model_len: int
+    vocab_size: int
+    device: str
+    dtype: str
+    stream_chunk_tokens: int = 0
+    transport: str = ""

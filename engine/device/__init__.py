@@ -1,0 +1,1 @@
+"""What a device gives: memory for the KV cache, copies to and from it, graphs."""

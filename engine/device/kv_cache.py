@@ -1,0 +1,96 @@
+"""The memory of the paged KV cache."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.device.allocation import plain_memory
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+
+
+class KVCache:
+    """All blocks of one engine, in one piece.
+
+    blocks: [num_blocks, num_layers, 2 (key, value), block_size, num_kv_heads, head_dim], contiguous: a block is one
+        region over all layers. On the CPU the memory is page-aligned, zeroed, and committed as it is touched.
+    num_scratch_blocks: more blocks behind those, for rows that stand for no request. No scheduler and no peer knows
+        of them: ``num_blocks`` and ``region`` leave them out.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_scratch_blocks: int = 0,
+    ) -> None:
+        num_all = num_blocks + num_scratch_blocks
+        shape = (num_all, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        if device.type == "cpu":
+            self.blocks = torch.frombuffer(_allocate(num_all * layout.block_bytes), dtype=dtype).view(shape)
+        else:
+            with plain_memory():
+                self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+        self.layout = layout
+        self.num_blocks = num_blocks
+
+    @property
+    def scratch_block(self) -> int:
+        """A block that no request can have."""
+        assert len(self.blocks) > self.num_blocks, "the cache has no scratch block"
+        return self.num_blocks
+
+    @property
+    def region(self) -> KVRegion:
+        """Where the cache lies, for a connector. The cache must outlive the registration."""
+        on_cpu = self.blocks.device.type == "cpu"
+        return KVRegion(
+            base_address=self.blocks.data_ptr(),
+            num_blocks=self.num_blocks,
+            block_bytes=self.layout.block_bytes,
+            memory=MemoryKind.DRAM if on_cpu else MemoryKind.VRAM,
+            device_index=self.blocks.device.index or 0,
+        )
+
+    def slot_rows(self) -> torch.Tensor:
+        """All blocks as rows, [num_blocks * num_layers * 2 * block_size, num_kv_heads, head_dim]: the same memory."""
+        return self.blocks.view(-1, self.layout.num_kv_heads, self.layout.head_dim)
+
+    def key_rows(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where the keys of layer 0 of some slots (block id * block_size + offset) stand in ``slot_rows``."""
+        block_size = self.layout.block_size
+        blocks, offsets = np.divmod(slots, block_size)
+        return blocks * (self.layout.num_layers * 2 * block_size) + offsets
+
+    def read_block(self, block_id: int) -> bytes:
+        """A copy of a block's bytes."""
+        return self.blocks[block_id].cpu().view(torch.uint8).numpy().tobytes()
+
+    def write_block(self, block_id: int, content: bytes) -> None:
+        """Overwrite a block.
+
+        Raises:
+            ValueError: ``content`` is not exactly one block long.
+        """
+        if len(content) != self.layout.block_bytes:
+            raise ValueError(f"a block has {self.layout.block_bytes} bytes, got {len(content)}")
+        block = self.blocks[block_id]
+        block.copy_(torch.frombuffer(bytearray(content), dtype=block.dtype).view(block.shape))
+
+
+def _allocate(num_bytes: int) -> mmap.mmap:
+    """Zeroed memory in huge pages where the system has them: blocks lie scattered, and small pages cost attention a
+    tenth of its speed in address translation.
+    """
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -1,0 +1,128 @@
+"""How many KV blocks fit: the arithmetic, and the measurements it starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+from engine.contract.config import CacheConfig
+from engine.contract.errors import ConfigError
+from kv_transfer.layout import KVLayout
+
+MIB = 1 << 20
+DEFAULT_CPU_BYTES = 1 << 30
+MAX_CPU_SHARE = 0.4
+"""Of the memory that is available, what a cache may take on the CPU when no size is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheDemand:
+    """What is asked of the cache: sequences of ``max_model_len`` tokens, ``max_num_seqs`` of them at once."""
+
+    layout: KVLayout
+    max_model_len: int
+    max_num_seqs: int
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.max_model_len // self.layout.block_size)
+
+    @property
+    def max_useful_blocks(self) -> int:
+        """Blocks with which every sequence could reach its full length at once."""
+        return self.blocks_per_sequence * self.max_num_seqs
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Bytes of the longest sequence."""
+        return self.blocks_per_sequence * self.layout.block_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """Bytes that the cache may take, and a sentence that says where the number comes from."""
+
+    num_bytes: int
+    reason: str
+
+
+def cpu_budget(cache: CacheConfig, demand: CacheDemand, *, available_bytes: int | None = None) -> MemoryBudget:
+    """What the cache may take on the CPU: the bytes given, else 1 GiB or one full sequence, within 40 % of what is
+    available.
+    """
+    if cache.kv_cache_bytes is not None:
+        return MemoryBudget(num_bytes=cache.kv_cache_bytes, reason=f"kv_cache_bytes = {cache.kv_cache_bytes}")
+    available = psutil.virtual_memory().available if available_bytes is None else available_bytes
+    limit = int(available * MAX_CPU_SHARE)
+    wanted = max(DEFAULT_CPU_BYTES, demand.bytes_per_sequence)
+    return MemoryBudget(
+        num_bytes=min(wanted, limit),
+        reason=f"{MAX_CPU_SHARE:.0%} of {mib(available)} available memory",
+    )
+
+
+GPU_CONTEXT_BYTES = 600 << 20
+"""About what a CUDA context with its libraries takes of a GPU, beside the memory that torch asks for."""
+
+
+def gpu_budget(
+    cache: CacheConfig,
+    *,
+    total_bytes: int,
+    used_bytes: int,
+    peak_step_bytes: int,
+    graph_bytes: int = 0,
+    free_bytes: int | None = None,
+) -> MemoryBudget:
+    """What the cache may take on a GPU: the engine's share of the device, less what the engine uses already, and what
+    a step and the decode graphs add to that; and no more than is free, if that is known.
+
+    Other engines on the same GPU have shares of their own: what they use is none of this one's, whoever starts first.
+    """
+    if cache.kv_cache_bytes is not None:
+        return MemoryBudget(num_bytes=cache.kv_cache_bytes, reason=f"kv_cache_bytes = {cache.kv_cache_bytes}")
+    share = int(total_bytes * cache.gpu_memory_utilization)
+    room = share - used_bytes
+    reason = f"gpu_memory_utilization {cache.gpu_memory_utilization:g} of {mib(total_bytes)} = {mib(share)}, less "
+    reason += f"{mib(used_bytes)} in use and "
+    if free_bytes is not None and free_bytes < room:
+        room = free_bytes
+        reason = f"{mib(free_bytes)} free of {mib(total_bytes)}, which other processes use as well, less "
+    return MemoryBudget(
+        num_bytes=max(room - peak_step_bytes - graph_bytes, 0),
+        reason=reason
+        + f"{mib(peak_step_bytes)} for a step"
+        + (f" and {mib(graph_bytes)} for decode graphs" if graph_bytes else ""),
+    )
+
+
+def choose_num_blocks(cache: CacheConfig, demand: CacheDemand, budget: MemoryBudget) -> int:
+    """How many blocks to allocate: what fits, and no more than could ever be in use at once.
+
+    Raises:
+        ConfigError: One sequence of ``max_model_len`` would not fit; the message holds the arithmetic.
+    """
+    if cache.num_blocks is not None:
+        num_blocks = cache.num_blocks
+        reason = f"num_blocks = {num_blocks}"
+    else:
+        num_blocks = min(budget.num_bytes // demand.layout.block_bytes, demand.max_useful_blocks)
+        reason = f"{mib(budget.num_bytes)} ({budget.reason})"
+    if num_blocks >= demand.blocks_per_sequence:
+        return num_blocks
+    layout = demand.layout
+    shorter = f"lower max_model_len to {num_blocks * layout.block_size} or " if num_blocks else ""
+    raise ConfigError(
+        f"the KV cache is too small for one request of max_model_len {demand.max_model_len}: that takes "
+        f"{demand.blocks_per_sequence} blocks of {layout.block_size} tokens x {layout.kv_bytes_per_token} bytes = "
+        f"{mib(demand.bytes_per_sequence)}, but {reason} gives {num_blocks} blocks = "
+        f"{mib(num_blocks * layout.block_bytes)}",
+        remedy=f"{shorter}give the cache more memory",
+    )
+
+
+def mib(num_bytes: int) -> str:
+    """Bytes for people."""
+    return f"{num_bytes / MIB:.1f} MiB"

@@ -1,0 +1,247 @@
+"""One engine's step: schedule, run, update. Synchronous, owned by one thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport
+from engine.contract.stats import EngineStats, SchedulerStats
+from engine.contract.step import PendingStep, SchedulerOutput
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.step_result import StepResult
+from kv_transfer.connector import NO_EVENTS, ConnectorOrders, TransferStats, WorkerConnector
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+class StepRunner(Protocol):
+    """Whatever computes a step: the model runner, or a double without a model."""
+
+    def launch(self, output: SchedulerOutput) -> PendingStep:
+        """Apply the step's changes of rows, and begin to compute and sample if any row computes.
+
+        On a GPU it returns while the device computes; at most one step before it may be unfinished then, and results
+        are asked for in the order of the launches.
+        """
+
+
+class EngineCore:
+    """The scheduler, the runner and the connector's worker half, joined.
+
+    With ``runs_ahead`` a step is scheduled and launched before the result of the one before is taken, so that
+    the device computes while this thread schedules: one step stays in flight between the calls of ``step``.
+
+    ``num_load_changes`` counts what changes the load by more than tokens of running requests: whoever reports it may
+    look whether there is something to report.
+
+    ``wake`` is set by the connector's threads whenever there is something to collect, and by whoever adds work from
+    another thread; the owner of the loop waits on it when there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        connector: WorkerConnector | None = None,
+        wake: threading.Event | None = None,
+        runs_ahead: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.connector = connector
+        self.wake = wake or threading.Event()
+        self._num_ahead = 1 if runs_ahead else 0
+        self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
+        self._is_landing = False
+        self._num_steps = 0
+        self._num_waited_steps = 0
+        self._step_s = 0.0
+        self._num_integrity_failures = 0
+        self._next_cache_event = 0
+        self.num_load_changes = 0
+
+    def add_request(self, request: GenerateRequest) -> None:
+        """Accept a request.
+
+        Raises:
+            RequestRefusedError: It can never be served here; nothing was kept.
+        """
+        self.num_load_changes += 1
+        self.scheduler.add_request(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests in whatever state they are; unknown ids are ignored and counted."""
+        self.num_load_changes += 1
+        for request_id in request_ids:
+            self.scheduler.abort(request_id)
+
+    def move_out(self) -> int:
+        """End the requests that can go on elsewhere, their KV under leases; returns how many.
+
+        With a step in flight nobody leaves, and the next ``step`` only takes its result: call it again after that.
+        """
+        self._is_landing = bool(self._in_flight)
+        self.num_load_changes += 1
+        return self.scheduler.move_out()
+
+    def forget_client(self, client_id: str) -> None:
+        """A front end is gone: hold nothing for requests that it was still going to send."""
+        self.num_load_changes += 1
+        self.scheduler.forget_client(client_id)
+
+    def reset_prefix_cache(self, *, preempt_running: bool) -> CacheReset | None:
+        """Drop the prefix cache; None where requests hold blocks and may not be preempted for it."""
+        self.num_load_changes += 1
+        return self.scheduler.reset_prefix_cache(preempt_running=preempt_running)
+
+    def collect(self) -> None:
+        """Take what ended in the connector: loads that arrived or failed, leases that ended."""
+        if self.connector is None:
+            return
+        events = self.connector.collect()
+        if not events.is_empty:
+            self.num_load_changes += 1
+            self.scheduler.handle_connector_events(events)
+
+    @property
+    def has_hung_read(self) -> bool:
+        """True while a read of the connector hangs for good. From any thread."""
+        return self.connector is not None and self.connector.has_hung_read
+
+    def has_work(self) -> bool:
+        """True when a step would do something now."""
+        return bool(self._in_flight) or self.scheduler.has_work()
+
+    def is_stuck(self) -> bool:
+        """True when requests wait and nothing is under way that could let them start."""
+        return self.scheduler.is_stuck()
+
+    def has_unfinished(self) -> bool:
+        """True while any request has not ended, or a step has not, though nobody may wait for its tokens any more."""
+        return bool(self._in_flight) or self.scheduler.has_unfinished()
+
+    def step(self) -> StepResult:
+        """Run one step; running ahead, the result is that of the step before."""
+        started = time.perf_counter()
+        self.collect()
+        has_launched = self._launch() if not self._in_flight or self._may_launch() else False
+        is_ahead = has_launched and len(self._in_flight) <= self._num_ahead
+        result = self._land() if self._in_flight and not is_ahead else self.scheduler.take_finished()
+        if result.special or result.finished:
+            self.num_load_changes += 1
+        self._step_s += time.perf_counter() - started
+        return result
+
+    def _may_launch(self) -> bool:
+        return not self._is_landing and self.scheduler.has_work()
+
+    def _launch(self) -> bool:
+        """Schedule a step and begin it; False when there is nothing to compute."""
+        output = self.scheduler.schedule()
+        self._num_steps += 1
+        self._execute(output.connector_orders)
+        has_work = output.has_work
+        if output.new_rows or output.released_rows.size:
+            self.num_load_changes += 1
+        if has_work:
+            self._in_flight.append((output, self.runner.launch(output)))
+        elif output.released_rows.size:
+            self.runner.launch(output)
+        return has_work
+
+    def _land(self) -> StepResult:
+        """Take the result of the oldest step in flight."""
+        output, pending = self._in_flight.popleft()
+        result = pending.result()
+        self._num_waited_steps += result.has_waited
+        self._is_landing = self._is_landing and bool(self._in_flight)
+        step_result = self.scheduler.update(output, result)
+        if result.connector_events is not NO_EVENTS:
+            self.num_load_changes += 1
+        if self._num_ahead and self.connector is not None:
+            # What this step completed is there now: peers need not wait until the step after the next is scheduled.
+            self._execute(self.scheduler.take_orders())
+        return step_result
+
+    def _execute(self, orders: ConnectorOrders) -> None:
+        if self.connector is not None and not orders.is_empty:
+            self.num_load_changes += 1
+            self.connector.execute(orders)
+
+    def rest(self) -> None:
+        """Called when there is nothing to do: check that the books balance, and count it if they do not."""
+        try:
+            self.scheduler.check_integrity()
+        except AssertionError:
+            self._num_integrity_failures += 1
+            logger.exception("the block books do not balance")
+
+    def stats(self) -> EngineStats:
+        """A snapshot of what the scheduler and the connector counted."""
+        transfer = self.connector.stats() if self.connector is not None else TransferStats()
+        return EngineStats(
+            scheduler=self.scheduler.stats(),
+            transfer=transfer,
+            num_steps=self._num_steps,
+            num_waited_steps=self._num_waited_steps,
+            step_s=self._step_s,
+            num_integrity_failures=self._num_integrity_failures,
+        )
+
+    def load_report(self) -> LoadReport:
+        """The snapshot as the message that routers get."""
+        return load_report(self.stats())
+
+    def cache_changes(self) -> CacheChanges | None:
+        """What changed in the prefix cache since this was called last."""
+        changes = self.scheduler.cache_changes_since(self._next_cache_event)
+        if changes is not None:
+            self._next_cache_event = changes.next_sequence
+        return changes
+
+    def cache_snapshot(self) -> CacheChanges:
+        """All that is cached now."""
+        return self.scheduler.cache_snapshot()
+
+    def close(self) -> None:
+        """Stop the connector's threads. Idempotent."""
+        if self.connector is not None:
+            self.connector.close()
+
+
+_GAUGES = (
+    "num_blocks",
+    "num_free_blocks",
+    "num_running",
+    "num_waiting",
+    "num_loading",
+    "num_leased_blocks",
+    "num_held_blocks",
+    "num_early_blocks",
+    "queued_prefill_tokens",
+)
+_SCHEDULER_COUNTERS = tuple(name for name in SchedulerStats.__dataclass_fields__ if name not in _GAUGES)
+_TRANSFER_COUNTERS = tuple(TransferStats.__dataclass_fields__)
+
+
+def load_report(stats: EngineStats) -> LoadReport:
+    """Turn statistics into the message that routers get: gauges as fields, everything else as counters."""
+    counters: dict[str, float] = {
+        "num_steps": stats.num_steps,
+        "num_waited_steps": stats.num_waited_steps,
+        "step_s": stats.step_s,
+        "num_integrity_failures": stats.num_integrity_failures,
+    }
+    for name in _SCHEDULER_COUNTERS:
+        value = getattr(stats.scheduler, name)
+        if isinstance(value, (int, float)):
+            counters[name] = value
+    for name in _TRANSFER_COUNTERS:
+        counters[name] = getattr(stats.transfer, name)
+    return LoadReport(**{name: getattr(stats.scheduler, name) for name in _GAUGES}, counters=counters)

@@ -1,0 +1,70 @@
+"""What routers have not been told yet of an engine: changes of its prefix cache, and its load."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from engine.contract.messages import CacheChanges, LoadReport
+from engine.frontend.engine_core import EngineCore
+
+MAX_WAITING_BYTES = 1 << 20
+"""A router that is further behind gets everything anew."""
+
+
+class CacheFeed:
+    """Changes in order, from a snapshot on. ``needs_snapshot`` says that the next message must begin with one.
+
+    ``snapshot`` is one that was asked for and not told yet.
+    """
+
+    def __init__(self) -> None:
+        self.needs_snapshot = True
+        self.snapshot: asyncio.Task[CacheChanges] | None = None
+        self._waiting: list[CacheChanges] = []
+        self._num_bytes = 0
+
+    def put(self, changes: CacheChanges) -> None:
+        """Add what happened."""
+        self._waiting.append(changes)
+        self._num_bytes += len(changes.stored) + len(changes.removed)
+        if self._num_bytes > MAX_WAITING_BYTES:
+            self.take()
+            self.needs_snapshot = True
+
+    def take(self) -> tuple[CacheChanges, ...]:
+        """All that waits."""
+        taken = tuple(self._waiting)
+        self._waiting.clear()
+        self._num_bytes = 0
+        return taken
+
+
+LOAD_PERIOD_S: Final = 0.1
+"""How old a report may be where running requests have only grown since."""
+
+
+class LoadFeed:
+    """The load after each turn of an engine's loop. Asked by the thread that steps the engine."""
+
+    def __init__(self, core: EngineCore, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._core = core
+        self._clock = clock
+        self._report = core.load_report()
+        self._told_at_s = clock()
+        self._num_changes = core.num_load_changes
+
+    def after_step(self) -> LoadReport:
+        """The report, a new one if requests came, started, ended or moved, or if it is ``LOAD_PERIOD_S`` old."""
+        if self._core.num_load_changes == self._num_changes and self._clock() - self._told_at_s < LOAD_PERIOD_S:
+            return self._report
+        return self.now()
+
+    def now(self) -> LoadReport:
+        """A new report."""
+        self._num_changes = self._core.num_load_changes
+        self._told_at_s = self._clock()
+        self._report = self._core.load_report()
+        return self._report

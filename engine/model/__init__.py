@@ -1,0 +1,1 @@
+"""Models: configuration read from a checkpoint, the decoder, its weights."""

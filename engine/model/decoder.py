@@ -1,0 +1,143 @@
+"""A decoder with gated MLPs: the model of every architecture so far, which differ in what ``ModelConfig`` says."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.backend import AttentionPlan
+from engine.layers.embedding import Embedding, LMHead
+from engine.layers.fused_ops import FusedOps
+from engine.layers.gated_silu import GatedSiLU
+from engine.layers.heads import HeadTransform
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import RotaryEmbedding, Rotations
+from engine.model.model_config import ModelConfig
+
+
+class DecoderLayer:
+    """Attention and a gated MLP, each on the normalised residual stream."""
+
+    def __init__(
+        self, config: ModelConfig, *, index: int, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None
+    ) -> None:
+        def linear(in_size: int, *out_sizes: int, bias: bool) -> Linear:
+            return Linear(in_size, out_sizes, bias=bias, dtype=dtype, device=device)
+
+        def norm(size: int) -> RMSNorm:
+            return RMSNorm(size, eps=config.rms_norm_eps, dtype=dtype, device=device, fused_ops=fused_ops)
+
+        self.index = index
+        self.window = config.windows[index]
+        self.head_dim = config.head_dim
+        self.input_norm = norm(config.hidden_size)
+        self.qkv = linear(config.hidden_size, config.q_size, config.kv_size, config.kv_size, bias=config.qkv_bias)
+        self.heads = HeadTransform(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            query_norm=norm(config.head_dim) if config.qk_norm else None,
+            key_norm=norm(config.head_dim) if config.qk_norm else None,
+            fused_ops=fused_ops,
+        )
+        self.o = linear(config.q_size, config.hidden_size, bias=config.o_bias)
+        self.post_norm = norm(config.hidden_size)
+        inner = config.intermediate_size
+        self.gate_up = linear(config.hidden_size, inner, inner, bias=config.mlp_bias)
+        self.gate = GatedSiLU(dtype=dtype, device=device, fused_ops=fused_ops)
+        self.down = linear(inner, config.hidden_size, bias=config.mlp_bias)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """The layer's matrices."""
+        return self.qkv, self.o, self.gate_up, self.down
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Where each of this layer's tensors of a checkpoint goes."""
+        places: dict[str, torch.Tensor] = {}
+        places.update(self.qkv.targets(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")))
+        places.update(self.o.targets(("self_attn.o_proj",)))
+        places.update(self.gate_up.targets(("mlp.gate_proj", "mlp.up_proj")))
+        places.update(self.down.targets(("mlp.down_proj",)))
+        places["input_layernorm.weight"] = self.input_norm.weight
+        places["post_attention_layernorm.weight"] = self.post_norm.weight
+        if self.heads.query_norm is not None and self.heads.key_norm is not None:
+            places["self_attn.q_norm.weight"] = self.heads.query_norm.weight
+            places["self_attn.k_norm.weight"] = self.heads.key_norm.weight
+        return {f"model.layers.{self.index}.{name}": place for name, place in places.items()}
+
+    def forward(
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, rotations: Rotations, plan: AttentionPlan
+    ) -> torch.Tensor:
+        """One layer over the tokens of a step.
+
+        hidden: [num_tokens, hidden_size] the residual stream; ``delta``, what the layer before adds to it, and the
+        attention's result are added in place.
+
+        Returns:
+            What this layer's MLP adds to the residual stream.
+        """
+        attended = self._attend(self.input_norm.add_and_normalize(hidden, delta), rotations, plan)
+        return self.down(self.gate(self.gate_up(self.post_norm.add_and_normalize(hidden, attended))))
+
+    def _attend(self, normalized: torch.Tensor, rotations: Rotations, plan: AttentionPlan) -> torch.Tensor:
+        heads = self.qkv(normalized).view(len(normalized), -1, self.head_dim)
+        return self.o(plan.attend_heads(self.index, heads, self.heads, rotations, self.window))
+
+
+class Decoder:
+    """Token ids and a paged cache in, hidden states and logits out.
+
+    ``has_own_head``: the checkpoint stores a head although config.json calls it tied; what is stored counts.
+    ``fused_ops``: generated kernels to use between the matrix products, if there are any.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        max_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        has_own_head: bool = False,
+        fused_ops: FusedOps | None = None,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.layers = [
+            DecoderLayer(config, index=index, dtype=dtype, device=device, fused_ops=fused_ops)
+            for index in range(config.num_layers)
+        ]
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
+        self.lm_head = LMHead(self.embedding, tied=config.tie_word_embeddings and not has_own_head)
+        self.rotary = RotaryEmbedding(
+            config.rope, head_dim=config.head_dim, max_positions=max_positions, dtype=dtype, device=device
+        )
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Where each tensor of a checkpoint goes, by its name there."""
+        places = {"model.embed_tokens.weight": self.embedding.weight, "model.norm.weight": self.norm.weight}
+        places.update(self.lm_head.targets())
+        for layer in self.layers:
+            places.update(layer.targets())
+        return places
+
+    def finish_loading(self) -> None:
+        """Hand the loaded matrices to the matrix library."""
+        for layer in self.layers:
+            for linear in layer.linears:
+                linear.pack()
+        self.lm_head.pack()
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        """Run the layers: token ids and positions, each [num_tokens], to hidden states before the last norm."""
+        hidden = self.embedding(input_ids)
+        rotations = self.rotary.rotations(positions)
+        delta: torch.Tensor | None = None
+        for layer in self.layers:
+            delta = layer.forward(hidden, delta, rotations, plan)
+        return hidden if delta is None else hidden.add_(delta)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of every token of the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
+        return self.lm_head(self.norm.add_and_normalize(hidden, None))

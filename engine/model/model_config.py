@@ -1,0 +1,214 @@
+"""A model's shape, and how its numbers are read from config.json. Free of torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.contract.errors import CheckpointError
+from engine.layers.rope_config import RopeConfig, RopeType, parse_rope_config
+
+SUPPORTED_ACTIVATIONS = ("silu", "swish")
+SUPPORTED_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What distinguishes one decoder-only transformer from another.
+
+    windows: one entry a layer; None attends to everything before, ``w`` to the ``w`` last positions, itself included.
+    dtype: the checkpoint's, one of ``SUPPORTED_DTYPES``.
+    cpu_dtype: what the checkpoint asks to run in on a CPU, by the key ``baton_cpu_dtype``. In 16 bits the matrix
+        library's rounding depends on how many requests share a step, so that near-ties can fall either way; a model
+        small enough to afford it asks for float32.
+    max_model_len: the longest sequence the rotary embedding was made for.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_model_len: int
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    dtype: str
+    cpu_dtype: str
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries of one token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys, and of the values, of one token."""
+        return self.num_kv_heads * self.head_dim
+
+
+def read_config_json(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint's config.json.
+
+    Raises:
+        CheckpointError: No such directory, no config.json in it, or it is not a JSON object.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory")
+    file = path / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"{path} is not a checkpoint: it has no config.json")
+    return read_json_object(file)
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The content of a JSON file that holds an object.
+
+    Raises:
+        CheckpointError: Unreadable, or something else than an object.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds no JSON object")
+    return content
+
+
+Windows = tuple[int | None, ...]
+
+
+def read_decoder_config(
+    raw: Mapping[str, Any],
+    *,
+    architecture: str,
+    windows: Windows,
+    head_dim: int | None = None,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> ModelConfig:
+    """Check what the config.json of a decoder with gated MLPs says, and put it together with what its file knows.
+
+    head_dim: the architecture's default where config.json states none; None for hidden_size / num_attention_heads.
+
+    Raises:
+        CheckpointError: Something is missing, contradictory, or of a kind that is not supported; the message lists
+            what is.
+    """
+    activation = raw.get("hidden_act") or "silu"
+    if activation not in SUPPORTED_ACTIVATIONS:
+        supported = ", ".join(SUPPORTED_ACTIVATIONS)
+        raise CheckpointError(f"config.json: hidden_act {activation!r} is not supported; supported: {supported}")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(f"config.json: quantized weights ({method}) are not supported")
+    num_heads = positive(raw, "num_attention_heads")
+    num_kv_heads = positive(raw, "num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    hidden_size = positive(raw, "hidden_size")
+    head_dim = positive(raw, "head_dim", default=head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        raise CheckpointError(f"config.json: head_dim {head_dim} is odd")
+    max_position_embeddings = positive(raw, "max_position_embeddings")
+    rope = parse_rope_config(raw, max_position_embeddings=max_position_embeddings)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=positive(raw, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=positive(raw, "intermediate_size"),
+        num_layers=positive(raw, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_model_len=_max_model_len(rope, max_position_embeddings),
+        rope=rope,
+        windows=windows,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        dtype=_dtype(raw),
+        cpu_dtype=_dtype({"dtype": raw.get("baton_cpu_dtype") or _dtype(raw)}),
+    )
+
+
+def full_attention(raw: Mapping[str, Any]) -> Windows:
+    """No layer has a window."""
+    return (None,) * positive(raw, "num_hidden_layers")
+
+
+def same_window(raw: Mapping[str, Any]) -> Windows:
+    """Every layer has the window that ``sliding_window`` states, if it states one."""
+    if raw.get("sliding_window") is None:
+        return full_attention(raw)
+    return (positive(raw, "sliding_window"),) * positive(raw, "num_hidden_layers")
+
+
+def windows_of_layers(raw: Mapping[str, Any]) -> Windows:
+    """Layers named by ``layer_types`` or ``max_window_layers`` have the window, if ``use_sliding_window`` is on."""
+    if raw.get("sliding_window") is None or not raw.get("use_sliding_window", False):
+        return full_attention(raw)
+    num_layers, window = positive(raw, "num_hidden_layers"), positive(raw, "sliding_window")
+    layer_types = raw.get("layer_types")
+    if layer_types is None:
+        first = int(raw.get("max_window_layers", 28))
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    known = {"full_attention": None, "sliding_attention": window}
+    unknown = set(layer_types) - known.keys()
+    if unknown or len(layer_types) != num_layers:
+        raise CheckpointError(
+            f"config.json: layer_types must name one of {', '.join(known)} for each of {num_layers} layers"
+        )
+    return tuple(known[layer_type] for layer_type in layer_types)
+
+
+def positive(raw: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
+    """A number of config.json.
+
+    Raises:
+        CheckpointError: It is missing and has no default, or is no positive integer.
+    """
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise CheckpointError(f"config.json: {key} is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json: {key} must be a positive integer, got {value!r}")
+    return value
+
+
+def _dtype(raw: Mapping[str, Any]) -> str:
+    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in SUPPORTED_DTYPES:
+        supported = ", ".join(SUPPORTED_DTYPES)
+        raise CheckpointError(f"config.json: dtype {name} is not supported; supported: {supported}")
+    return name
+
+
+def _max_model_len(rope: RopeConfig, max_position_embeddings: int) -> int:
+    """Linear scaling multiplies the stated length; yarn multiplies the original one; llama3 states the result."""
+    if rope.rope_type is RopeType.LINEAR:
+        return int(max_position_embeddings * rope.factor)
+    if rope.rope_type is RopeType.YARN:
+        return max(max_position_embeddings, int(rope.original_max_position_embeddings * rope.factor))
+    return max_position_embeddings

@@ -1,0 +1,1 @@
+"""A checkpoint's weights: finding, checking and loading them."""

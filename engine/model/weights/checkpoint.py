@@ -1,0 +1,99 @@
+"""A checkpoint's weights: loading them into place, and who they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.contract.errors import CheckpointError
+from engine.model.model_config import ModelConfig
+from engine.model.weights.shards import find_shards, shard_error, weight_samples
+
+ProgressCallback = Callable[[int, int], None]
+"""Called while weights load, with bytes done and bytes in all."""
+
+MIN_BYTES_PER_WEIGHT = 2
+COMPUTED_TENSOR_SUFFIX = "rotary_emb.inv_freq"
+"""Old checkpoints store the rotary frequencies; they follow from config.json."""
+
+
+def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: ProgressCallback | None = None) -> None:
+    """Copy every tensor of a checkpoint from the memory-mapped files straight into its place, converting the dtype.
+
+    Raises:
+        CheckpointError: A shard is missing or damaged, a tensor is missing, unexpected, or of another shape.
+    """
+    shards = find_shards(path)
+    total_bytes = sum(shard.num_bytes for shard in shards)
+    missing = set(targets)
+    done_bytes = 0
+    for shard in shards:
+        try:
+            with safe_open(shard.file, framework="pt") as tensors:
+                for name in shard.tensor_names or tensors.keys():
+                    done_bytes += _load_tensor(tensors, name, shard.file, targets)
+                    missing.discard(name)
+                    if progress is not None:
+                        progress(min(done_bytes, total_bytes), total_bytes)
+        except (SafetensorError, OSError) as error:
+            raise shard_error(shard.file, error) from None
+    if missing:
+        raise CheckpointError(f"{path} is incomplete: {len(missing)} missing tensors, first {min(missing)}")
+    if progress is not None:
+        progress(total_bytes, total_bytes)
+
+
+def _load_tensor(tensors: Any, name: str, file: Path, targets: Mapping[str, torch.Tensor]) -> int:
+    """Load one tensor; returns its bytes."""
+    if name.endswith(COMPUTED_TENSOR_SUFFIX):
+        return 0
+    target = targets.get(name)
+    if target is None:
+        raise CheckpointError(f"{file} holds tensor {name}, which config.json has no place for")
+    source: torch.Tensor = tensors.get_tensor(name)
+    if source.shape != target.shape:
+        raise CheckpointError(
+            f"{file}: tensor {name} has shape {list(source.shape)}, config.json asks for {list(target.shape)}"
+        )
+    if not source.is_floating_point() or source.element_size() < MIN_BYTES_PER_WEIGHT:
+        raise CheckpointError(f"{file}: tensor {name} has dtype {source.dtype}; quantized weights are not supported")
+    target.copy_(source)
+    return source.nbytes
+
+
+def has_tensor(path: Path, name: str) -> bool:
+    """True when a checkpoint stores a tensor of that name.
+
+    Raises:
+        CheckpointError: A shard is missing or damaged.
+    """
+    for shard in find_shards(path):
+        if shard.tensor_names is not None:
+            if name in shard.tensor_names:
+                return True
+            continue
+        try:
+            with safe_open(shard.file, framework="pt") as tensors:
+                return name in tensors.keys()  # noqa: SIM118  (not a mapping)
+        except (SafetensorError, OSError) as error:
+            raise shard_error(shard.file, error) from None
+    return False
+
+
+def model_hash(path: Path, config: ModelConfig) -> str:
+    """A stable identity of a model's weights: two engines whose hashes are equal hold the same KV.
+
+    Digests the shape and what ``weight_samples`` takes of the files.
+
+    Raises:
+        CheckpointError: A shard is missing or damaged.
+    """
+    digest = hashlib.sha256(repr(config).encode())
+    for piece in weight_samples(path):
+        digest.update(piece)
+    return digest.hexdigest()[:32]

@@ -1,0 +1,102 @@
+"""The files that hold a checkpoint's weights. Free of torch, so that a checkpoint can be checked in no time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from engine.contract.errors import CheckpointError
+from engine.model.model_config import read_json_object
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+NUM_SAMPLES = 64
+SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One safetensors file. ``tensor_names`` None: all that it holds."""
+
+    file: Path
+    tensor_names: tuple[str, ...] | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self.file.stat().st_size
+
+
+def find_shards(path: Path) -> tuple[Shard, ...]:
+    """The files that hold a checkpoint's weights, in the order of their names.
+
+    Raises:
+        CheckpointError: There are none, the index is broken, or one that it names is missing.
+    """
+    index_file = path / INDEX_FILE
+    if index_file.is_file():
+        return _indexed_shards(path, read_json_object(index_file))
+    single = path / SINGLE_FILE
+    if single.is_file():
+        return (Shard(file=single, tensor_names=None),)
+    raise CheckpointError(f"{path} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+
+
+def weight_samples(path: Path) -> Iterator[bytes]:
+    """What tells a checkpoint's weights from others, in milliseconds for any size: of each shard its size, its header
+    (names, shapes, offsets), and bytes spread over the file.
+
+    Raises:
+        CheckpointError: A shard is missing.
+    """
+    for shard in find_shards(path):
+        size = shard.num_bytes
+        with shard.file.open("rb") as file:
+            header_bytes = min(int.from_bytes(file.read(8), "little"), size)
+            yield size.to_bytes(8, "little")
+            yield file.read(header_bytes)
+            first = 8 + header_bytes
+            step = max((size - first) // NUM_SAMPLES, SAMPLE_BYTES)
+            for offset in range(first, size, step):
+                file.seek(offset)
+                yield file.read(SAMPLE_BYTES)
+
+
+def _indexed_shards(path: Path, index: Mapping[str, Any]) -> tuple[Shard, ...]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path / INDEX_FILE} has no weight_map")
+    names_by_file: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        names_by_file.setdefault(str(file), []).append(name)
+    missing = sorted(file for file in names_by_file if not (path / file).is_file())
+    if missing:
+        raise CheckpointError(
+            f"{path} is incomplete: {len(missing)} missing of {len(names_by_file)} shards, first {missing[0]}"
+        )
+    return tuple(Shard(file=path / file, tensor_names=tuple(names)) for file, names in sorted(names_by_file.items()))
+
+
+def check_shards(path: Path) -> None:
+    """Compare every shard's header with the file's size, without reading weights.
+
+    Raises:
+        CheckpointError: A shard is missing, damaged, or cut short.
+    """
+    for shard in find_shards(path):
+        try:
+            with shard.file.open("rb"), safe_open(shard.file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise shard_error(shard.file, error) from None
+
+
+def shard_error(file: Path, error: SafetensorError | OSError) -> CheckpointError:
+    """What is wrong with a shard that could not be read: its content, or the access to it."""
+    if isinstance(error, OSError) and error.strerror:
+        return CheckpointError(f"{file} cannot be read: {error.strerror}")
+    return CheckpointError(f"{file} is damaged or truncated: {error}")

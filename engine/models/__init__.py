@@ -1,1 +1,0 @@
-"""Model architectures and the loading of checkpoints."""

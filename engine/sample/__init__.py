@@ -1,1 +1,0 @@
-"""Sampling: filters, penalties, counter-based randomness."""

@@ -1,0 +1,1 @@
+"""Changes of the logits that requests ask for, one file each."""

@@ -1,0 +1,123 @@
+"""Draws the next token of every row of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.contract.step import IntArray
+from engine.device.copies import upload
+from engine.sampling.filters import num_deciding_candidates, thresholds
+from engine.sampling.logprobs import LogprobTensors, compute_logprobs
+from engine.sampling.most_likely import MostLikely
+from engine.sampling.philox import uniforms
+from engine.sampling.processors.processor import LOWEST
+from engine.sampling.sampling_rows import SamplingRows
+from engine.sampling.token_history import TokenHistory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """One token a row, where the logits are; ``logprobs`` are of ``logprob_rows``, the rows that ask for them.
+
+    token_ids: [num_rows] int32; has_nan: [num_rows] bool, whose logits held a NaN.
+    """
+
+    token_ids: torch.Tensor
+    has_nan: torch.Tensor
+    logprob_rows: IntArray
+    logprobs: LogprobTensors | None = None
+
+
+class Sampler:
+    """Vectorised over the batch; a batch of plain greedy rows costs one pass over the logits.
+
+    What is drawn for a row depends on its logits, parameters, tokens and (seed, position) alone, never on the rows
+    beside it. Where ``may_wait`` is False nothing here waits for the device: what the logits would tell is not
+    asked, and work that only some logits need is done for all.
+    """
+
+    def __init__(
+        self, sampling: SamplingRows, history: TokenHistory, *, may_wait: bool, most_likely: MostLikely | None = None
+    ) -> None:
+        self._sampling = sampling
+        self._history = history
+        self._may_wait = may_wait
+        self._most_likely = most_likely or MostLikely()
+
+    def reads_history(self, rows: IntArray) -> bool:
+        """True when what is drawn for some of these rows depends on the tokens that they hold."""
+        return bool(self._sampling.reads_history[rows].any())
+
+    def sample(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> SampledTokens:
+        """Choose a token for each row.
+
+        logits: [num_rows, vocab_size], model dtype; positions: [num_rows] where each new token will stand.
+        """
+        token_ids, has_nan = self._most_likely(logits)
+        is_changed = positions < self._sampling.changed_until[rows]
+        if is_changed.any() or not self._sampling.is_greedy[rows].all() or (self._may_wait and bool(has_nan.any())):
+            token_ids = self._choose(logits, rows, positions)
+        elif not self._may_wait:
+            token_ids = torch.where(has_nan, _without_nan(logits).argmax(dim=1).to(torch.int32), token_ids)
+        asking = np.flatnonzero(self._sampling.num_logprobs[rows] >= 0)
+        return SampledTokens(
+            token_ids=token_ids.to(torch.int32),
+            has_nan=has_nan,
+            logprob_rows=rows[asking],
+            logprobs=self._logprobs(logits, rows, token_ids, asking) if asking.size else None,
+        )
+
+    def _choose(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> torch.Tensor:
+        """A token for each row when not all of them just take the most likely one."""
+        sampling = self._sampling
+        logits = _without_nan(logits)
+        for processor in sampling.processors:
+            processor.apply(logits, rows, positions, self._history)
+        token_ids = logits.argmax(dim=1)
+        random = np.flatnonzero(sampling.temperature[rows] > 0.0)
+        if random.size:
+            index = upload(random, logits.device)
+            token_ids[index] = self._draw(logits.index_select(0, index), rows[random], positions[random])
+        return token_ids
+
+    def _logprobs(
+        self, logits: torch.Tensor, rows: IntArray, token_ids: torch.Tensor, asking: npt.NDArray[np.intp]
+    ) -> LogprobTensors:
+        """What the model itself says of the chosen tokens, for the rows at the indices ``asking``."""
+        index = upload(asking, logits.device)
+        num_top = int(self._sampling.num_logprobs[rows].max())
+        return compute_logprobs(logits.index_select(0, index), token_ids.index_select(0, index), num_top)
+
+    def _draw(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> torch.Tensor:
+        """Inverse of the cumulative distribution, in the order of token ids, at one uniform number a row."""
+        sampling, device = self._sampling, logits.device
+        temperature = upload(sampling.temperature[rows], device)[:, None]
+        logits = logits.clamp_(min=torch.finfo(torch.float32).min)
+        scaled = (logits - logits.amax(dim=1, keepdim=True)) / temperature
+        lowest = self._thresholds(scaled, rows)
+        weights = scaled.double().exp().masked_fill_(scaled < lowest[:, None], 0.0)
+        cumulative = weights.cumsum(dim=1)
+        totals = cumulative[:, -1:]
+        draws = upload(uniforms(sampling.seed[rows], positions), device)[:, None]
+        # rounding up to the total would point past the last token that may be drawn
+        targets = torch.minimum(draws * totals, torch.nextafter(totals, torch.zeros_like(totals)))
+        return torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+
+    def _thresholds(self, scaled: torch.Tensor, rows: IntArray) -> torch.Tensor:
+        sampling, device = self._sampling, scaled.device
+        top_k, top_p = sampling.top_k[rows], sampling.top_p[rows]
+        filters = (upload(top_k, device), upload(top_p, device), upload(sampling.min_p[rows], device))
+        if self._may_wait:
+            return thresholds(scaled, *filters)
+        sorting = np.flatnonzero((top_k > 0) | (top_p < 1.0))
+        num_candidates = num_deciding_candidates(top_k[sorting], scaled.shape[1])
+        return thresholds(scaled, *filters, sorting=upload(sorting, device), num_candidates=num_candidates)
+
+
+def _without_nan(logits: torch.Tensor) -> torch.Tensor:
+    """A float32 copy in which nothing is NaN or infinite."""
+    return logits.to(torch.float32, copy=True).nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST)

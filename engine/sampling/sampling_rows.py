@@ -1,0 +1,52 @@
+"""The sampling parameters of all running requests, as arrays that the sampler indexes by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.contract.messages import SamplingParams
+from engine.contract.step import BoolArray, IntArray
+from engine.sampling.processors.registry import build_processors
+
+FloatArray = npt.NDArray[np.float32]
+
+SEED_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class SamplingRows:
+    """One entry a row; the meaning of most arrays is that of the field of ``SamplingParams``.
+
+    ``num_logprobs`` is -1 where none are wanted. Before position ``changed_until`` some processor may change a row's
+    logits. What is drawn for ``reads_history`` rows depends on the tokens that they hold. ``is_argmax_only`` rows want
+    the most likely token of the untouched logits at every position, and nothing else.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.processors = build_processors(max_num_seqs)
+        self.temperature: FloatArray = np.zeros(max_num_seqs, dtype=np.float32)
+        self.top_p: FloatArray = np.ones(max_num_seqs, dtype=np.float32)
+        self.top_k: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
+        self.min_p: FloatArray = np.zeros(max_num_seqs, dtype=np.float32)
+        self.seed: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.num_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
+        self.is_greedy: BoolArray = np.ones(max_num_seqs, dtype=np.bool_)
+        self.changed_until: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
+        self.reads_history: BoolArray = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.is_argmax_only: BoolArray = np.ones(max_num_seqs, dtype=np.bool_)
+
+    def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> None:
+        """Store a request's parameters."""
+        self.temperature[row] = sampling.temperature
+        self.top_p[row] = sampling.top_p
+        self.top_k[row] = sampling.top_k
+        self.min_p[row] = sampling.min_p
+        self.seed[row] = sampling.seed & SEED_MASK
+        self.num_logprobs[row] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
+        self.is_greedy[row] = sampling.is_greedy
+        changed_until = max(
+            processor.set(row, sampling, num_prompt_tokens=num_prompt_tokens) for processor in self.processors
+        )
+        self.changed_until[row] = changed_until
+        self.reads_history[row] = any(processor.reads_history(row) for processor in self.processors)
+        self.is_argmax_only[row] = sampling.is_greedy and not changed_until and sampling.num_logprobs is None

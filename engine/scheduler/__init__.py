@@ -1,0 +1,1 @@
+"""Deciding: which tokens of which requests each step computes. Free of torch."""

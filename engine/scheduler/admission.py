@@ -1,0 +1,391 @@
+"""Waiting requests: who may start now, with which blocks, from which position on. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from engine.contract.block_hash import BlockHash
+from engine.contract.config import SchedulerConfig
+from engine.contract.stats import Counters
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.policy.gates import AdmissionGate, Verdict
+from engine.scheduler.remote.announcer import Announcer
+from engine.scheduler.remote.early_loads import EarlyLoad, EarlyLoads
+from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.remote.shared_repair import adopt_published_blocks, first_missing_block
+from engine.scheduler.requests.request import Request, RequestState
+from engine.scheduler.requests.request_queue import RequestQueue
+from engine.scheduler.requests.row_table import RowTable
+from engine.scheduler.step_draft import StepDraft
+
+MAX_PASSED_OVER: Final = 64
+"""How many requests a step looks behind: what is blocked must not cost more, however much of it there is."""
+
+MAX_ASKED_AGAIN: Final = 16
+"""How many undecided requests a step asks again."""
+
+
+class Start(NamedTuple):
+    """What a waiting request would begin with: ``local`` blocks, and a load or else ``num_tokens`` to compute."""
+
+    local: list[int]
+    num_tokens: int
+    is_load: bool
+    holds_blocks: bool = False
+
+
+class Admission:
+    """Starts waiting and loaded requests while budget, rows and blocks last. Loads cost nothing of the budget.
+
+    A request is admitted only when the blocks of *all* its known tokens are free, and gets them at once: whoever was
+    admitted can compute its prompt, and every load has its destination, whatever comes after (known-failures 7).
+    Beyond that, admission leaves a block for each admitted request that will grow, and a watermark. A request whose
+    next block somebody computes right now is passed over: it will find it in the cache.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        table: RowTable,
+        kv_cache: KVCacheManager,
+        live_requests: LiveRequests,
+        remote: RemoteKV,
+        pending: PendingPrefixes,
+        early: EarlyLoads,
+        announcer: Announcer,
+        counters: Counters,
+        gates: Sequence[AdmissionGate] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._kv_cache = kv_cache
+        self._live_requests = live_requests
+        self._remote = remote
+        self._pending = pending
+        self._early = early
+        self._announcer = announcer
+        self._counters = counters
+        self._gates = gates
+        self._clock = clock
+        self._watermark = int(config.watermark * kv_cache.num_blocks)
+        self._ask_again_at_s = 0.0
+
+    @property
+    def ask_again_at_s(self) -> float | None:
+        """When undecided requests are due; None when there are none."""
+        return self._ask_again_at_s if len(self._live_requests.undecided) else None
+
+    def run(self, draft: StepDraft) -> None:
+        """Add requests that start to the step: loaded ones first, which hold their blocks and need none."""
+        if len(self._live_requests.live) == len(self._table) and not len(self._early):
+            return  # everybody runs
+        self._ask_again()
+        if draft.favoured is not None:
+            self._let_in_first(draft.favoured, draft)
+        self._serve(self._live_requests.ready, self._start, draft)
+        if not draft.is_blocked and (draft.token_budget > 0 or self._remote.can_load):
+            self._serve(self._live_requests.waiting, self._admit, draft)
+            if len(self._early) and not self._live_requests.num_waiting:
+                self._begin_early()
+
+    def _let_in_first(self, request: Request, draft: StepDraft) -> None:
+        """Let the favoured request in before all others, without a row if it loads."""
+        if request in self._live_requests.waiting:
+            if not draft.is_blocked:
+                self._admit(request, draft)
+        elif request in self._live_requests.ready:
+            self._start(request, draft)
+
+    def _serve(self, queue: RequestQueue, admit: Callable[[Request, StepDraft], Verdict], draft: StepDraft) -> None:
+        """Let in whoever may start, from the head of a queue up to the first barrier."""
+        passed_over: list[Request] = []
+        while self._table.num_free_rows and len(passed_over) < MAX_PASSED_OVER:
+            request = queue.peek()
+            if request is None:
+                break
+            verdict = admit(request, draft)
+            if verdict is Verdict.BARRIER:
+                break
+            if verdict is Verdict.PASSED_OVER:
+                queue.remove(request)
+                passed_over.append(request)
+        for request in reversed(passed_over):
+            queue.push_front(request)
+
+    def _admit(self, request: Request, draft: StepDraft) -> Verdict:
+        local = self.local_prefix(request)
+        if self._gates and (verdict := self._ask_gates(request, local, draft)) is not Verdict.ADMITTED:
+            return verdict
+        early = self._early.find(request)
+        if early is not None and self._take_over(request, early):
+            return Verdict.ADMITTED
+        if self._is_brought_by_other(request, len(local)):
+            return Verdict.PASSED_OVER
+        num_local_tokens = len(local) * self._kv_cache.block_size
+        num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
+        if self._make_room(request, local) > 0:
+            return Verdict.BARRIER
+        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        if match is None:
+            self._set_undecided(request)
+            return Verdict.ADMITTED
+        num_known_tokens = min(num_local_tokens + match.num_tokens, request.num_tokens)
+        if not match.num_tokens and not self._can_compute(request.num_tokens - num_local_tokens, draft):
+            return Verdict.BARRIER
+        self._live_requests.leave_waiting(request)
+        self._kv_cache.hold(local)
+        request.block_ids = local + self._kv_cache.allocate(num_fresh)
+        request.num_published_blocks = len(local)
+        request.num_computed_tokens = num_local_tokens
+        self._count_hits(request, num_local_tokens)
+        if match.num_tokens:
+            self._load(request, num_local_blocks=len(local), num_tokens=num_known_tokens)
+        else:
+            self._remote.release(request)
+            self._run(request, draft)
+        return Verdict.ADMITTED
+
+    def _ask_gates(self, request: Request, local: list[int], draft: StepDraft) -> Verdict:
+        """What the gates say of a waiting request; of what is not known yet they are asked when it is."""
+        num_local_tokens = len(local) * self._kv_cache.block_size
+        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        if match is None:
+            return Verdict.ADMITTED
+        return self.ask_gates(request, draft, request.num_tokens - num_local_tokens - match.num_tokens)
+
+    def ask_gates(self, request: Request, draft: StepDraft, num_tokens: int) -> Verdict:
+        """The first verdict that is not ADMITTED on a request of which ``num_tokens`` would be computed here."""
+        for gate in self._gates:
+            verdict = gate.ask(request, draft, max(num_tokens, 1))
+            if verdict is not Verdict.ADMITTED:
+                return verdict
+        return Verdict.ADMITTED
+
+    def _set_undecided(self, request: Request) -> None:
+        if not len(self._live_requests.undecided):
+            self._ask_again_at_s = self._clock() + self._config.ask_again_s
+        self._live_requests.set_undecided(request)
+
+    def _load(self, request: Request, *, num_local_blocks: int, num_tokens: int, stream_id: str | None = None) -> None:
+        """Load the KV of known tokens up to ``num_tokens``; who brings the same along waits for it."""
+        block_size = self._kv_cache.block_size
+        self._remote.begin(
+            request,
+            num_local_blocks=num_local_blocks,
+            num_tokens=num_tokens,
+            block_size=block_size,
+            stream_id=stream_id,
+        )
+        if self._kv_cache.enable_prefix_caching:
+            request.hashes(block_size)
+            self._pending.claim(request, block_size)
+
+    def _take_over(self, request: Request, early: EarlyLoad) -> bool:
+        """Go on with what an early load of this very request holds; False, and it is dropped, when that is no use."""
+        num_local_tokens = early.num_local_blocks * self._kv_cache.block_size
+        match = self._remote.match(request, num_local_tokens)
+        if match is None or not match.num_tokens:
+            self._early.drop(request.request_id)
+            return False
+        self._early.take(early)
+        self._live_requests.leave_waiting(request)
+        request.block_hashes = early.request.block_hashes
+        request.block_ids = early.block_ids
+        request.num_published_blocks = early.num_local_blocks
+        request.num_computed_tokens = num_local_tokens
+        self._count_hits(request, num_local_tokens)
+        self._load(
+            request,
+            num_local_blocks=early.num_local_blocks,
+            num_tokens=min(num_local_tokens + match.num_tokens, request.num_tokens),
+            stream_id=early.stream_id,
+        )
+        return True
+
+    def _begin_early(self) -> None:
+        """Let early loads in while there is room to spare; there will be one more token than is known now."""
+        for early in self._early.pending():
+            request = early.request
+            local = self.local_prefix(request)
+            num_blocks = self._kv_cache.num_blocks_for(request.num_tokens + 1)
+            if num_blocks - len(local) + self.headroom(request) > self._kv_cache.num_free_without(local):
+                return
+            if len(local) >= self._kv_cache.num_blocks_for(request.num_tokens):
+                self._early.drop(request.request_id)
+            else:
+                self._early.begin(early, local=local, num_blocks=num_blocks)
+
+    def _start(self, request: Request, draft: StepDraft) -> Verdict:
+        """Give a loaded request its row, unless that is the last one, and kept for one that goes before it."""
+        if draft.token_budget <= 0:
+            return Verdict.BARRIER
+        if self.waits_on_others(request):
+            return Verdict.PASSED_OVER
+        num_tokens = request.num_tokens - request.num_computed_tokens
+        if not self._can_compute(num_tokens, draft) or self._is_row_kept_from(request, draft):
+            return Verdict.BARRIER
+        self._live_requests.ready.remove(request)
+        self._run(request, draft)
+        return Verdict.ADMITTED
+
+    def waits_on_others(self, request: Request) -> bool:
+        """True when somebody computes the next block that a loaded request misses; what is there by now it takes."""
+        if not self._kv_cache.enable_prefix_caching:
+            return False
+        self._counters.num_adopted_blocks += adopt_published_blocks(request, self._kv_cache, self._pending)
+        return self._is_computed_by_other(request, first_missing_block(request, self._kv_cache.block_size))
+
+    def _is_row_kept_from(self, request: Request, draft: StepDraft) -> bool:
+        favoured = draft.favoured
+        return (
+            favoured is not None
+            and favoured.is_waiting
+            and self._table.num_free_rows == 1
+            and favoured.message.priority < request.message.priority
+        )
+
+    def _run(self, request: Request, draft: StepDraft) -> None:
+        block_ids, request.block_ids = request.block_ids, []
+        request.state = RequestState.RUNNING
+        row = self._table.place(request, block_ids, publishes=self._kv_cache.enable_prefix_caching)
+        if self._kv_cache.enable_prefix_caching:
+            self._pending.claim(request, self._kv_cache.block_size)
+        end = min(int(self._table.num_expected[row]), int(self._table.ceiling[row]))
+        num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
+        for cap in (self._config.long_prefill_token_threshold, draft.prefill_share):
+            num_tokens = min(num_tokens, cap or num_tokens)
+        draft.start(self._table, request, block_ids, num_tokens)
+        if request.message.hand_over:
+            is_complete = int(self._table.num_computed[row]) >= request.num_prompt_tokens
+            self._announcer.started(request, is_complete=is_complete)
+
+    def _can_compute(self, num_tokens: int, draft: StepDraft) -> bool:
+        """There is a row, and something left of the budget; without chunked prefill all of the prompt fits."""
+        is_chunked = self._config.enable_chunked_prefill
+        has_tokens = draft.token_budget > 0 and (is_chunked or num_tokens <= draft.token_budget)
+        return has_tokens and self._table.num_free_rows > 0
+
+    def prospect(self, request: Request) -> Start | None:
+        """What a waiting request would begin with if it had room.
+
+        Returns:
+            None when room would not let it start: it waits for what somebody else brings, or it is undecided now.
+        """
+        local = self.local_prefix(request)
+        num_local_tokens = len(local) * self._kv_cache.block_size
+        if self._early.find(request) is not None:
+            return Start(local, 1, is_load=True, holds_blocks=True)
+        if self._is_brought_by_other(request, len(local)):
+            return None
+        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        if match is None:
+            self._set_undecided(request)
+            return None
+        num_tokens = max(request.num_tokens - num_local_tokens - match.num_tokens, 1)
+        return Start(local, num_tokens, is_load=match.num_tokens > 0)
+
+    def num_missing_blocks(self, request: Request, start: Start) -> int:
+        """Blocks that would have to become free before a waiting request could start; early loads give way first."""
+        return 0 if start.holds_blocks else self._make_room(request, start.local)
+
+    def _make_room(self, request: Request, local: list[int]) -> int:
+        """Blocks that ``request`` lacks after early loads gave way to it."""
+        num_missing = self._num_missing_blocks(request, local)
+        while num_missing > self._kv_cache.num_fenced and self._early.drop_newest():
+            num_missing = self._num_missing_blocks(request, local)
+        return num_missing
+
+    def _num_missing_blocks(self, request: Request, local: list[int]) -> int:
+        num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
+        return num_fresh + self.headroom(request) - self._kv_cache.num_free_without(local)
+
+    def _is_brought_by_other(self, request: Request, block_index: int) -> bool:
+        """True when a waiting request should wait on: its next block comes without work of its own.
+
+        What one could load or compute is worth waiting for only while somebody else does the same.
+        """
+        if request.kv_transfer is None:
+            return self._is_computed_by_other(request, block_index)
+        block_hash = self._next_shareable(request, block_index)
+        return block_hash is not None and self._pending.is_loaded_by_other(block_hash, request)
+
+    def _is_computed_by_other(self, request: Request, block_index: int) -> bool:
+        """True when the next block that this request needs is full, and somebody computes it now."""
+        block_hash = self._next_shareable(request, block_index)
+        return block_hash is not None and self._pending.is_computed_by_other(block_hash, request)
+
+    def _next_shareable(self, request: Request, block_index: int) -> BlockHash | None:
+        last_shareable = (request.num_tokens - 1) // self._kv_cache.block_size
+        if not len(self._pending) or block_index >= last_shareable or request.num_prompt_logprobs is not None:
+            return None
+        return request.block_hashes[block_index]
+
+    def local_prefix(self, request: Request) -> list[int]:
+        """Blocks of the longest cached prefix; the last token is always computed."""
+        return self._kv_cache.lookup(self._shareable_hashes(request))
+
+    def _shareable_hashes(self, request: Request) -> list[BlockHash]:
+        """Addresses of the full blocks that need no computing if somebody has them."""
+        if not self._kv_cache.enable_prefix_caching:
+            return []
+        block_size = self._kv_cache.block_size
+        hashes = request.hashes(block_size)
+        if request.num_prompt_logprobs is not None:
+            return []
+        return hashes[: (request.num_tokens - 1) // block_size]
+
+    def headroom(self, request: Request) -> int:
+        """Blocks that must stay free for ``request`` to be admitted, so that whoever was before it can go on."""
+        if not self.num_admitted:
+            return 0
+        table, rows = self._table, self._table.order
+        num_growing = int((table.limit[rows] - 1 > table.capacity[rows]).sum())
+        grows = request.limit - 1 > self._kv_cache.num_blocks_for(request.num_tokens) * self._kv_cache.block_size
+        return self._watermark + num_growing + len(self._live_requests.ready) + self._remote.num_loading + grows
+
+    @property
+    def num_admitted(self) -> int:
+        """Requests that have blocks."""
+        return len(self._table) + len(self._live_requests.ready) + self._remote.num_loading
+
+    def is_kept_a_block(self, request: Request) -> bool:
+        """True when ``headroom`` counts a block for this running or loaded request."""
+        row = request.row
+        return row is None or bool(self._table.limit[row] - 1 > self._table.capacity[row])
+
+    def rows_that_grow_now(self) -> set[int]:
+        """Rows that take a block in the coming step, and ``headroom`` counts one for each of them after it as well."""
+        table, rows = self._table, self._table.order
+        capacity = table.capacity[rows]
+        is_full = np.minimum(table.num_expected[rows], table.ceiling[rows]) > capacity
+        return set(rows[is_full & (table.limit[rows] - 1 > capacity + np.int32(table.block_size))].tolist())
+
+    def _count_hits(self, request: Request, num_local_tokens: int) -> None:
+        counters = self._counters
+        if not request.num_preemptions:
+            request.num_cached_tokens = min(num_local_tokens, request.num_prompt_tokens)
+        if request.queue_s is not None:
+            counters.resumed_queried_tokens += request.num_tokens
+            counters.resumed_hit_tokens += num_local_tokens
+            return
+        counters.prefix_queried_tokens += request.num_tokens
+        counters.prefix_hit_tokens += num_local_tokens
+        request.queue_s = self._clock() - request.queued_at_s
+
+    def _ask_again(self) -> None:
+        """Put undecided requests back, oldest first, when they are due."""
+        undecided = self._live_requests.undecided
+        if not len(undecided) or self._clock() < self._ask_again_at_s:
+            return
+        self._ask_again_at_s = self._clock() + self._config.ask_again_s
+        due = [undecided.pop() for _ in range(min(len(undecided), MAX_ASKED_AGAIN))]
+        for request in reversed(due):
+            self._live_requests.waiting.push_front(request)

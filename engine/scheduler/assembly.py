@@ -1,0 +1,244 @@
+"""Builds the scheduler's collaborators and connects them; options that are off are not built. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.contract.config import CacheConfig, SchedulerConfig
+from engine.contract.stats import Counters
+from engine.scheduler.admission import Admission
+from engine.scheduler.blocks.cache_events import CacheEventLog
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.migration import Migration
+from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
+from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
+from engine.scheduler.priority_preemption import PriorityPreemption
+from engine.scheduler.remote.announcer import Announcer
+from engine.scheduler.remote.early_loads import EarlyLoads
+from engine.scheduler.remote.leases import BlockLeases
+from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.remote_events import RemoteEvents
+from engine.scheduler.request_validation import RequestValidator
+from engine.scheduler.requests.row_table import RowTable
+from engine.scheduler.running_pass import RunningPass
+from engine.scheduler.step_draft import StepDraft
+from engine.scheduler.step_output import StepOutputProcessor
+from kv_transfer.connector import SchedulerConnector
+
+
+class Preparation(Protocol):
+    """Something that looks at the state before a step is put together."""
+
+    def prepare(self, draft: StepDraft) -> None:
+        """Change what the step starts from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The mutable state, each part with one owner; every collaborator is given the parts that it needs."""
+
+    counters: Counters
+    cache_events: CacheEventLog | None
+    kv_cache: KVCacheManager
+    table: RowTable
+    remote: RemoteKV
+    leases: BlockLeases
+    early: EarlyLoads
+    announcer: Announcer
+    pending: PendingPrefixes
+    live_requests: LiveRequests
+    preemption: PreemptionPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a scheduler is made of."""
+
+    state: State
+    validator: RequestValidator
+    preparations: Sequence[Preparation]
+    running: RunningPass
+    admission: Admission
+    step_output: StepOutputProcessor
+    remote_events: RemoteEvents
+    prompt_delay: PromptDelay | None
+    migration: Migration
+
+
+def assemble(
+    config: SchedulerConfig,
+    cache: CacheConfig,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    connector: SchedulerConnector | None,
+    clock: Callable[[], float],
+    gates: Sequence[AdmissionGate],
+) -> Parts:
+    """Build everything; ``config`` was checked against the cache."""
+    state = _state(config, cache, num_blocks=num_blocks, max_model_len=max_model_len, connector=connector, clock=clock)
+    delay = _prompt_delay(config, state, clock)
+    partial_prefills = _partial_prefills(config, cache, state)
+    all_gates = [gate for gate in (delay, partial_prefills, *gates) if gate is not None]
+    admission = _admission(config, state, all_gates, clock)
+    step_output = StepOutputProcessor(
+        table=state.table,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        pending=state.pending,
+        announcer=state.announcer,
+        counters=state.counters,
+    )
+    return Parts(
+        state=state,
+        validator=RequestValidator(
+            config,
+            live_requests=state.live_requests,
+            remote=state.remote,
+            early=state.early,
+            max_model_len=max_model_len,
+            max_kv_tokens=num_blocks * cache.block_size,
+            has_connector=connector is not None,
+            clock=clock,
+        ),
+        preparations=_preparations(config, state, admission, partial_prefills),
+        running=RunningPass(
+            config,
+            table=state.table,
+            kv_cache=state.kv_cache,
+            live_requests=state.live_requests,
+            early=state.early,
+            preemption=state.preemption,
+            partial_prefills=partial_prefills,
+        ),
+        admission=admission,
+        step_output=step_output,
+        remote_events=_remote_events(config, state, step_output),
+        prompt_delay=delay,
+        migration=Migration(
+            table=state.table, live_requests=state.live_requests, remote=state.remote, counters=state.counters
+        ),
+    )
+
+
+def _state(
+    config: SchedulerConfig,
+    cache: CacheConfig,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    connector: SchedulerConnector | None,
+    clock: Callable[[], float],
+) -> State:
+    cache_events = CacheEventLog(config.cache_event_capacity) if config.enable_cache_events else None
+    kv_cache = KVCacheManager(
+        num_blocks=num_blocks,
+        block_size=cache.block_size,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        events=cache_events,
+        tier=connector,
+        clock=clock,
+    )
+    table = RowTable(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=cache.block_size)
+    remote, leases, pending, counters = RemoteKV(connector), BlockLeases(connector), PendingPrefixes(), Counters()
+    early = EarlyLoads(connector, kv_cache=kv_cache, max_num=config.max_num_seqs, clock=clock)
+    announcer = Announcer(connector, table=table)
+    live_requests = LiveRequests(
+        policy=config.policy,
+        table=table,
+        kv_cache=kv_cache,
+        remote=remote,
+        leases=leases,
+        pending=pending,
+        announcer=announcer,
+        counters=counters,
+    )
+    return State(
+        counters=counters,
+        cache_events=cache_events,
+        kv_cache=kv_cache,
+        table=table,
+        remote=remote,
+        leases=leases,
+        early=early,
+        announcer=announcer,
+        pending=pending,
+        live_requests=live_requests,
+        preemption=PreemptionPolicy(config.policy),
+    )
+
+
+def _admission(
+    config: SchedulerConfig, state: State, gates: Sequence[AdmissionGate], clock: Callable[[], float]
+) -> Admission:
+    return Admission(
+        config,
+        table=state.table,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        remote=state.remote,
+        pending=state.pending,
+        early=state.early,
+        announcer=state.announcer,
+        counters=state.counters,
+        gates=gates,
+        clock=clock,
+    )
+
+
+def _remote_events(config: SchedulerConfig, state: State, step_output: StepOutputProcessor) -> RemoteEvents:
+    return RemoteEvents(
+        config,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        remote=state.remote,
+        early=state.early,
+        leases=state.leases,
+        step_output=step_output,
+        counters=state.counters,
+    )
+
+
+def _prompt_delay(config: SchedulerConfig, state: State, clock: Callable[[], float]) -> PromptDelay | None:
+    if not config.scheduler_delay_factor:
+        return None
+    return PromptDelay(config.scheduler_delay_factor, table=state.table, clock=clock)
+
+
+def _partial_prefills(config: SchedulerConfig, cache: CacheConfig, state: State) -> PartialPrefills | None:
+    if not config.max_num_partial_prefills:
+        return None
+    return PartialPrefills(
+        config, table=state.table, live_requests=state.live_requests, share_in_blocks=cache.enable_prefix_caching
+    )
+
+
+def _preparations(
+    config: SchedulerConfig, state: State, admission: Admission, partial_prefills: PartialPrefills | None
+) -> list[Preparation]:
+    preparations: list[Preparation] = []
+    if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
+        preparations.append(
+            ArtificialPreemption(
+                config, table=state.table, live_requests=state.live_requests, preemption=state.preemption
+            )
+        )
+    if config.enable_priority_preemption:
+        preparations.append(
+            PriorityPreemption(
+                config,
+                table=state.table,
+                kv_cache=state.kv_cache,
+                live_requests=state.live_requests,
+                admission=admission,
+                preemption=state.preemption,
+                partial_prefills=partial_prefills,
+            )
+        )
+    if partial_prefills is not None:
+        preparations.append(partial_prefills)
+    return preparations

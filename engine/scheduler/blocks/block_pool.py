@@ -1,0 +1,134 @@
+"""Who holds which KV block: reference counts, free blocks, and cached blocks in eviction order. Free of torch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from engine.contract.errors import OutOfBlocksError
+from engine.scheduler.blocks.prefix_index import PrefixIndex
+
+
+class BlockPool:
+    """All blocks of one KV cache.
+
+    A block is *held* (reference count > 0), *cached* (published, held by nobody, evictable) or *free*. Blocks
+    without content are handed out before any cached one is evicted; cached blocks go least-recently-used first, and
+    of one chain the tail before the head, because ``free`` queues a table from its end.
+    """
+
+    def __init__(self, num_blocks: int, index: PrefixIndex, on_evict: Callable[[Sequence[int]], object]) -> None:
+        self.num_blocks = num_blocks
+        self.num_evicted = 0
+        self.num_allocated = 0
+        self._index = index
+        self._on_evict = on_evict
+        self._num_refs: list[int] = [0] * num_blocks
+        self._free: list[int] = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated: without content, or cached and held by nobody."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that hold a published prefix and that nobody holds."""
+        return len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that somebody holds."""
+        return self.num_blocks - self.num_free
+
+    def num_refs(self, block_id: int) -> int:
+        """How many hold a block."""
+        return self._num_refs[block_id]
+
+    def num_unheld(self, block_ids: Iterable[int]) -> int:
+        """How many of these published blocks nobody holds: touching them takes them from the free ones."""
+        cached = self._cached
+        return sum(1 for block_id in block_ids if block_id in cached)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take blocks, evicting cached prefixes oldest first.
+
+        Returns:
+            Block ids, each with reference count 1, owned by the caller until ``free``.
+
+        Raises:
+            OutOfBlocksError: Fewer than ``num_blocks`` are free; nothing was taken.
+        """
+        free = self._free
+        missing = num_blocks - len(free)
+        if missing > 0:
+            self._evict(missing, num_blocks)
+        if num_blocks == 0:
+            return []
+        block_ids = free[-num_blocks:]
+        del free[-num_blocks:]
+        num_refs = self._num_refs
+        for block_id in block_ids:
+            num_refs[block_id] = 1
+        self.num_allocated += num_blocks
+        return block_ids
+
+    def touch(self, block_ids: Iterable[int]) -> None:
+        """Hold published blocks once more; cached ones leave the eviction queue."""
+        num_refs, cached = self._num_refs, self._cached
+        for block_id in block_ids:
+            if num_refs[block_id] == 0:
+                del cached[block_id]
+            num_refs[block_id] += 1
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Give a block table back, in table order; published blocks stay findable until they are evicted."""
+        num_refs, cached, free, hash_of = self._num_refs, self._cached, self._free, self._index.hash_of
+        for block_id in reversed(block_ids):
+            left = num_refs[block_id] - 1
+            num_refs[block_id] = left
+            if left == 0:
+                if hash_of(block_id) is None:
+                    free.append(block_id)
+                else:
+                    cached[block_id] = None
+            assert left >= 0, f"block {block_id} was freed twice"
+
+    def drop_cached(self) -> None:
+        """Turn every cached block into a free one; the index is the caller's to clear."""
+        self._free.extend(self._cached)
+        self._cached.clear()
+
+    def check_integrity(self, expected_refs: Sequence[int]) -> None:
+        """Compare with the references that the callers know of.
+
+        Raises:
+            AssertionError: A block leaked, is held by too few, or is in two places.
+        """
+        if list(expected_refs) != self._num_refs:
+            wrong = {
+                block_id: (actual, expected)
+                for block_id, (actual, expected) in enumerate(zip(self._num_refs, expected_refs, strict=True))
+                if actual != expected
+            }
+            raise AssertionError(f"block references (pool, owners) disagree: {wrong}")
+        unheld = {block_id for block_id, refs in enumerate(self._num_refs) if refs == 0}
+        if len(self._free) + len(self._cached) != len(unheld) or set(self._free) | set(self._cached) != unheld:
+            raise AssertionError("free and cached blocks are not the blocks that nobody holds")
+        for block_id in self._free:
+            if self._index.hash_of(block_id) is not None:
+                raise AssertionError(f"free block {block_id} is still published")
+        for block_id in self._cached:
+            if self._index.hash_of(block_id) is None:
+                raise AssertionError(f"cached block {block_id} is not published")
+
+    def _evict(self, num_blocks: int, requested: int) -> None:
+        cached = self._cached
+        if num_blocks > len(cached):
+            raise OutOfBlocksError(requested=requested, free=self.num_free)
+        evicted = [cached.popitem(last=False)[0] for _ in range(num_blocks)]
+        self._on_evict(evicted)
+        # Oldest last: allocate() takes from the end.
+        self._free[:0] = evicted
+        self.num_evicted += num_blocks

@@ -1,0 +1,202 @@
+"""Every live request and where it is; moving it frees what must be freed. Free of torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.contract.config import QueuePolicy
+from engine.contract.messages import FinishReason, RequestError, TokenDelta
+from engine.contract.stats import Counters
+from engine.contract.step import EMPTY_INTS, IntArray
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
+from engine.scheduler.remote.announcer import Announcer
+from engine.scheduler.remote.leases import BlockLeases
+from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.requests.request import Request, RequestState
+from engine.scheduler.requests.request_queue import RequestQueue, make_queue
+from engine.scheduler.requests.row_table import RowTable
+from kv_transfer.params import KVTransferParams
+
+
+class Reports(NamedTuple):
+    """Rows that were given up and requests that ended, for the runner."""
+
+    released_rows: IntArray
+    finished_request_ids: tuple[str, ...]
+
+
+NOTHING_TO_REPORT = Reports(EMPTY_INTS, ())
+
+
+class LiveRequests:
+    """Live requests by id: waiting, undecided (a connector does not know yet), loading, ready or running.
+
+    ``ready`` requests were loaded, hold their blocks and need only a row. ``undecided`` ones are set aside until they
+    are asked again. The end of each is reported once: in a step's result, or in ``finished`` if it ended between steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: QueuePolicy,
+        table: RowTable,
+        kv_cache: KVCacheManager,
+        remote: RemoteKV,
+        leases: BlockLeases,
+        pending: PendingPrefixes,
+        announcer: Announcer,
+        counters: Counters,
+    ) -> None:
+        self.live: dict[str, Request] = {}
+        self.waiting: RequestQueue = make_queue(policy)
+        self.ready: RequestQueue = make_queue(policy)
+        self.undecided: RequestQueue = make_queue("fcfs")
+        self.queued_prefill_tokens = 0
+        self._table = table
+        self._kv_cache = kv_cache
+        self._remote = remote
+        self._leases = leases
+        self._pending = pending
+        self._announcer = announcer
+        self._counters = counters
+        self._finished: list[tuple[str, TokenDelta]] = []
+        self._finished_ids: list[str] = []
+        self._released_rows: list[int] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold nothing yet."""
+        return len(self.waiting) + len(self.undecided)
+
+    @property
+    def has_reports(self) -> bool:
+        """True when the runner has not been told of released rows or finished requests."""
+        return bool(self._released_rows or self._finished_ids)
+
+    def add(self, request: Request) -> None:
+        """Take in a new request."""
+        self.live[request.request_id] = request
+        self.waiting.push(request)
+        self.queued_prefill_tokens += request.num_tokens
+
+    def leave_waiting(self, request: Request) -> None:
+        """Take a request out of the waiting queue because it is admitted."""
+        self.waiting.remove(request)
+        self.queued_prefill_tokens -= request.num_tokens
+
+    def set_undecided(self, request: Request) -> None:
+        """Set a waiting request aside until it is asked again."""
+        self.waiting.remove(request)
+        self.undecided.push(request)
+
+    def block_ids(self, request: Request) -> list[int]:
+        """The blocks that a running or ready request holds."""
+        return request.block_ids if request.row is None else self._table.block_ids(request.row)
+
+    def preempt(self, request: Request) -> None:
+        """Take a request's blocks; it goes to the head of the queue, and that is counted."""
+        row = request.row
+        num_computed = request.num_computed_tokens if row is None else int(self._table.num_computed[row])
+        self.put_back(request)
+        request.num_preempted_tokens = num_computed
+        request.num_preemptions += 1
+        self._counters.num_preemptions += 1
+
+    def put_back(self, request: Request) -> None:
+        """Take a request's blocks, or its load; it goes to the head of the queue and is computed here."""
+        block_ids = self._take_blocks(request)
+        self._kv_cache.release(block_ids)
+        request.state = RequestState.WAITING
+        request.num_computed_tokens = request.num_preempted_tokens = 0
+        request.num_published_blocks = 0
+        request.invalid_spans = []
+        request.confirmed_blocks = set()
+        self.waiting.push_front(request)
+        self.queued_prefill_tokens += request.num_tokens
+
+    def finish(self, request: Request) -> None:
+        """End a request wherever it is and free all it held; the caller reports the end."""
+        self._kv_cache.release(self._retire(request))
+
+    def hand_over(self, request: Request, *, num_tokens: int) -> KVTransferParams:
+        """End a running request and keep the blocks of its first tokens, which are computed, under a lease."""
+        self._announcer.finish(request)
+        block_ids = self._retire(request)
+        num_kept = self._kv_cache.num_blocks_for(num_tokens)
+        self._kv_cache.release(block_ids[num_kept:])
+        return self._leases.grant(request, block_ids[:num_kept], self._kv_cache.block_size, num_tokens=num_tokens)
+
+    def report(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        error: RequestError | None = None,
+        stop_token_id: int | None = None,
+        kv_transfer: KVTransferParams | None = None,
+    ) -> None:
+        """Queue the end of a request that ended between steps."""
+        delta = TokenDelta(
+            request_id=request.request_id,
+            token_ids=(),
+            finish_reason=reason,
+            error=error,
+            stop_token_id=stop_token_id,
+            kv_transfer=kv_transfer,
+            num_cached_tokens=request.num_cached_tokens if request.is_unanswered else None,
+            num_remote_tokens=request.num_remote_tokens if request.is_unanswered else None,
+        )
+        self._finished.append((request.client_id, delta))
+
+    @property
+    def has_news(self) -> bool:
+        """True when an end between steps was not taken yet."""
+        return bool(self._finished)
+
+    def take_finished(self) -> list[tuple[str, TokenDelta]]:
+        """What ended between steps, with the client of each; once."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def take_reports(self) -> Reports:
+        """What the runner has not been told; each once."""
+        if not self.has_reports:
+            return NOTHING_TO_REPORT
+        reports = Reports(np.array(self._released_rows, np.int32), tuple(self._finished_ids))
+        self._released_rows, self._finished_ids = [], []
+        return reports
+
+    def _retire(self, request: Request) -> list[int]:
+        block_ids = self._take_blocks(request)
+        self._remote.release(request)
+        request.state = RequestState.FINISHED
+        del self.live[request.request_id]
+        self._finished_ids.append(request.request_id)
+        self._counters.num_finished += 1
+        return block_ids
+
+    def _take_blocks(self, request: Request) -> list[int]:
+        """Take a request out of the place where it is; returns the blocks that are its own to free."""
+        block_ids: list[int] = []
+        self._pending.withdraw(request)
+        if request.state is RequestState.RUNNING:
+            assert request.row is not None
+            row = request.row
+            self._announcer.give_up(request)
+            block_ids = self._table.release(row)
+            self._released_rows.append(row)
+        elif request.state is RequestState.READY:
+            self.ready.remove(request)
+            block_ids = request.block_ids
+        elif request.state is RequestState.LOADING:
+            self._remote.abandon(request)
+        elif request in self.undecided:
+            self.undecided.remove(request)
+            self.queued_prefill_tokens -= request.num_tokens
+        else:
+            self.leave_waiting(request)
+        request.block_ids = []
+        return block_ids

@@ -1,0 +1,57 @@
+"""Requests leave a live engine for another one, and take their KV along (drain). Free of torch."""
+
+from __future__ import annotations
+
+from engine.contract.messages import FinishReason
+from engine.contract.stats import Counters
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.requests.request import Request
+from engine.scheduler.requests.row_table import RowTable
+
+
+class Migration:
+    """Ends requests with a hand-over of all that was computed for them.
+
+    A running request's blocks stay under a lease until the engine that goes on has read them. A waiting one holds
+    nothing, and passes on the hand-over it came with; what a preempted one had is computed again, and counted here.
+    One whose KV is being loaded goes when it runs: what is on its way here would be lost.
+    """
+
+    def __init__(self, *, table: RowTable, live_requests: LiveRequests, remote: RemoteKV, counters: Counters) -> None:
+        self._table = table
+        self._live_requests = live_requests
+        self._remote = remote
+        self._counters = counters
+
+    def run(self) -> int:
+        """Let go of everything that can go now; to be called between steps, when none is in flight.
+
+        Returns:
+            How many requests left.
+        """
+        running = self._table.running()
+        for request in running:
+            self._hand_over(request)
+        waiting = [request for request in self._live_requests.live.values() if request.is_waiting]
+        for request in waiting:
+            params = self._remote.pass_on(request)
+            if params is None:
+                self._counters.recomputed_tokens += request.num_preempted_tokens
+            self._live_requests.finish(request)
+            self._live_requests.report(request, FinishReason.HANDED_OVER, kv_transfer=params)
+        num_left = len(running) + len(waiting)
+        self._counters.num_moved_out += num_left
+        return num_left
+
+    def _hand_over(self, request: Request) -> None:
+        assert request.row is not None
+        num_tokens = int(self._table.num_computed[request.row])
+        if num_tokens == 0 or request.num_prompt_logprobs is not None:
+            # What is cached has no logits: the log-probabilities of a prompt come from whoever computes all of it.
+            self._counters.recomputed_tokens += num_tokens
+            self._live_requests.finish(request)
+            self._live_requests.report(request, FinishReason.HANDED_OVER)
+            return
+        params = self._live_requests.hand_over(request, num_tokens=num_tokens)
+        self._live_requests.report(request, FinishReason.HANDED_OVER, kv_transfer=params)

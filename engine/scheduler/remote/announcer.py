@@ -1,0 +1,56 @@
+"""Which prompts are handed over in chunks, and how far each is computed: prefill's half of the streamed hand-over."""
+
+from __future__ import annotations
+
+from engine.contract.step import IntArray
+from engine.scheduler.requests.request import Request
+from engine.scheduler.requests.row_table import RowArray, RowTable
+from kv_transfer.connector import SchedulerConnector
+
+
+class Announcer:
+    """Announces the full blocks of such prompts as steps return, and withdraws those that are given up.
+
+    A prompt that is computed in one step is never followed: there is nothing to be early for.
+    """
+
+    def __init__(self, connector: SchedulerConnector | None, *, table: RowTable) -> None:
+        self._connector = connector if connector is not None and connector.can_stream else None
+        self._table = table
+        self._num_announced: dict[int, int] = {}
+
+    @property
+    def is_active(self) -> bool:
+        """True while a prompt is followed."""
+        return bool(self._num_announced)
+
+    def started(self, request: Request, *, is_complete: bool) -> None:
+        """A request got a row and its first tokens; ``is_complete`` when these are all of them."""
+        if self._connector is not None and request.message.hand_over and not is_complete:
+            assert request.row is not None
+            self._num_announced[request.row] = 0
+
+    def step_returned(self, rows: RowArray, ends: IntArray) -> None:
+        """All KV before ``ends[i]`` of ``rows[i]`` is in the cache, of rows that did not finish their prompt."""
+        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
+            num_announced = self._num_announced.get(row)
+            if num_announced is None:
+                continue
+            request = self._table.owner(row)
+            num_blocks = min(end, request.num_prompt_tokens) // self._table.block_size
+            if num_blocks > num_announced:
+                assert self._connector is not None
+                block_ids = tuple(self._table.block_table[row, num_announced:num_blocks].tolist())
+                self._connector.announce(request_id=request.request_id, first_block=num_announced, block_ids=block_ids)
+                self._num_announced[row] = num_blocks
+
+    def finish(self, request: Request) -> None:
+        """A prompt is complete; what was announced of it goes under its lease."""
+        if request.row is not None:
+            self._num_announced.pop(request.row, None)
+
+    def give_up(self, request: Request) -> None:
+        """A request loses its row, and its blocks with it."""
+        if request.row is not None and self._num_announced.pop(request.row, 0):
+            assert self._connector is not None
+            self._connector.withdraw(request.request_id)

@@ -1,0 +1,184 @@
+"""Loads that begin before their prompt is computed: decode's half of the streamed hand-over. Free of torch.
+
+An early load is a guest. It is let in only when nobody else waits, holds all the blocks that its request will need, and
+gives them back, newest first, as soon as anybody lacks one: so nothing ever waits for a prefill that may itself wait
+(known-failures 7). Nothing that it read counts before its request came with a lease and took it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from engine.contract.errors import RequestRefusedError
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.requests.request import Request
+from kv_transfer.connector import SchedulerConnector
+from kv_transfer.params import KVStreamParams
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EarlyLoad:
+    """A request that is still to come, and what is held for it. ``block_ids`` are empty until it is let in."""
+
+    request: Request
+    params: KVStreamParams
+    stream_id: str
+    deadline_s: float
+    block_ids: list[int] = field(default_factory=list)
+    num_local_blocks: int = 0
+
+
+class EarlyLoads:
+    """Early loads by the id of their request, oldest first; each ends by a takeover, a drop, or its deadline.
+
+    Blocks of a dropped one whose stream has a read under way stay held until that read ended.
+    """
+
+    def __init__(
+        self,
+        connector: SchedulerConnector | None,
+        *,
+        kv_cache: KVCacheManager,
+        max_num: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._connector = connector
+        self._kv_cache = kv_cache
+        self._max_num = max_num
+        self._clock = clock
+        self._early: dict[str, EarlyLoad] = {}
+        self._ending: dict[str, list[int]] = {}
+        self._num_added = 0
+        self.num_dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._early)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can be had by dropping: those of early loads, but not those that a read may still write."""
+        return sum(len(early.block_ids) for early in self._early.values())
+
+    @property
+    def has_ending(self) -> bool:
+        """True while a read may still write the blocks of a dropped one; they come back when it ended."""
+        return bool(self._ending)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When the first of them is due; None when there are none."""
+        return min((early.deadline_s for early in self._early.values()), default=None)
+
+    def tables(self) -> list[list[int]]:
+        """Every block table that is held here."""
+        return [early.block_ids for early in self._early.values()] + list(self._ending.values())
+
+    def add(self, request: Request, params: KVStreamParams) -> None:
+        """Take in what was announced of a request; it replaces an older announcement of the same one.
+
+        Raises:
+            RequestRefusedError: This engine cannot stream, or has as many as it may have.
+        """
+        self.drop(request.request_id)
+        if self._connector is None or not self._connector.can_stream:
+            raise RequestRefusedError("this engine does not read prompts while they are computed", code="cannot_stream")
+        if len(self._early) >= self._max_num:
+            raise RequestRefusedError(f"{self._max_num} requests are announced already", code="queue_full")
+        self._num_added += 1
+        self._early[request.request_id] = EarlyLoad(
+            request=request,
+            params=params,
+            stream_id=f"{request.request_id}#{self._num_added}",
+            deadline_s=self._clock() + params.timeout_s,
+        )
+
+    def pending(self) -> Iterator[EarlyLoad]:
+        """Those that were not let in yet, oldest first."""
+        return iter([early for early in self._early.values() if not early.block_ids])
+
+    def begin(self, early: EarlyLoad, *, local: list[int], num_blocks: int) -> None:
+        """Hold ``num_blocks`` blocks, those of the local prefix among them, and follow the prompt's computing."""
+        assert self._connector is not None
+        self._kv_cache.hold(local)
+        early.block_ids = local + self._kv_cache.allocate(num_blocks - len(local))
+        early.num_local_blocks = len(local)
+        prompt_end = self._kv_cache.num_blocks_for(early.request.num_prompt_tokens)
+        was_begun = self._connector.begin_stream(
+            stream_id=early.stream_id,
+            request_id=early.request.request_id,
+            params=early.params,
+            first_block=len(local),
+            block_ids=tuple(early.block_ids[len(local) : prompt_end]),
+        )
+        if not was_begun:
+            self._kv_cache.release(early.block_ids)
+            del self._early[early.request.request_id]
+
+    def find(self, request: Request) -> EarlyLoad | None:
+        """The early load whose blocks ``request`` can take over as they are; one that does not fit it is dropped."""
+        early = self._early.get(request.request_id)
+        if early is None:
+            return None
+        ours, theirs = early.request.message, request.message
+        fits = (
+            request.kv_transfer is not None
+            and request.kv_transfer.source == early.params.source
+            and len(early.block_ids) == self._kv_cache.num_blocks_for(request.num_tokens)
+            and (ours.prompt_token_ids, ours.cache_salt) == (theirs.prompt_token_ids, theirs.cache_salt)
+        )
+        if not fits:
+            self.drop(request.request_id)
+            return None
+        return early
+
+    def take(self, early: EarlyLoad) -> None:
+        """Its request takes blocks and stream over."""
+        del self._early[early.request.request_id]
+
+    def drop(self, request_id: str) -> bool:
+        """End an early load; False when there is none."""
+        early = self._early.pop(request_id, None)
+        if early is None:
+            return False
+        if early.block_ids:
+            self.num_dropped += 1
+            assert self._connector is not None
+            if self._connector.cancel_stream(early.stream_id):
+                self._kv_cache.release(early.block_ids)
+            else:
+                self._ending[early.stream_id] = early.block_ids
+        return True
+
+    def drop_newest(self) -> bool:
+        """End the last one that holds blocks, because somebody lacks them; False when there is none."""
+        for request_id in reversed(self._early):
+            if self._early[request_id].block_ids:
+                return self.drop(request_id)
+        return False
+
+    def drop_client(self, client_id: str) -> None:
+        """End those of a front end that is gone."""
+        for request_id in [key for key, early in self._early.items() if early.request.client_id == client_id]:
+            self.drop(request_id)
+
+    def drop_all(self) -> None:
+        """End every one."""
+        for request_id in tuple(self._early):
+            self.drop(request_id)
+
+    def expire(self) -> None:
+        """End those whose request did not come in time."""
+        if not self._early:
+            return
+        now_s = self._clock()
+        for request_id in [key for key, early in self._early.items() if early.deadline_s <= now_s]:
+            self.drop(request_id)
+
+    def end(self, stream_id: str) -> bool:
+        """Nothing writes the blocks of a dropped one any more; False for ids that are unknown or were ended before."""
+        block_ids = self._ending.pop(stream_id, None)
+        if block_ids is None:
+            return False
+        self._kv_cache.release(block_ids)
+        return True

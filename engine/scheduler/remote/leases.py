@@ -1,0 +1,78 @@
+"""Blocks of finished requests that a peer may still read. Free of torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from engine.scheduler.requests.request import Request
+from kv_transfer.connector import LeaseEnded, SchedulerConnector
+from kv_transfer.params import KVTransferParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedBlocks:
+    """The blocks pinned by one lease."""
+
+    request_id: str
+    lease_id: str
+    block_ids: list[int]
+
+
+class BlockLeases:
+    """Which lease pins which blocks; each lease ends once, and its blocks come back once."""
+
+    def __init__(self, connector: SchedulerConnector | None) -> None:
+        self._connector = connector
+        self._leases: dict[str, LeasedBlocks] = {}
+        self._num_of_request: Counter[str] = Counter()
+        self._num_leases_of: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Blocks that leases hold; one that several hold counts once."""
+        return len(self._num_leases_of)
+
+    def tables(self) -> list[list[int]]:
+        """The block tables that leases hold."""
+        return [lease.block_ids for lease in self._leases.values()]
+
+    def grant(self, request: Request, block_ids: list[int], block_size: int, *, num_tokens: int) -> KVTransferParams:
+        """Pin ``block_ids``, which cover the first tokens of a finished request, until ``end`` gives them back."""
+        assert self._connector is not None, "a request without a connector cannot be handed over"
+        assert len(block_ids) == -(-num_tokens // block_size), (
+            f"hand-over of {request.request_id}: {len(block_ids)} blocks do not cover {num_tokens} tokens"
+        )
+        params = self._connector.grant_lease(
+            request_id=request.request_id, block_ids=tuple(block_ids), num_tokens=num_tokens
+        )
+        self._leases[params.lease_id] = LeasedBlocks(
+            request_id=request.request_id, lease_id=params.lease_id, block_ids=block_ids
+        )
+        self._num_of_request[request.request_id] += 1
+        self._num_leases_of.update(block_ids)
+        return params
+
+    def abort(self, request_id: str) -> bool:
+        """Ask for the end of a finished request's leases; False when it has none. The blocks stay until they ended."""
+        if not self._num_of_request[request_id] or self._connector is None:
+            return False
+        self._connector.abort_lease(request_id)
+        return True
+
+    def end(self, event: LeaseEnded) -> list[int] | None:
+        """Close a lease and give its blocks back; None when it is unknown or was closed before."""
+        lease = self._leases.pop(event.lease_id, None)
+        if lease is None:
+            return None
+        self._num_of_request[lease.request_id] -= 1
+        if not self._num_of_request[lease.request_id]:
+            del self._num_of_request[lease.request_id]
+        for block_id in lease.block_ids:
+            self._num_leases_of[block_id] -= 1
+            if not self._num_leases_of[block_id]:
+                del self._num_leases_of[block_id]
+        return lease.block_ids

@@ -1,0 +1,208 @@
+"""KV that comes from elsewhere: what to ask for, what is on its way, and what a load that ended leaves.
+
+A loading request is set aside here: it costs nothing until the event that its load ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from engine.contract.block_hash import BlockHash
+from engine.scheduler.requests.request import Request, RequestState, Span
+from kv_transfer.connector import LoadEnded, RemoteMatch, SchedulerConnector
+from kv_transfer.params import KVTransferParams
+
+NOTHING_REMOTE: Final = RemoteMatch(num_tokens=0)
+
+
+@dataclass(slots=True)
+class Load:
+    """A load in flight: blocks ``first_block`` to ``end_block`` (exclusive) of the request's table."""
+
+    request: Request
+    block_ids: list[int]
+    first_block: int
+    end_block: int
+    num_tokens: int
+    is_wanted: bool = True
+
+    @property
+    def valid_length(self) -> int:
+        """Tokens that need no computing if all goes well: the last known one is always computed."""
+        return min(self.num_tokens, self.request.num_tokens - 1)
+
+
+class LoadOutcome(Enum):
+    """What a ``LoadEnded`` meant."""
+
+    UNKNOWN = auto()
+    ABANDONED = auto()
+    COMPLETE = auto()
+    DAMAGED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class EndedLoad:
+    """A load that ended: ``damaged_blocks`` are indices into the request's block table, ascending.
+
+    A block with nothing but the last token, which is computed in any case, is not among them.
+    """
+
+    outcome: LoadOutcome
+    load: Load | None = None
+    damaged_blocks: tuple[int, ...] = ()
+
+
+class RemoteKV:
+    """The loads in flight, and the one caller of the connector's loading half."""
+
+    def __init__(self, connector: SchedulerConnector | None) -> None:
+        self._connector = connector
+        self._loads: dict[str, Load] = {}
+        self.num_loading = 0
+
+    @property
+    def can_load(self) -> bool:
+        """True when there is anything to load from."""
+        return self._connector is not None
+
+    @property
+    def has_loads(self) -> bool:
+        """True while any load is in flight, wanted or not."""
+        return bool(self._loads)
+
+    def is_open(self, request_id: str) -> bool:
+        """True while a load under this id is in flight, wanted or not."""
+        return request_id in self._loads
+
+    def loading(self) -> list[Request]:
+        """The requests whose loads are in flight and wanted."""
+        return [load.request for load in self._loads.values() if load.is_wanted]
+
+    def abandoned_tables(self) -> list[list[int]]:
+        """Block tables held only because an unwanted load may still write them."""
+        return [load.block_ids for load in self._loads.values() if not load.is_wanted]
+
+    def expect(self, params: KVTransferParams) -> None:
+        """A request that brings this hand-over along waits here: let the peer keep it."""
+        if self._connector is not None:
+            self._connector.expect(params)
+
+    def pass_on(self, request: Request) -> KVTransferParams | None:
+        """The hand-over of a request that goes on elsewhere, if it has one: nothing is done for it here any more."""
+        params, request.kv_transfer = request.kv_transfer, None
+        if params is not None and self._connector is not None:
+            self._connector.pass_on(params)
+        return params
+
+    def wanted_load(self, request_id: str) -> Load | None:
+        """The load in flight that this request waits for."""
+        load = self._loads.get(request_id)
+        return load if load is not None and load.is_wanted else None
+
+    def match(
+        self, request: Request, num_local_tokens: int, block_hashes: Sequence[BlockHash] = ()
+    ) -> RemoteMatch | None:
+        """What the connector supplies beyond the local prefix; None when it does not know yet.
+
+        ``block_hashes`` address the full blocks that the request may take from a cache. Whoever starts a request for
+        which this is nothing releases its hand-over.
+        """
+        is_enough = num_local_tokens >= request.num_tokens - 1
+        if self._connector is None or is_enough or self.is_open(request.request_id):
+            return NOTHING_REMOTE
+        match = self._connector.match(
+            request_id=request.request_id,
+            params=request.kv_transfer,
+            num_prompt_tokens=request.num_tokens,
+            num_local_tokens=num_local_tokens,
+            block_hashes=block_hashes,
+        )
+        return match if match is None or match.num_tokens > 0 else NOTHING_REMOTE
+
+    def begin(
+        self,
+        request: Request,
+        *,
+        num_local_blocks: int,
+        num_tokens: int,
+        block_size: int,
+        stream_id: str | None = None,
+    ) -> None:
+        """Load the request's tokens from the ``num_local_blocks``-th block up to ``num_tokens``.
+
+        ``stream_id`` names the stream that has begun to write these blocks.
+        """
+        assert self._connector is not None
+        end_block = -(-num_tokens // block_size)
+        self._connector.begin_load(
+            request_id=request.request_id,
+            params=request.kv_transfer,
+            first_block=num_local_blocks,
+            block_ids=tuple(request.block_ids[num_local_blocks:end_block]),
+            stream_id=stream_id,
+        )
+        request.kv_transfer = None
+        request.state = RequestState.LOADING
+        self._loads[request.request_id] = Load(request, request.block_ids, num_local_blocks, end_block, num_tokens)
+        self.num_loading += 1
+
+    def abandon(self, request: Request) -> None:
+        """Nobody wants this load any more; its destination stays held until it ended (known-failures 4)."""
+        load = self._loads[request.request_id]
+        load.is_wanted = False
+        self.num_loading -= 1
+        assert self._connector is not None
+        self._connector.cancel_load(request.request_id)
+
+    def end(self, event: LoadEnded, *, block_size: int) -> EndedLoad:
+        """Close a load; late, duplicate and unknown events are told apart by their ``outcome``."""
+        load = self._loads.pop(event.request_id, None)
+        if load is None:
+            return EndedLoad(LoadOutcome.UNKNOWN)
+        if not load.is_wanted:
+            return EndedLoad(LoadOutcome.ABANDONED, load)
+        self.num_loading -= 1
+        failed = set(event.failed_block_ids)
+        end_block = min(load.end_block, -(-load.valid_length // block_size))
+        damaged = tuple(index for index in range(load.first_block, end_block) if load.block_ids[index] in failed)
+        return EndedLoad(LoadOutcome.DAMAGED if damaged else LoadOutcome.COMPLETE, load, damaged)
+
+    def release(self, request: Request) -> None:
+        """Let the peer's lease end: this engine will not read what the request was to bring along."""
+        if request.kv_transfer is not None:
+            self.release_params(request.kv_transfer)
+            request.kv_transfer = None
+
+    def release_params(self, params: KVTransferParams) -> None:
+        """Let the peer's lease end."""
+        if self._connector is not None:
+            self._connector.release(params)
+
+
+def set_computed(request: Request, load: Load, damaged: Iterable[int], *, block_size: int, only_damaged: bool) -> int:
+    """Say which positions of a loaded request are computed, and which invalid spans are to be computed.
+
+    Returns:
+        How many loaded tokens must be computed again.
+    """
+    valid_length = load.valid_length
+    invalid_spans: list[Span] = []
+    for index in damaged:
+        start, end = index * block_size, min((index + 1) * block_size, valid_length)
+        if invalid_spans and invalid_spans[-1].end == start:
+            start = invalid_spans.pop().start
+        invalid_spans.append(Span(start, end))
+    num_recomputed = sum(invalid_span.end - invalid_span.start for invalid_span in invalid_spans)
+    if invalid_spans and not only_damaged:
+        num_recomputed = valid_length - invalid_spans[0].start
+        valid_length = invalid_spans[0].start
+        invalid_spans = []
+    elif invalid_spans and invalid_spans[-1].end == valid_length:
+        valid_length = invalid_spans.pop().start
+    request.invalid_spans = invalid_spans
+    request.num_computed_tokens = valid_length
+    return num_recomputed

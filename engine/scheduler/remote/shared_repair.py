@@ -1,0 +1,57 @@
+"""Blocks that a loaded request misses and somebody else has computed meanwhile: take those instead."""
+
+from __future__ import annotations
+
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
+from engine.scheduler.requests.request import Request, Span
+
+
+def first_missing_block(request: Request, block_size: int) -> int:
+    """Index of the first block that a request with blocks but without a row has to compute."""
+    start = request.invalid_spans[0].start if request.invalid_spans else request.num_computed_tokens
+    return start // block_size
+
+
+def adopt_published_blocks(request: Request, kv_cache: KVCacheManager, pending: PendingPrefixes) -> int:
+    """Replace missing blocks by published ones of the same content; the last token stays to be computed.
+
+    Whoever had a claim on them has none any more: they can be found.
+
+    Returns:
+        How many blocks need no computing any more.
+    """
+    block_size = kv_cache.block_size
+    num_adopted = 0
+    remaining: list[Span] = []
+    for invalid_span in request.invalid_spans:
+        for start in range(invalid_span.start, invalid_span.end, block_size):
+            if _adopt(request, start // block_size, kv_cache, pending):
+                num_adopted += 1
+            elif remaining and remaining[-1].end == start:
+                remaining[-1] = Span(remaining[-1].start, start + block_size)
+            else:
+                remaining.append(Span(start, start + block_size))
+    request.invalid_spans = remaining
+    valid_length = request.num_computed_tokens
+    while valid_length % block_size == 0 and valid_length + block_size < request.num_tokens:
+        if not _adopt(request, valid_length // block_size, kv_cache, pending):
+            break
+        valid_length += block_size
+        num_adopted += 1
+    request.num_computed_tokens = valid_length
+    if num_adopted:
+        request.num_published_blocks = first_missing_block(request, block_size)
+    return num_adopted
+
+
+def _adopt(request: Request, index: int, kv_cache: KVCacheManager, pending: PendingPrefixes) -> bool:
+    published = kv_cache.lookup(request.block_hashes[index : index + 1])
+    if not published:
+        return False
+    pending.published(request.block_hashes[index])
+    kv_cache.hold(published)
+    kv_cache.release([request.block_ids[index]])
+    request.block_ids[index] = published[0]
+    request.confirmed_blocks.add(index)
+    return True

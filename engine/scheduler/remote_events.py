@@ -1,0 +1,126 @@
+"""What the connector reports: loads that ended bring their requests back, leases that ended free their blocks."""
+
+from __future__ import annotations
+
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import FinishReason, RequestError
+from engine.contract.stats import Counters
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.remote.early_loads import EarlyLoads
+from engine.scheduler.remote.leases import BlockLeases
+from engine.scheduler.remote.loads import Load, LoadOutcome, RemoteKV, set_computed
+from engine.scheduler.requests.request import Request, RequestState
+from engine.scheduler.step_output import StepOutputProcessor
+from kv_transfer.connector import ConnectorEvents, LeaseEnded, LoadEnded
+
+KV_LOST = "kv_lost"
+"""The code of a request that goes back to its sender because too much of its KV was lost."""
+
+
+class RemoteEvents:
+    """Applies connector events, each once; unknown, late and duplicate ones are counted and ignored."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        kv_cache: KVCacheManager,
+        live_requests: LiveRequests,
+        remote: RemoteKV,
+        early: EarlyLoads,
+        leases: BlockLeases,
+        step_output: StepOutputProcessor,
+        counters: Counters,
+    ) -> None:
+        self._config = config
+        self._kv_cache = kv_cache
+        self._live_requests = live_requests
+        self._remote = remote
+        self._early = early
+        self._leases = leases
+        self._step_output = step_output
+        self._counters = counters
+
+    def apply(self, events: ConnectorEvents) -> None:
+        """Take in what ended."""
+        for load in events.loads:
+            self._end_load(load)
+        for request_id in events.stalled:
+            self._give_up_load(request_id)
+        for stream_id in events.ended_streams:
+            self._counters.num_unknown_ids += not self._early.end(stream_id)
+        for lease in events.leases:
+            self._end_lease(lease)
+
+    def _end_lease(self, event: LeaseEnded) -> None:
+        block_ids = self._leases.end(event)
+        if block_ids is None:
+            self._counters.num_unknown_ids += 1
+        else:
+            self._kv_cache.release(block_ids)
+
+    def _end_load(self, event: LoadEnded) -> None:
+        ended = self._remote.end(event, block_size=self._kv_cache.block_size)
+        if ended.load is None:
+            self._counters.num_unknown_ids += 1
+            return
+        if ended.outcome is LoadOutcome.ABANDONED:
+            self._kv_cache.release(ended.load.block_ids)
+            return
+        request = ended.load.request
+        request.state = RequestState.READY
+        self._live_requests.ready.push(request)
+        self._counters.failed_blocks += len(ended.damaged_blocks)
+        reason = event.error or "no reason given"
+        if ended.damaged_blocks and self._config.load_failure_policy == "fail":
+            self._fail(request, reason, num_failed=len(ended.damaged_blocks))
+        elif self._is_too_much(request, len(ended.damaged_blocks)):
+            self._fail(request, reason, num_failed=len(ended.damaged_blocks), code=KV_LOST)
+        else:
+            self._resume(request, ended.load, ended.damaged_blocks)
+
+    def _give_up_load(self, request_id: str) -> None:
+        """A load ran out of time: its request is computed here, its destination stays held until the load ended."""
+        load = self._remote.wanted_load(request_id)
+        if load is None:
+            self._counters.num_unknown_ids += 1
+            return
+        num_blocks = load.end_block - load.first_block
+        self._counters.failed_blocks += num_blocks
+        if self._config.load_failure_policy == "fail":
+            self._fail(load.request, "the load ran out of time", num_failed=num_blocks)
+            return
+        if self._is_too_much(load.request, num_blocks):
+            self._fail(load.request, "the load ran out of time", num_failed=num_blocks, code=KV_LOST)
+            return
+        self._counters.recomputed_tokens += load.num_tokens - load.first_block * self._kv_cache.block_size
+        self._live_requests.put_back(load.request)
+
+    def _is_too_much(self, request: Request, num_blocks: int) -> bool:
+        """True when whoever sent the request wants it back rather than computed here."""
+        limit = request.message.max_recomputed_tokens
+        return limit is not None and num_blocks * self._kv_cache.block_size > max(limit, 0) and num_blocks > 0
+
+    def _resume(self, request: Request, load: Load, damaged_blocks: tuple[int, ...]) -> None:
+        """Keep what is valid, publish it, and leave the rest to be computed."""
+        num_recomputed = set_computed(
+            request,
+            load,
+            damaged_blocks,
+            block_size=self._kv_cache.block_size,
+            # A step computes one span of a request: what is to be computed whole must not lie in several.
+            only_damaged=self._config.recompute_damaged_only and self._config.enable_chunked_prefill,
+        )
+        num_local_tokens = load.first_block * self._kv_cache.block_size
+        request.num_cached_tokens = request.num_computed_before(request.num_prompt_tokens)
+        request.num_remote_tokens = max(request.num_cached_tokens - num_local_tokens, 0)
+        self._counters.remote_hit_tokens += max(load.valid_length - num_local_tokens - num_recomputed, 0)
+        self._counters.recomputed_tokens += num_recomputed
+        if self._kv_cache.enable_prefix_caching:
+            self._step_output.publish_loaded(request)
+
+    def _fail(self, request: Request, reason: str, *, num_failed: int, code: str = "kv_load_failed") -> None:
+        message = f"{num_failed} KV blocks of the prompt could not be loaded: {reason}"
+        self._live_requests.finish(request)
+        self._live_requests.report(request, FinishReason.ERROR, error=RequestError(code=code, message=message))

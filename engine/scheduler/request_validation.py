@@ -1,0 +1,121 @@
+"""Who may enter: what can never be served is refused at once, with the arithmetic. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.contract.config import SchedulerConfig
+from engine.contract.errors import DuplicateRequestError, PromptTooLongError, RequestRefusedError
+from engine.contract.messages import FinishReason, GenerateRequest
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.remote.early_loads import EarlyLoads
+from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.requests.request import Request
+
+
+class RequestValidator:
+    """Checks requests and queues those that can be served. A refusal releases the KV that was kept for the request."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        live_requests: LiveRequests,
+        remote: RemoteKV,
+        early: EarlyLoads,
+        max_model_len: int,
+        max_kv_tokens: int,
+        has_connector: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._live_requests = live_requests
+        self._remote = remote
+        self._early = early
+        self._max_model_len = max_model_len
+        self._max_kv_tokens = max_kv_tokens
+        self._has_connector = has_connector
+        self._clock = clock
+        self._next_arrival_index = 0
+
+    def enter(self, message: GenerateRequest) -> None:
+        """Queue a request, or take note of one that is to come; one whose output is complete already ends right here.
+
+        Raises:
+            RequestRefusedError: It cannot be served; its subclasses say more.
+        """
+        live = self._live_requests.live.get(message.request_id)
+        if live is not None:
+            if message.kv_transfer is not None and message.kv_transfer != live.message.kv_transfer:
+                self._remote.release_params(message.kv_transfer)
+            raise DuplicateRequestError(message.request_id)
+        try:
+            self._check(message)
+        except RequestRefusedError:
+            self._early.drop(message.request_id)
+            if message.kv_transfer is not None:
+                self._remote.release_params(message.kv_transfer)
+            raise
+        request = self._make_request(message)
+        if message.kv_stream is not None:
+            self._early.add(request, message.kv_stream)
+            return
+        self._live_requests.add(request)
+        if message.kv_transfer is not None:
+            self._remote.expect(message.kv_transfer)
+        self._end_if_complete(request)
+
+    def _make_request(self, message: GenerateRequest) -> Request:
+        full_limit = min(
+            len(message.prompt_token_ids) + message.sampling.max_tokens, self._max_model_len, self._max_kv_tokens + 1
+        )
+        request = Request(
+            message, arrival_index=self._next_arrival_index, full_limit=full_limit, queued_at_s=self._clock()
+        )
+        self._next_arrival_index += 1
+        return request
+
+    def _check(self, message: GenerateRequest) -> None:
+        num_prompt_tokens = len(message.prompt_token_ids)
+        if num_prompt_tokens == 0:
+            raise RequestRefusedError("the prompt has no tokens", code="empty_prompt")
+        if message.sampling.max_tokens < 1:
+            raise RequestRefusedError(
+                f"max_tokens must be at least 1, got {message.sampling.max_tokens}", code="invalid_max_tokens"
+            )
+        if num_prompt_tokens > self._max_model_len - 1:
+            raise PromptTooLongError(
+                num_prompt_tokens=num_prompt_tokens,
+                max_prompt_tokens=self._max_model_len - 1,
+                why=f"the model's length is {self._max_model_len}, and one token must be left to generate",
+            )
+        if num_prompt_tokens > self._max_kv_tokens:
+            raise PromptTooLongError(
+                num_prompt_tokens=num_prompt_tokens,
+                max_prompt_tokens=self._max_kv_tokens,
+                why=f"the whole KV cache holds {self._max_kv_tokens} tokens",
+            )
+        if not self._has_connector and (message.hand_over or message.kv_transfer is not None):
+            raise RequestRefusedError(
+                "the request hands KV over or brings it along, but this engine has no KV connector", code="no_connector"
+            )
+        num_waiting = self._live_requests.num_waiting
+        # What goes on here was accepted elsewhere: routers bound it, and a refusal would cost the KV that it brings.
+        if num_waiting >= self._config.max_num_waiting and not message.output_token_ids:
+            raise RequestRefusedError(
+                f"{num_waiting} requests are waiting, and at most {self._config.max_num_waiting} may", code="queue_full"
+            )
+
+    def _end_if_complete(self, request: Request) -> None:
+        """End a request that came with its last token: moved here after that token was emitted."""
+        if not request.message.output_token_ids:
+            return
+        last_token = request.message.output_token_ids[-1]
+        if last_token in request.stop_ids and request.num_tokens >= request.first_stop:
+            self._early.drop(request.request_id)
+            self._live_requests.finish(request)
+            self._live_requests.report(request, FinishReason.STOP, stop_token_id=last_token)
+        elif request.num_tokens >= request.full_limit:
+            self._early.drop(request.request_id)
+            self._live_requests.finish(request)
+            self._live_requests.report(request, FinishReason.LENGTH)

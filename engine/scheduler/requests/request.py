@@ -1,0 +1,158 @@
+"""A request as the scheduler knows it: what is rare. What changes at every step lives in the row table."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
+from engine.contract.messages import GenerateRequest
+from engine.contract.step import EMPTY_INTS, IntArray
+from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
+from kv_transfer.params import KVTransferParams
+
+
+class RequestState(Enum):
+    """Where a request is. It leaves FINISHED never."""
+
+    WAITING = auto()
+    LOADING = auto()
+    READY = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions ``start`` to ``end`` (exclusive)."""
+
+    start: int
+    end: int
+
+
+def pack_tokens(token_ids: tuple[int, ...]) -> IntArray:
+    """Token ids as a read-only array; several times faster than numpy's own conversion of a tuple."""
+    return np.frombuffer(struct.pack(f"={len(token_ids)}i", *token_ids), dtype=np.int32) if token_ids else EMPTY_INTS
+
+
+class Request:
+    """One request on this engine, from its arrival to its end.
+
+    ``token_ids`` holds every known token while the request has no row; while it runs they are in the row table.
+    ``block_ids`` holds its block table while it is loading or ready. ``num_computed_tokens`` and ``invalid_spans``
+    (damaged ranges before it, in order) say where computing begins when it gets a row. ``num_preempted_tokens`` were
+    computed when it was preempted last, if it waits since then. ``queue_s`` is None until it is admitted for the first
+    time. ``confirmed_blocks`` are the indices of blocks behind an invalid span that a load already published.
+    ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
+    does (a hand-over ends after one token).
+    ``prompt_logprobs`` collects what was asked for about the prompt, on the engine that samples the first token.
+    """
+
+    __slots__ = (
+        "arrival_index",
+        "block_hashes",
+        "block_ids",
+        "client_id",
+        "confirmed_blocks",
+        "full_limit",
+        "invalid_spans",
+        "is_unanswered",
+        "kv_transfer",
+        "limit",
+        "message",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preempted_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "num_remote_tokens",
+        "prompt_logprobs",
+        "queue_s",
+        "queued_at_s",
+        "request_id",
+        "root",
+        "row",
+        "state",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(self, message: GenerateRequest, *, arrival_index: int, full_limit: int, queued_at_s: float) -> None:
+        sampling = message.sampling
+        self.message = message
+        self.request_id = message.request_id
+        self.client_id = message.client_id
+        self.arrival_index = arrival_index
+        self.queued_at_s = queued_at_s
+        self.state = RequestState.WAITING
+        self.row: int | None = None
+        self.token_ids = pack_tokens(message.prompt_token_ids + message.output_token_ids)
+        self.num_prompt_tokens = len(message.prompt_token_ids)
+        self.full_limit = full_limit
+        self.limit = min(full_limit, self.num_tokens + 1) if message.hand_over else full_limit
+        self.stop_ids = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else sampling.eos_token_ids))
+        self.root: BlockHash = prompt_root(message.cache_salt)
+        self.block_hashes: list[BlockHash] = []
+        self.block_ids: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_published_blocks = 0
+        self.confirmed_blocks: set[int] = set()
+        self.invalid_spans: list[Span] = []
+        self.kv_transfer: KVTransferParams | None = message.kv_transfer
+        self.num_preempted_tokens = 0
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self.num_remote_tokens = 0
+        self.queue_s: float | None = None
+        self.is_unanswered = True
+        is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
+        wants_prompt = sampling.num_prompt_logprobs is not None and is_first
+        self.prompt_logprobs = PromptLogprobs(self.num_prompt_tokens) if wants_prompt else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How much the runner has to tell of each prompt token; None when nobody waits for it (any more).
+
+        Then every position is computed here, whatever is cached: what is cached has no logits.
+        """
+        return self.message.sampling.num_prompt_logprobs if self.prompt_logprobs and self.is_unanswered else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens, prompt and output, of a request that has no row."""
+        return int(self.token_ids.size)
+
+    @property
+    def first_stop(self) -> int:
+        """Shortest total length at which stop tokens count."""
+        return self.num_prompt_tokens + max(self.message.sampling.min_tokens, 1)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while it holds nothing here."""
+        return self.state is RequestState.WAITING
+
+    @property
+    def is_finished(self) -> bool:
+        """True once its end was reported."""
+        return self.state is RequestState.FINISHED
+
+    def num_computed_before(self, end: int) -> int:
+        """How many of its first ``end`` positions need no computing; for a request that has no row."""
+        num_missing = sum(
+            max(min(invalid_span.end, end) - invalid_span.start, 0) for invalid_span in self.invalid_spans
+        )
+        return min(self.num_computed_tokens, end) - num_missing
+
+    def hashes(self, block_size: int) -> list[BlockHash]:
+        """Addresses of all full blocks of the known tokens, computed once; for a request that has no row."""
+        num_full = self.num_tokens // block_size
+        known = self.block_hashes
+        if len(known) < num_full:
+            parent = known[-1] if known else self.root
+            known.extend(hash_chain(parent, self.token_ids[len(known) * block_size :], block_size))
+        return known

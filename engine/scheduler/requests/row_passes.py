@@ -1,0 +1,119 @@
+"""Passes over the rows of running requests, compiled: what a step gives each of them, and what it brings back.
+
+Between two steps the model's weights have pushed all else out of the processor's caches, and every operation on arrays
+begins by fetching its own code from memory. One pass that does all of it fetches little.
+"""
+
+import numpy as np
+from numba import njit, types
+
+from engine.kernels.compiled import OPTIONS
+
+# The lines of ``RowTable.columns``.
+NUM_TOKENS, NUM_EXPECTED, NUM_COMPUTED, CEILING, CAPACITY, NUM_BLOCKS = range(6)
+LIMIT, FIRST_STOP, PUBLISH_GOAL, EPOCH, IS_STALLED = range(6, 11)
+FIRST_STOP_ID = 11
+
+# The lines of what ``advance`` writes; LACKING only where rows lack blocks, EPOCHS only where none does.
+ROWS, FIRST_POSITIONS, COUNTS, ENDS, EPOCHS = range(5)
+LACKING = EPOCHS
+NUM_LINES = 5
+
+_INTS = types.Array(types.int32, 1, "C", readonly=True)
+_LINES = types.int32[:, ::1]
+_BOOLS = types.Array(types.boolean, 1, "C", readonly=True)
+_NUMBER = types.int64
+
+
+@njit(**OPTIONS)
+def _count_as_computed(columns, order, lines, is_sampling):
+    num_rows, num_tokens, num_sampling = 0, 0, 0
+    for i in range(len(order)):
+        row, count, end = order[i], lines[COUNTS, i], lines[ENDS, i]
+        if count == 0:
+            continue
+        samples = end == columns[NUM_EXPECTED, row]
+        columns[NUM_COMPUTED, row] = end
+        columns[NUM_EXPECTED, row] += samples
+        lines[ROWS, num_rows], lines[COUNTS, num_rows], lines[ENDS, num_rows] = row, count, end
+        lines[FIRST_POSITIONS, num_rows], lines[EPOCHS, num_rows] = end - count, columns[EPOCH, row]
+        is_sampling[num_rows] = samples
+        num_rows += 1
+        num_tokens += count
+        num_sampling += samples
+    return 0, num_rows, num_tokens, num_sampling
+
+
+@njit(
+    types.UniTuple(types.int64, 4)(
+        _LINES, _INTS, _INTS, types.int64, types.int64, types.boolean, _LINES, types.b1[::1]
+    ),
+    **OPTIONS,
+)
+def advance(columns, order, shares, cap, budget, is_chunked, lines, is_sampling):
+    """Hand the rows in ``order`` tokens, and count them as computed unless some of them lack blocks.
+
+    Each gets what it needs, at most ``cap`` if that is not 0, until ``budget`` is spent; unless ``is_chunked``, all or
+    nothing. ``shares`` says what each gets instead, if it is not empty.
+
+    Returns:
+        (number of lacking rows, rows, tokens, sampling rows). Where rows lack blocks nothing was counted: they are at
+        the indices LACKING of ``order``, and ENDS of all rows is where they would have come to. Else ROWS,
+        FIRST_POSITIONS, COUNTS, ENDS, EPOCHS and ``is_sampling`` are of the rows that compute, in order.
+    """
+    num_lacking, left = 0, budget
+    for i in range(len(order)):
+        row = order[i]
+        computed = columns[NUM_COMPUTED, row]
+        grant = 0
+        if len(shares):
+            grant = shares[i]
+        elif not columns[IS_STALLED, row]:
+            need = min(columns[NUM_EXPECTED, row], columns[CEILING, row]) - computed
+            need = min(need, cap) if cap else need
+            grant = min(max(left, 0), need)
+            grant = grant if is_chunked or grant == need else 0
+            left -= need
+        lines[COUNTS, i] = grant
+        lines[ENDS, i] = computed + grant
+        if computed + grant > columns[CAPACITY, row]:
+            lines[LACKING, num_lacking] = i
+            num_lacking += 1
+    if num_lacking:
+        return num_lacking, 0, 0, 0
+    return _count_as_computed(columns, order, lines, is_sampling)
+
+
+@njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _BOOLS, _LINES), **OPTIONS)
+def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, is_sampling, found):
+    """Store the tokens that ``rows``, computed up to ``ends``, sampled, and find those that something happens to.
+
+    token_ids: [max_num_seqs, width] all rows' tokens; ``num_stop_ids`` of each row's stop ids are looked at.
+
+    Returns:
+        (n, m): ``found[0, :n]`` are the indices of rows with a block that is full now, ``found[1, :m]`` those of rows
+        that end with their new token, counted among the sampling ones.
+    """
+    num_full, num_ended, num_sampled = 0, 0, 0
+    for i in range(len(rows)):
+        row, end = rows[i], ends[i]
+        if end >= columns[PUBLISH_GOAL, row]:
+            found[0, num_full] = i
+            num_full += 1
+        if not is_sampling[i]:
+            continue
+        token_ids[row, end] = tokens[i]
+        columns[NUM_TOKENS, row] = end + 1
+        has_ended = end + 1 >= columns[LIMIT, row]
+        if end + 1 >= columns[FIRST_STOP, row]:
+            for column in range(FIRST_STOP_ID, FIRST_STOP_ID + num_stop_ids):
+                has_ended |= columns[column, row] == tokens[i]
+        if has_ended:
+            found[1, num_ended] = num_sampled
+            num_ended += 1
+        num_sampled += 1
+    return num_full, num_ended
+
+
+NO_SHARES = np.empty(0, np.int32)
+NO_SHARES.setflags(write=False)

@@ -1,0 +1,259 @@
+"""The running requests as arrays: what changes at every step, and only that. Free of torch.
+
+The scheduler never loops over running requests: compiled passes (``row_passes``) do, over these arrays, and it turns to
+a ``Request`` object when one starts, ends or fills a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.contract.step import IntArray
+from engine.scheduler.requests import row_passes
+from engine.scheduler.requests.request import Request
+
+RowArray: TypeAlias = npt.NDArray[np.intp]
+"""Row numbers as numpy indexes them fastest."""
+
+NEVER: Final = int(np.iinfo(np.int32).max)
+"""A position that no request reaches."""
+
+STOP_COLUMNS: Final = 8
+"""Stop ids compared by array; a request with more is checked by itself."""
+
+_NO_TOKEN: Final = -1
+_CACHE_LINE_ELEMENTS: Final = 16
+
+
+def _width(num_columns: int) -> int:
+    """Columns of a table whose rows do not share cache sets: an odd number of cache lines."""
+    num_lines = -(-num_columns // _CACHE_LINE_ELEMENTS)
+    return (num_lines | 1) * _CACHE_LINE_ELEMENTS
+
+
+class RowTable:
+    """One row a running request. Positions are absolute, from the first token of the prompt.
+
+    num_tokens: tokens whose value is known.
+    num_expected: the same and those that steps in flight will sample.
+    num_computed: positions whose KV is in the cache once the steps in flight have returned.
+    ceiling: no position at or past it is computed now: the last token needs no KV, and an invalid span ends somewhere.
+    capacity: positions that the row's blocks can hold.
+    limit: total tokens at which the request ends.
+    first_stop: total tokens from which on stop ids count.
+    publish_goal: positions that must be computed before the next block is full.
+    epoch: how many requests have left the row.
+    is_stalled: 1 while the row gets no tokens in the step that is being put together.
+    columns: [num_columns, max_num_seqs] all of these, as the passes take them.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        max_blocks = -(-max_model_len // block_size)
+        self.columns = np.zeros((row_passes.FIRST_STOP_ID + STOP_COLUMNS, max_num_seqs), np.int32)
+        self.num_tokens: IntArray = self.columns[row_passes.NUM_TOKENS]
+        self.num_expected: IntArray = self.columns[row_passes.NUM_EXPECTED]
+        self.num_computed: IntArray = self.columns[row_passes.NUM_COMPUTED]
+        self.ceiling: IntArray = self.columns[row_passes.CEILING]
+        self.capacity: IntArray = self.columns[row_passes.CAPACITY]
+        self.num_blocks: IntArray = self.columns[row_passes.NUM_BLOCKS]
+        self.limit: IntArray = self.columns[row_passes.LIMIT]
+        self.first_stop: IntArray = self.columns[row_passes.FIRST_STOP]
+        self.publish_goal: IntArray = self.columns[row_passes.PUBLISH_GOAL]
+        self.epoch: IntArray = self.columns[row_passes.EPOCH]
+        self.is_stalled: IntArray = self.columns[row_passes.IS_STALLED]
+        self.stop_ids: IntArray = self.columns[row_passes.FIRST_STOP_ID :]
+        self.stop_ids[:] = _NO_TOKEN
+        self.num_stop_columns = 0
+        self.owners = np.empty(max_num_seqs, dtype=object)
+        # Never touched beyond what is used: the operating system backs only pages that were written.
+        self.token_ids = np.empty((max_num_seqs, _width(max_model_len + 1)), np.int32)
+        self.block_table = np.empty((max_num_seqs, _width(max_blocks)), np.int32)
+        self.silent_rows: set[int] = set()
+        self.wide_rows: set[int] = set()
+        self.holed_rows: set[int] = set()
+        self.num_releases = 0
+        self._flat_token_ids = self.token_ids.reshape(-1)
+        self._token_stride = self.token_ids.shape[1]
+        self._block_offsets = np.arange(block_size)
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._running: dict[int, Request] = {}
+        self._order: RowArray | None = None
+        self._order_int32: IntArray | None = None
+        self._requests: list[Request] | None = None
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_free_rows(self) -> int:
+        """Requests that can still be placed."""
+        return len(self._free_rows)
+
+    @property
+    def order(self) -> RowArray:
+        """[num_running] the rows in use, in the order in which their requests started."""
+        if self._order is None:
+            self._order = np.fromiter(self._running, dtype=np.intp, count=len(self._running))
+            self._order.setflags(write=False)
+        return self._order
+
+    @property
+    def order_int32(self) -> IntArray:
+        """``order`` as it goes to the runner."""
+        if self._order_int32 is None:
+            self._order_int32 = self.order.astype(np.int32)
+            self._order_int32.setflags(write=False)
+        return self._order_int32
+
+    def order_without(self, leaving_rows: Sequence[int]) -> RowArray:
+        """``order`` without some rows."""
+        return self.order[~np.isin(self.order, leaving_rows)] if leaving_rows else self.order
+
+    def num_prefill_tokens_left(self) -> int:
+        """Tokens that running requests must still compute before each can take one token a step."""
+        rows = self.order
+        left = self.num_expected[rows].sum() - self.num_computed[rows].sum() - rows.size
+        return max(int(left), 0)
+
+    def num_common_blocks(self) -> int:
+        """Leading blocks that the tables of all running requests share."""
+        rows = self.order
+        if rows.size == 0:
+            return 0
+        num_columns = int(self.num_blocks[rows].min())
+        tables = self.block_table[rows, :num_columns]
+        differs = np.flatnonzero((tables != tables[0]).any(axis=0))
+        return int(differs[0]) if differs.size else num_columns
+
+    def running(self) -> list[Request]:
+        """The requests in the order in which they started."""
+        return list(self._running.values())
+
+    def requests_of(self, rows: RowArray) -> list[Request]:
+        """The requests in some rows; for ``order`` itself the same list every time, not to be written to."""
+        if rows is not self._order:
+            requests: list[Request] = self.owners[rows].tolist()
+            return requests
+        if self._requests is None:
+            self._requests = self.running()
+        return self._requests
+
+    def owner(self, row: int) -> Request:
+        """The request in a row."""
+        return self._running[row]
+
+    def place(self, request: Request, block_ids: list[int], *, publishes: bool) -> int:
+        """Give a request a row; its tokens and block table move there."""
+        row = self._free_rows.pop()
+        num_tokens, num_blocks = request.num_tokens, len(block_ids)
+        self.num_tokens[row] = self.num_expected[row] = num_tokens
+        self.num_blocks[row] = num_blocks
+        self.capacity[row] = num_blocks * self.block_size
+        self.limit[row] = request.limit
+        self.first_stop[row] = request.first_stop
+        self.token_ids[row, :num_tokens] = request.token_ids
+        self.block_table[row, :num_blocks] = block_ids
+        self.publish_goal[row] = (request.num_published_blocks + 1) * self.block_size if publishes else NEVER
+        self.owners[row] = request
+        self._set_stop_ids(row, request.stop_ids)
+        if request.is_unanswered:
+            self.silent_rows.add(row)
+        request.row = row
+        self._running[row] = request
+        self._forget_order()
+        self.begin_next_span(row)
+        return row
+
+    def begin_next_span(self, row: int) -> None:
+        """Point a row at its first invalid span, or past the last one at the positions after all that is computed."""
+        request = self._running[row]
+        if request.invalid_spans:
+            span = request.invalid_spans.pop(0)
+            self.num_computed[row], self.ceiling[row] = span.start, span.end
+            self.holed_rows.add(row)
+        else:
+            self.num_computed[row], self.ceiling[row] = request.num_computed_tokens, request.limit - 1
+            self.holed_rows.discard(row)
+
+    def leave_finished_holes(self) -> None:
+        """Send the rows whose invalid span is computed, as of the step just scheduled, to what comes next."""
+        for row in tuple(self.holed_rows):
+            if self.num_computed[row] >= self.ceiling[row]:
+                self.begin_next_span(row)
+
+    def release(self, row: int) -> list[int]:
+        """Take a request out of its row; its known tokens move back to it.
+
+        Returns:
+            Its block table, the caller's to release.
+        """
+        request = self._running.pop(row)
+        block_ids = self.block_ids(row)
+        request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
+        request.row = None
+        self.owners[row] = None
+        self.epoch[row] += 1
+        self.num_releases += 1
+        self.silent_rows.discard(row)
+        self.wide_rows.discard(row)
+        self.holed_rows.discard(row)
+        self._free_rows.append(row)
+        self._forget_order()
+        return block_ids
+
+    def block_ids(self, row: int) -> list[int]:
+        """The block table of a row."""
+        block_ids: list[int] = self.block_table[row, : self.num_blocks[row]].tolist()
+        return block_ids
+
+    def append_blocks(self, rows: RowArray, counts: IntArray, block_ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Append ``counts[i]`` blocks to the table of ``rows[i]``.
+
+        Returns:
+            The rows and columns of ``block_ids`` in the block tables, for the runner.
+        """
+        repeated = np.repeat(rows, counts)
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        columns = self.num_blocks[repeated] + (np.arange(block_ids.size, dtype=np.int32) - starts.astype(np.int32))
+        self.block_table[repeated, columns] = block_ids
+        self.num_blocks[rows] += counts
+        self.capacity[rows] += counts * np.int32(self.block_size)
+        return repeated.astype(np.int32), columns
+
+    def blocks_ending_at(self, rows: RowArray, ends: IntArray) -> tuple[list[int], list[int], bytes]:
+        """One block a row, the one that ends at position ``ends[i]``.
+
+        Returns:
+            Its index in the row's table, its id, and the token ids of all of them one after the other.
+        """
+        columns = ends // np.int32(self.block_size) - 1
+        starts = rows * self._token_stride + (ends - np.int32(self.block_size))
+        token_ids = self._flat_token_ids[starts[:, None] + self._block_offsets]
+        return columns.tolist(), self.block_table[rows, columns].tolist(), token_ids.tobytes()
+
+    def wide_ends(self, rows: RowArray, token_ids: IntArray) -> set[int]:
+        """Indices into ``rows`` of requests with more stop ids than columns whose new token is one of them."""
+        return {
+            index
+            for index, row in enumerate(rows.tolist())
+            if row in self.wide_rows
+            and self.num_tokens[row] >= self.first_stop[row]
+            and int(token_ids[index]) in self._running[row].stop_ids
+        }
+
+    def _forget_order(self) -> None:
+        self._order = self._order_int32 = self._requests = None
+
+    def _set_stop_ids(self, row: int, stop_ids: frozenset[int]) -> None:
+        self.stop_ids[:, row] = _NO_TOKEN
+        if len(stop_ids) > STOP_COLUMNS:
+            self.wide_rows.add(row)
+            return
+        self.stop_ids[: len(stop_ids), row] = list(stop_ids)
+        self.num_stop_columns = max(self.num_stop_columns, len(stop_ids))

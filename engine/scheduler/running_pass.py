@@ -1,0 +1,160 @@
+"""Running requests first: share out the token budget, find blocks, preempt when there are none."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.contract.config import SchedulerConfig
+from engine.contract.step import EMPTY_INTS, BoolArray, IntArray
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.policy.gates import PartialPrefills
+from engine.scheduler.policy.preemption import PreemptionPolicy
+from engine.scheduler.remote.early_loads import EarlyLoads
+from engine.scheduler.requests import row_passes
+from engine.scheduler.requests.request import Request
+from engine.scheduler.requests.row_table import RowArray, RowTable
+from engine.scheduler.step_draft import Batch, StepDraft
+
+NO_BOOLS: BoolArray = np.empty(0, np.bool_)
+
+
+class RunningPass:
+    """Schedules what already runs, by one pass over the rows unless some of them lack blocks."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        table: RowTable,
+        kv_cache: KVCacheManager,
+        live_requests: LiveRequests,
+        early: EarlyLoads,
+        preemption: PreemptionPolicy,
+        partial_prefills: PartialPrefills | None = None,
+    ) -> None:
+        self._threshold = config.long_prefill_token_threshold
+        self._is_chunked = config.enable_chunked_prefill
+        self._table = table
+        self._kv_cache = kv_cache
+        self._live_requests = live_requests
+        self._early = early
+        self._preemption = preemption
+        self._partial_prefills = partial_prefills
+        self._is_sampling: BoolArray = np.empty(table.max_num_seqs, np.bool_)
+        self._ones, self._trues = EMPTY_INTS, NO_BOOLS
+
+    def run(self, draft: StepDraft) -> None:
+        """Add the running requests to the step."""
+        stalled: set[int] = set()
+        while len(self._table):
+            order = self._table.order_int32
+            lines = np.empty((row_passes.NUM_LINES, order.size), np.int32)
+            num_lacking, num_rows, num_tokens, num_sampling = row_passes.advance(
+                self._table.columns,
+                order,
+                self._shares(draft),
+                self._threshold,
+                draft.token_budget,
+                self._is_chunked,
+                lines,
+                self._is_sampling,
+            )
+            if not num_lacking:
+                draft.token_budget -= num_tokens
+                draft.running = self._batch(lines, num_rows, num_tokens, num_sampling)
+                break
+            lacking = lines[row_passes.LACKING, :num_lacking]
+            rows, ends = self._table.order[lacking], lines[row_passes.ENDS, lacking]
+            if self._extend(draft, rows, ends):
+                continue
+            draft.is_blocked = True
+            num_running = len(self._table)
+            stalled |= self._make_room(rows, ends)
+            self._table.is_stalled[list(stalled)] = 1
+            draft.has_preempted |= len(self._table) < num_running
+        if stalled:
+            self._table.is_stalled[:] = 0
+
+    def _shares(self, draft: StepDraft) -> IntArray:
+        """What each running request gets where prefills share the budget; else nothing, and ``advance`` sees to it."""
+        if self._partial_prefills is None:
+            return row_passes.NO_SHARES
+        table = self._table
+        rows = table.order
+        need = np.minimum(table.num_expected[rows], table.ceiling[rows]) - table.num_computed[rows]
+        if self._threshold:
+            need = np.minimum(need, np.int32(self._threshold))
+        need[table.is_stalled[rows] != 0] = 0
+        return self._partial_prefills.share(need, draft)
+
+    def _batch(self, lines: IntArray, num_rows: int, num_tokens: int, num_sampling: int) -> Batch:
+        rows, rows_int32 = self._table.order, self._table.order_int32
+        if num_rows < rows.size:
+            lines = lines[:, :num_rows]
+            rows_int32 = lines[row_passes.ROWS]
+            rows = rows_int32.astype(np.intp)
+        if num_tokens == num_sampling == num_rows:
+            counts, is_sampling = self._uniform(num_rows)
+        else:
+            counts, is_sampling = lines[row_passes.COUNTS], self._is_sampling[:num_rows].copy()
+        return Batch(
+            rows=rows,
+            rows_int32=rows_int32,
+            first_positions=lines[row_passes.FIRST_POSITIONS],
+            num_scheduled_tokens=counts,
+            ends=lines[row_passes.ENDS],
+            epochs=lines[row_passes.EPOCHS],
+            is_sampling=is_sampling,
+            num_tokens=num_tokens,
+            num_sampling=num_sampling,
+        )
+
+    def _uniform(self, num_rows: int) -> tuple[IntArray, BoolArray]:
+        """One token each, and all of them sample: what decode steps have in common, never written."""
+        if self._ones.size != num_rows:
+            self._ones, self._trues = np.ones(num_rows, np.int32), np.ones(num_rows, np.bool_)
+            self._ones.setflags(write=False)
+            self._trues.setflags(write=False)
+        return self._ones, self._trues
+
+    def _extend(self, draft: StepDraft, rows: RowArray, ends: IntArray) -> bool:
+        """Append the blocks that these rows lack; False when there are not enough, and then none was taken."""
+        counts = -(-(ends - self._table.capacity[rows]) // np.int32(self._table.block_size))
+        num_blocks = int(counts.sum())
+        if num_blocks > self._kv_cache.num_free:
+            return False
+        block_ids = np.array(self._kv_cache.allocate(num_blocks), np.int32)
+        draft.appended = (*self._table.append_blocks(rows, counts, block_ids), block_ids)
+        return True
+
+    def _make_room(self, rows: RowArray, ends: IntArray) -> set[int]:
+        """Free blocks for those of these rows that are served first, at the cost of those served last.
+
+        Returns:
+            Rows that have to wait: nobody is served after them, or the blocks come back when a step has returned.
+        """
+        lacks = -(-(ends - self._table.capacity[rows]) // np.int32(self._table.block_size))
+        askers = [(self._table.owner(row), int(lack)) for row, lack in zip(rows.tolist(), lacks, strict=True)]
+        stalled: set[int] = set()
+        num_taken = 0
+        for asker, num_blocks in sorted(askers, key=lambda pair: self._preemption.key(pair[0])):
+            if asker.row is None:
+                continue
+            if self._preempt_until(asker, num_taken + num_blocks):
+                num_taken += num_blocks
+            else:
+                stalled.add(asker.row)
+        return stalled
+
+    def _preempt_until(self, asker: Request, num_blocks: int) -> bool:
+        while self._kv_cache.num_free < num_blocks:
+            if self._kv_cache.num_free + self._kv_cache.num_fenced >= num_blocks:
+                return False
+            if self._early.drop_newest():
+                continue
+            victim = self._preemption.victim_for(asker, self._table.running(), list(self._live_requests.ready))
+            if victim is None:
+                return False
+            self._live_requests.preempt(victim)
+        return True

@@ -1,0 +1,302 @@
+"""The scheduler: which tokens of which requests the next step computes. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from engine.contract.config import CacheConfig, SchedulerConfig
+from engine.contract.messages import CacheChanges, CacheReset, FinishReason, GenerateRequest
+from engine.contract.stats import SchedulerStats
+from engine.contract.step import ModelRunnerOutput, SchedulerOutput
+from engine.scheduler.assembly import assemble
+from engine.scheduler.blocks.cache_events import CacheEventBatch, cache_changes, cache_snapshot
+from engine.scheduler.policy.gates import AdmissionGate
+from engine.scheduler.snapshot import take_snapshot
+from engine.scheduler.step_draft import Batch, StepDraft, StepInFlight
+from engine.scheduler.step_result import StepResult
+from kv_transfer.connector import NO_EVENTS, NO_ORDERS, ConnectorEvents, ConnectorOrders, SchedulerConnector
+
+
+class Scheduler:
+    """Hands every request tokens until its computed count has caught up with its known tokens; nothing else.
+
+    ``schedule`` and ``update`` alternate, or run ahead: a step may be scheduled before the previous one returned, and
+    steps return in the order in which they were scheduled. Not thread-safe: one thread owns it.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        connector: SchedulerConnector | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        gates: Sequence[AdmissionGate] = (),
+    ) -> None:
+        config.check_fits(block_size=cache.block_size, num_blocks=num_blocks, max_model_len=max_model_len)
+        self._config = config
+        self._connector = connector
+        self._clock = clock
+        parts = assemble(
+            config,
+            cache,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            connector=connector,
+            clock=clock,
+            gates=gates,
+        )
+        self._counters = parts.state.counters
+        self._kv_cache = parts.state.kv_cache
+        self._cache_events = parts.state.cache_events
+        self._table = parts.state.table
+        self._live_requests = parts.state.live_requests
+        self._remote = parts.state.remote
+        self._leases = parts.state.leases
+        self._pending = parts.state.pending
+        self._early = parts.state.early
+        self._announcer = parts.state.announcer
+        self._validator = parts.validator
+        self._running = parts.running
+        self._admission = parts.admission
+        self._step_output = parts.step_output
+        self._remote_events = parts.remote_events
+        self._preparations = parts.preparations
+        self._prompt_delay = parts.prompt_delay
+        self._migration = parts.migration
+        self._in_flight: deque[StepInFlight] = deque()
+        self._next_step_id = 0
+        self._is_quiet = True
+
+    # ---- requests come and go
+
+    def add_request(self, message: GenerateRequest) -> None:
+        """Queue a request, or take note of one that is to come.
+
+        Raises:
+            PromptTooLongError: It can never fit.
+            DuplicateRequestError: A live request has this id.
+            RequestRefusedError: The queue is full, or the request asks for what this engine cannot do.
+        """
+        self._is_quiet = False
+        self._validator.enter(message)
+        self._counters.num_requests += message.kv_stream is None
+
+    def forget_client(self, client_id: str) -> None:
+        """A front end is gone: hold nothing for requests that it was still going to send."""
+        self._is_quiet = False
+        self._early.drop_client(client_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request in whatever state it is, announced ones included, or the lease of a finished one.
+
+        Its end comes with the next step's result. Unknown ids are counted and ignored.
+
+        Returns:
+            False when there was nothing to end.
+        """
+        self._is_quiet = False
+        request = self._live_requests.live.get(request_id)
+        is_known = self._leases.abort(request_id)
+        is_known |= self._early.drop(request_id)
+        if request is not None:
+            self._live_requests.finish(request)
+            self._live_requests.report(request, FinishReason.ABORT)
+            self._counters.num_aborted += 1
+        elif not is_known:
+            self._counters.num_unknown_ids += 1
+        return is_known or request is not None
+
+    def move_out(self) -> int:
+        """End the requests that can go on elsewhere, each with a hand-over of all that was computed for it.
+
+        While a step is in flight nothing is done: what it computes is not known yet.
+
+        Returns:
+            How many left; those that are loading do so later.
+        """
+        if self._in_flight:
+            return 0
+        if len(self._early):
+            self._early.drop_all()
+            self._is_quiet = False
+        num_left = self._migration.run()
+        if num_left:
+            self._is_quiet = False
+        return num_left
+
+    # ---- a step
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide the next step: running requests first, then waiting ones if none was preempted."""
+        self._early.expire()
+        draft = StepDraft(token_budget=self._config.max_num_batched_tokens)
+        for preparation in self._preparations:
+            preparation.prepare(draft)
+        self._running.run(draft)
+        self._admission.run(draft)
+        return self._seal(draft)
+
+    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
+        """Take in what the oldest step in flight produced, and the connector's events that came with it."""
+        step_result = self._return_step(output, result) if output.has_work else self.take_finished()
+        if result.connector_events is not NO_EVENTS:
+            self.handle_connector_events(result.connector_events)
+        return step_result
+
+    def take_orders(self) -> ConnectorOrders:
+        """What the connector's worker half is to do, so far; otherwise the next step brings it."""
+        return self._connector.take_orders() if self._connector is not None else NO_ORDERS
+
+    def take_finished(self) -> StepResult:
+        """What ended between steps and was not reported yet; an idle engine passes it on."""
+        return StepResult(finished=self._live_requests.take_finished())
+
+    def _seal(self, draft: StepDraft) -> SchedulerOutput:
+        """Turn the draft into the message to the runner, and remember the step until it returns."""
+        batch = draft.batch()
+        output = draft.output(
+            batch,
+            step_id=self._next_step_id,
+            reports=self._live_requests.take_reports(),
+            connector_orders=self.take_orders(),
+        )
+        self._next_step_id += 1
+        if batch.rows.size:
+            self._launch(output, batch)
+        else:
+            self._is_quiet = not draft.has_preempted
+        return output
+
+    def _launch(self, output: SchedulerOutput, batch: Batch) -> None:
+        self._table.leave_finished_holes()
+        self._counters.num_scheduled_tokens += batch.num_tokens
+        self._kv_cache.step_scheduled(output.step_id)
+        if self._prompt_delay is not None:
+            self._prompt_delay.step_scheduled(output.step_id, has_prompts=batch.num_tokens > batch.rows.size)
+        self._in_flight.append(StepInFlight(step_id=output.step_id, batch=batch, num_releases=self._table.num_releases))
+
+    def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
+        self._is_quiet = False
+        step = self._in_flight.popleft()
+        assert step.step_id == output.step_id, f"step {output.step_id} returned before step {step.step_id}"
+        self._kv_cache.step_returned(step.step_id)
+        if self._prompt_delay is not None:
+            self._prompt_delay.step_returned(step.step_id)
+        if result.has_nan is not None:
+            self._counters.num_nan_logits += int(np.count_nonzero(result.has_nan))
+        return self._step_output.apply(step, result)
+
+    # ---- the connector
+
+    def handle_connector_events(self, events: ConnectorEvents) -> None:
+        """Bring back requests whose loads ended, and free what leases pinned. Unknown ids are counted and ignored."""
+        self._is_quiet = False
+        self._remote_events.apply(events)
+
+    # ---- what an engine asks between steps
+
+    def has_work(self) -> bool:
+        """True when a step would do something now: something can compute, or the runner or a client must be told."""
+        if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_news:
+            return True
+        due = self._next_due_s()
+        return due is not None and self._clock() >= due
+
+    def is_stuck(self) -> bool:
+        """True when requests wait and nothing is under way that could let them start: no step, read, lease or time.
+
+        It never should be (known-failures 7); whoever watches the engine must not take it for one at rest.
+        """
+        if len(self._table) or not self._live_requests.live or self.has_work():
+            return False
+        has_reads = self._remote.has_loads or self._early.has_ending
+        is_under_way = bool(self._in_flight) or has_reads or len(self._leases) > 0
+        return not is_under_way and self._next_due_s() is None
+
+    def idle_timeout_s(self) -> float | None:
+        """How long an idle engine may sleep before it asks ``has_work`` again; None: until something happens."""
+        due = self._next_due_s()
+        return None if due is None else max(due - self._clock(), 0.0)
+
+    def _next_due_s(self) -> float | None:
+        dues = (self._admission.ask_again_at_s, self._early.next_deadline_s)
+        return min((due for due in dues if due is not None), default=None)
+
+    def has_unfinished(self) -> bool:
+        """True while a request is live."""
+        return bool(self._live_requests.live)
+
+    def stats(self) -> SchedulerStats:
+        """Gauges of now and counters since the start."""
+        return take_snapshot(
+            counters=self._counters,
+            table=self._table,
+            live_requests=self._live_requests,
+            kv_cache=self._kv_cache,
+            remote=self._remote,
+            leases=self._leases,
+            early=self._early,
+        )
+
+    def num_common_prefix_blocks(self) -> int:
+        """Leading blocks that all running requests share, for shared-prefix attention."""
+        return self._table.num_common_blocks()
+
+    def cache_events_since(self, sequence: int) -> CacheEventBatch:
+        """What changed in the prefix cache from an event number on; empty unless ``enable_cache_events``."""
+        if self._cache_events is None:
+            return CacheEventBatch(first_sequence=0, events=())
+        return self._cache_events.since(sequence)
+
+    def cache_changes_since(self, sequence: int) -> CacheChanges | None:
+        """The same for routers; a snapshot when events were missed, None when nothing happened."""
+        log = self._cache_events
+        if log is None or log.next_sequence == sequence:
+            return None
+        batch = log.since(sequence)
+        return cache_changes(batch) if batch.first_sequence == sequence else self.cache_snapshot()
+
+    def cache_snapshot(self) -> CacheChanges:
+        """All that is cached now, for routers that know nothing yet; empty unless ``enable_cache_events``."""
+        log = self._cache_events
+        if log is None:
+            return cache_snapshot((), next_sequence=0)
+        return cache_snapshot(self._kv_cache.published(), next_sequence=log.next_sequence)
+
+    def check_integrity(self) -> None:
+        """Compare every block's owners with the pool, and the claims on prefixes with the live requests.
+
+        Raises:
+            AssertionError: Books and pool disagree.
+        """
+        tables = self._leases.tables() + self._remote.abandoned_tables() + self._early.tables()
+        holders = self._remote.loading() + list(self._live_requests.ready) + self._table.running()
+        tables += [self._live_requests.block_ids(request) for request in holders]
+        self._kv_cache.check_integrity(tables)
+        self._pending.check_integrity(self._live_requests.live)
+
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> CacheReset | None:
+        """Drop the prefix cache.
+
+        Without ``preempt_running`` it is refused while any request holds blocks. With it, running and loaded requests
+        are preempted first, and what loads still bring is not used. Early loads give way in any case.
+
+        Returns:
+            What was dropped; None when it was refused.
+        """
+        self._is_quiet = False
+        self._early.drop_all()
+        holders = self._table.running() + list(self._live_requests.ready) + self._remote.loading()
+        if holders and not preempt_running:
+            return None
+        for request in sorted(holders, key=lambda request: request.arrival_index, reverse=True):
+            self._live_requests.preempt(request)
+        return replace(self._kv_cache.reset(), num_preempted=len(holders))

@@ -1,0 +1,157 @@
+"""The step that is being put together; at the end it becomes a ``SchedulerOutput``. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from engine.contract.step import EMPTY_INTS, BoolArray, IntArray, NewRow, SchedulerOutput
+from engine.scheduler.live_requests import Reports
+from engine.scheduler.requests.request import Request
+from engine.scheduler.requests.row_table import RowArray, RowTable
+from kv_transfer.connector import ConnectorOrders
+
+NO_ROWS: RowArray = np.empty(0, np.intp)
+
+
+class Batch(NamedTuple):
+    """Rows that compute in a step, aligned arrays.
+
+    ``rows_int32`` are the same rows as the runner gets them, ``ends`` the positions that they come to, and ``epochs``
+    tell later whether a row still has the same request.
+    """
+
+    rows: RowArray
+    rows_int32: IntArray
+    first_positions: IntArray
+    num_scheduled_tokens: IntArray
+    ends: IntArray
+    epochs: IntArray
+    is_sampling: BoolArray
+    num_tokens: int
+    num_sampling: int
+
+    @property
+    def is_decode(self) -> bool:
+        """True when each row computes one token and samples its successor."""
+        return self.num_tokens == self.num_sampling == self.rows.size
+
+
+class StepInFlight(NamedTuple):
+    """What ``update`` needs to remember of a step; ``num_releases`` is the table's when it was scheduled."""
+
+    step_id: int
+    batch: Batch
+    num_releases: int
+
+
+Appended: TypeAlias = tuple[IntArray, IntArray, IntArray]
+
+
+class StartedRow(NamedTuple):
+    """A row whose request starts in the step."""
+
+    row: int
+    first_position: int
+    num_tokens: int
+    is_sampling: bool
+    epoch: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StepDraft:
+    """One step's work so far.
+
+    ``is_blocked``: no waiting request is admitted in this step. ``has_preempted``: a request lost its place, so
+    that there is something to do even if this step computes nothing. ``prefill_share``: at most so many tokens go to
+    one prefill; 0 is no limit. ``favoured``: who is let in first, because a place was made or is kept for it.
+    ``leaving_rows``: while it is only weighed who is to make room, the rows that would be given up.
+    """
+
+    token_budget: int
+    is_blocked: bool = False
+    has_preempted: bool = False
+    prefill_share: int = 0
+    favoured: Request | None = None
+    leaving_rows: tuple[int, ...] = ()
+    running: Batch | None = None
+    started: list[StartedRow] = field(default_factory=list)
+    new_rows: list[NewRow] = field(default_factory=list)
+    appended: Appended | None = None
+
+    def start(self, table: RowTable, request: Request, block_ids: list[int], num_tokens: int) -> None:
+        """Add a request that was just placed, with its first ``num_tokens`` positions."""
+        row = request.row
+        assert row is not None
+        first = int(table.num_computed[row])
+        is_sampling = first + num_tokens == int(table.num_expected[row])
+        table.num_computed[row] += num_tokens
+        table.num_expected[row] += is_sampling
+        self.token_budget -= num_tokens
+        self.started.append(StartedRow(row, first, num_tokens, is_sampling, int(table.epoch[row])))
+        self.new_rows.append(
+            NewRow(
+                row=row,
+                request_id=request.request_id,
+                token_ids=request.token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                block_ids=np.array(block_ids, np.int32),
+                sampling=request.message.sampling,
+                num_prompt_logprobs=request.num_prompt_logprobs,
+            )
+        )
+
+    def batch(self) -> Batch:
+        """All rows of the step: those that ran before, then those that start."""
+        if not self.started:
+            return self.running or EMPTY_BATCH
+        before = self.running or EMPTY_BATCH
+        rows, firsts, counts, sampling, epochs = zip(*self.started, strict=True)
+        first_positions, num_scheduled_tokens = np.array(firsts, np.int32), np.array(counts, np.int32)
+        return Batch(
+            rows=np.concatenate((before.rows, np.array(rows, np.intp))),
+            rows_int32=np.concatenate((before.rows_int32, np.array(rows, np.int32))),
+            first_positions=np.concatenate((before.first_positions, first_positions)),
+            num_scheduled_tokens=np.concatenate((before.num_scheduled_tokens, num_scheduled_tokens)),
+            ends=np.concatenate((before.ends, first_positions + num_scheduled_tokens)),
+            epochs=np.concatenate((before.epochs, np.array(epochs, np.int32))),
+            is_sampling=np.concatenate((before.is_sampling, np.array(sampling, np.bool_))),
+            num_tokens=before.num_tokens + sum(counts),
+            num_sampling=before.num_sampling + sum(sampling),
+        )
+
+    def output(
+        self, batch: Batch, *, step_id: int, reports: Reports, connector_orders: ConnectorOrders
+    ) -> SchedulerOutput:
+        """The message to the runner."""
+        append_rows, append_columns, append_block_ids = self.appended or (EMPTY_INTS, EMPTY_INTS, EMPTY_INTS)
+        return SchedulerOutput(
+            step_id=step_id,
+            rows=batch.rows_int32,
+            first_positions=batch.first_positions,
+            num_scheduled_tokens=batch.num_scheduled_tokens,
+            is_sampling=batch.is_sampling,
+            is_decode=batch.is_decode,
+            released_rows=reports.released_rows,
+            new_rows=tuple(self.new_rows),
+            append_rows=append_rows,
+            append_columns=append_columns,
+            append_block_ids=append_block_ids,
+            finished_request_ids=reports.finished_request_ids,
+            connector_orders=connector_orders,
+        )
+
+
+EMPTY_BATCH = Batch(
+    rows=NO_ROWS,
+    rows_int32=EMPTY_INTS,
+    first_positions=EMPTY_INTS,
+    num_scheduled_tokens=EMPTY_INTS,
+    ends=EMPTY_INTS,
+    epochs=EMPTY_INTS,
+    is_sampling=np.empty(0, np.bool_),
+    num_tokens=0,
+    num_sampling=0,
+)

@@ -1,0 +1,142 @@
+"""The worker's half of a chain: gives each source its orders, and joins the parts of a load into one end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+from kv_transfer.connector import (
+    NO_EVENTS,
+    ConnectorEvents,
+    ConnectorOrders,
+    LeaseEnded,
+    LoadEnded,
+    TransferStats,
+    WorkerConnector,
+)
+from kv_transfer.params import Hello
+from kv_transfer.peer.counters import TransferCounters
+
+_COUNTED_WHOLE = (
+    "num_transfers",
+    "transfer_s",
+    "num_failed_loads",
+    "num_failed_blocks",
+    "num_cancelled_loads",
+    "num_stalled_loads",
+)
+"""Each source counts its part of a load; these say something of loads only when all parts are taken together."""
+
+
+@dataclass(slots=True)
+class _OpenLoad:
+    """The parts of one request's load that have not ended, and what the others left.
+
+    ``ended`` are parts with the place of their source in the chain: they lie in that order, and end in any.
+    """
+
+    num_open: int = 0
+    ended: list[tuple[int, LoadEnded]] = field(default_factory=list)
+    has_stalled: bool = False
+
+    def joined(self) -> LoadEnded:
+        """One event for all parts, in the order of their blocks; they ran beside each other."""
+        parts = [part for _, part in sorted(self.ended, key=lambda entry: entry[0])]
+        errors = [part.error for part in parts if part.error is not None]
+        return LoadEnded(
+            request_id=parts[0].request_id,
+            failed_block_ids=tuple(block_id for part in parts for block_id in part.failed_block_ids),
+            num_bytes=sum(part.num_bytes for part in parts),
+            duration_s=max(part.duration_s for part in parts),
+            error="; ".join(errors) or None,
+            is_cancelled=any(part.is_cancelled for part in parts),
+        )
+
+
+class ChainWorker:
+    """Implements ``WorkerConnector``. ``peer_source`` is the source that peers meet."""
+
+    def __init__(self, sources: Sequence[WorkerConnector], *, peer_source: int) -> None:
+        self.sources = tuple(sources)
+        self.peer_source = self.sources[peer_source]
+        self._loads: dict[str, _OpenLoad] = {}
+        self._counters = TransferCounters()
+
+    @property
+    def is_alive(self) -> bool:
+        """False once any source is not: what it had to offer is lost."""
+        return all(source.is_alive for source in self.sources)
+
+    @property
+    def has_hung_read(self) -> bool:
+        """True while a source has one."""
+        return any(source.has_hung_read for source in self.sources)
+
+    def execute(self, orders: ConnectorOrders) -> None:
+        """Start what was ordered, copies of evicted blocks first: the loads of others may write these blocks."""
+        if orders.is_empty:
+            return
+        for part in orders.parts:
+            for load in part.loads:
+                self._loads.setdefault(load.request_id, _OpenLoad()).num_open += 1
+        pairs = list(zip(self.sources, orders.parts, strict=True))
+        for source, part in sorted(pairs, key=lambda pair: not pair[1].stores):
+            source.execute(part)
+
+    def collect(self) -> ConnectorEvents:
+        """Take what ended; a load ends with the last of its parts."""
+        loads: list[LoadEnded] = []
+        leases: list[LeaseEnded] = []
+        stalled: list[str] = []
+        ended_streams: list[str] = []
+        for place, source in enumerate(self.sources):
+            events = source.collect()
+            leases.extend(events.leases)
+            ended_streams.extend(events.ended_streams)
+            stalled.extend(request_id for request_id in events.stalled if self._is_first_stall(request_id))
+            for part in events.loads:
+                loads.extend(self._end_part(place, part))
+        joined = ConnectorEvents(
+            loads=tuple(loads), leases=tuple(leases), stalled=tuple(stalled), ended_streams=tuple(ended_streams)
+        )
+        return NO_EVENTS if joined.is_empty else joined
+
+    def stats(self) -> TransferStats:
+        """The sums over all sources; a load in several parts counts once, when it was collected."""
+        stats = [source.stats() for source in self.sources]
+        sums = {item.name: sum(getattr(part, item.name) for part in stats) for item in fields(TransferStats)}
+        return TransferStats(**sums | {name: getattr(self._counters, name) for name in _COUNTED_WHOLE})
+
+    def accept(self, hello: Hello) -> Hello:
+        """Let the peer source meet a peer.
+
+        Raises:
+            HandshakeRefusedError: Protocol version or layout differ.
+        """
+        return self.peer_source.accept(hello)
+
+    def close(self) -> None:
+        """Close every source. Idempotent."""
+        for source in self.sources:
+            source.close()
+
+    def _is_first_stall(self, request_id: str) -> bool:
+        load = self._loads.get(request_id)
+        if load is None or load.has_stalled:
+            return False
+        load.has_stalled = True
+        self._counters.num_stalled_loads += 1
+        return True
+
+    def _end_part(self, place: int, part: LoadEnded) -> list[LoadEnded]:
+        load = self._loads.get(part.request_id)
+        if load is None:
+            return [part]  # for the scheduler to count as unknown
+        load.ended.append((place, part))
+        load.num_open -= 1
+        if load.num_open:
+            return []
+        del self._loads[part.request_id]
+        joined = load.joined()
+        self._counters.add_load(joined)
+        return [joined]

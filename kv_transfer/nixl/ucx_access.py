@@ -1,0 +1,113 @@
+"""What UCX may use. Between machines: which network devices; within one: memory that the kernel keeps to one user.
+
+Left to itself UCX takes all devices of a host, also those that no other host reaches: a bridge of containers has the
+same address on every host, and a virtual interface may lead nowhere: connections over them hang or meet the wrong host.
+So it gets the RDMA devices that are up, and the interface of the address by which the hosts of the cluster know each
+other. Imports no NIXL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from kv_transfer.layout import MemoryKind
+
+INFINIBAND = Path("/sys/class/infiniband")
+VARIABLE = "UCX_NET_DEVICES"
+PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+_HARMLESS = "UCX_LOG_"
+_ATTACH_FORBIDDEN = 2
+"""From this value on, not even processes of one user may read each other's memory."""
+
+
+def confine_ucx(node_ip: str) -> str:
+    """Set ``UCX_NET_DEVICES`` for this process, unless it is set; returns what UCX will use, for people to read.
+
+    For agents that use the network. Call it before the first one is made: UCX reads its environment then.
+    """
+    devices = os.environ.get(VARIABLE) or choose_net_devices(node_ip)
+    if devices is not None:
+        os.environ[VARIABLE] = devices
+    return ucx_environment()
+
+
+def ucx_environment() -> str:
+    """What UCX may use in this process, for people to read."""
+    transports = os.environ.get("UCX_TLS", "any")
+    return f"UCX transports {transports}, devices {os.environ.get(VARIABLE, 'any')}"
+
+
+@contextmanager
+def local_ucx(memory: MemoryKind) -> Iterator[None]:
+    """Agents that are made meanwhile listen on nothing and reach only processes of this user, on this machine.
+
+    ``posix`` is shared memory without a name, found through the file descriptors of the process that made it, ``cma``
+    a copy by the kernel from process to process: both are refused to other users. What the environment says of UCX
+    does not hold meanwhile, but for its log: any of it might open a port again.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
+    for name in inherited:
+        if not name.startswith(_HARMLESS):
+            del os.environ[name]
+    os.environ["UCX_TLS"] = _local_transports(memory)
+    os.environ["UCX_POSIX_USE_PROC_LINK"] = "y"
+    try:
+        yield
+    finally:
+        for name in ("UCX_TLS", "UCX_POSIX_USE_PROC_LINK"):
+            del os.environ[name]
+        os.environ.update(inherited)
+
+
+def describe_local_ucx(memory: MemoryKind) -> str:
+    """What ``local_ucx`` lets UCX use, for people to read."""
+    copies = "" if has_cma() else "; without cma, which this machine forbids: slower, and a dead peer goes unnoticed"
+    return f"UCX transports {_local_transports(memory)}, this user's processes on this machine only{copies}"
+
+
+def _local_transports(memory: MemoryKind) -> str:
+    return "posix,cma,cuda,self" if memory is MemoryKind.VRAM else "posix,cma,self"
+
+
+def has_cma(*, ptrace_scope: Path = PTRACE_SCOPE) -> bool:
+    """True when processes of one user may copy from each other's memory here."""
+    if ptrace_scope.exists() and int(ptrace_scope.read_text(encoding="ascii")) >= _ATTACH_FORBIDDEN:
+        return False
+    there, here = ctypes.create_string_buffer(b"x"), ctypes.create_string_buffer(1)
+    source, destination = _IOVec(ctypes.addressof(there), 1), _IOVec(ctypes.addressof(here), 1)
+    copy = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if copy is None:
+        return False
+    return bool(copy(os.getpid(), ctypes.byref(destination), 1, ctypes.byref(source), 1, 0) == 1)
+
+
+class _IOVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def choose_net_devices(node_ip: str, *, infiniband: Path = INFINIBAND) -> str | None:
+    """The value for ``UCX_NET_DEVICES``; None where no interface has the address, so that nothing is known."""
+    interface = next(
+        (
+            name
+            for name, addresses in psutil.net_if_addrs().items()
+            if any(address.address == node_ip for address in addresses)
+        ),
+        None,
+    )
+    if interface is None:
+        return None
+    return ",".join([*rdma_ports(infiniband), interface])
+
+
+def rdma_ports(infiniband: Path = INFINIBAND) -> list[str]:
+    """The RDMA ports that are up, as UCX names them: ``mlx5_0:1``."""
+    ports = sorted(infiniband.glob("*/ports/*/state"))
+    return [f"{port.parts[-4]}:{port.parts[-2]}" for port in ports if "ACTIVE" in port.read_text(encoding="ascii")]

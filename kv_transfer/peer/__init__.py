@@ -1,0 +1,1 @@
+"""The hand-over protocol between two engines: meeting, reading, leases, streams."""

@@ -1,0 +1,239 @@
+"""The scheduler's half of every connector that reads from peers: what may be loaded, and what was ordered."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kv_transfer.block_memory import BlockMemory
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, RemoteMatch, StreamOrder
+from kv_transfer.layout import KVLayout
+from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
+from kv_transfer.peer.announcements import Announced, Announcements
+from kv_transfer.peer.lease import LeaseTable
+from kv_transfer.stream_gate import StreamGate
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+_NOTHING = RemoteMatch(num_tokens=0)
+_NUM_REMEMBERED_LEASES = 65_536
+
+
+class PeerSchedulerConnector:
+    """Implements ``SchedulerConnector``. Owned by the engine's thread; free of torch and of any transport.
+
+    One lease is good for one load: once its load began, or it was released, it supplies nothing any more (a request
+    that was preempted after its load computes its prompt, or finds it in the prefix cache). With ``memory`` what is
+    handed over carries checksums. Without ``announcements`` nothing is streamed, in neither direction.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: PeerIdentity,
+        layout: KVLayout,
+        leases: LeaseTable,
+        memory: BlockMemory | None = None,
+        announcements: Announcements | None = None,
+    ) -> None:
+        self._identity = identity
+        self._layout = layout
+        self._leases = leases
+        self._memory = memory
+        self._announcements = announcements
+        self._loads: list[LoadOrder] = []
+        self._cancelled: list[str] = []
+        self._releases: list[KVTransferParams] = []
+        self._expected: list[KVTransferParams] = []
+        self._passed_on: list[KVTransferParams] = []
+        self._streams: list[StreamOrder] = []
+        self._cancelled_streams: list[str] = []
+        self._gates: dict[str, StreamGate] = {}
+        self._spent: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def can_stream(self) -> bool:
+        """True when it is configured."""
+        return self._announcements is not None
+
+    def expect(self, params: KVTransferParams) -> None:
+        """Have the lease of a waiting request kept alive, if what it holds can be used."""
+        if params.lease_id not in self._spent and self._why_unusable(params) is None:
+            self._expected.append(params)
+
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Have the lease of a request that goes on elsewhere kept alive no longer."""
+        self._passed_on.append(params)
+
+    def match(
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
+        block_hashes: Sequence[bytes] = (),  # noqa: ARG002  (what peers hand over is found by lease)
+    ) -> RemoteMatch | None:
+        """Say what can be supplied beyond the local prefix; never None: the answer is in the params."""
+        if params is None or params.lease_id in self._spent:
+            return _NOTHING
+        reason = self._why_unusable(params)
+        if reason is not None:
+            logger.warning("hand-over not usable: request_id=%s reason=%s", request_id, reason)
+            return _NOTHING
+        num_tokens = min(params.num_tokens, num_prompt_tokens) - num_local_tokens
+        return RemoteMatch(num_tokens=num_tokens) if num_tokens > 0 else _NOTHING
+
+    def begin_load(
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        first_block: int,
+        block_ids: tuple[int, ...],
+        stream_id: str | None = None,
+    ) -> None:
+        """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on."""
+        assert params is not None, "nothing but a hand-over is offered here"
+        end_block = first_block + len(block_ids)
+        source_block_ids = params.block_ids[first_block:end_block]
+        assert len(source_block_ids) == len(block_ids), "the scheduler asked for blocks beyond the hand-over"
+        self._spend(params.lease_id)
+        if request_id in self._cancelled:
+            self._cancelled.remove(request_id)  # it was meant for an earlier load, which has ended
+        if stream_id is not None:
+            del self._gates[stream_id]
+        self._loads.append(
+            LoadOrder(
+                request_id=request_id,
+                params=params,
+                source_block_ids=source_block_ids,
+                block_ids=block_ids,
+                checksums=params.checksums[first_block:end_block] if params.checksums is not None else None,
+                stream_id=stream_id,
+            )
+        )
+
+    def begin_stream(
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> bool:
+        """Queue a stream; False when this peer cannot be one of ours."""
+        if self._announcements is None or params.protocol_version != PROTOCOL_VERSION:
+            return False
+        if params.source.engine_id == self._identity.engine_id:
+            return False
+        gate = self._gates[stream_id] = StreamGate()
+        self._streams.append(
+            StreamOrder(
+                stream_id=stream_id,
+                request_id=request_id,
+                params=params,
+                first_block=first_block,
+                block_ids=block_ids,
+                gate=gate,
+            )
+        )
+        return True
+
+    def cancel_stream(self, stream_id: str) -> bool:
+        """Close a stream's gate; True when no read of it was under way."""
+        self._cancelled_streams.append(stream_id)
+        return self._gates.pop(stream_id).close()
+
+    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+        """Tell a reader, if there is one, what is computed."""
+        if self._announcements is not None:
+            self._announcements.announce(request_id, first_block=first_block, block_ids=block_ids)
+
+    def withdraw(self, request_id: str) -> None:
+        """Tell a reader, if there is one, that it was for nothing."""
+        if self._announcements is not None:
+            self._announcements.withdraw(request_id)
+
+    def cancel_load(self, request_id: str) -> None:
+        """The request ended while loading; the worker's half ignores ids that it does not load."""
+        self._cancelled.append(request_id)
+
+    def release(self, params: KVTransferParams) -> None:
+        """Let the peer's lease end; a lease whose load began, or that was released before, ends without this."""
+        if params.lease_id in self._spent:
+            return
+        self._spend(params.lease_id)
+        if params.source.engine_id != self._identity.engine_id:
+            self._releases.append(params)
+        elif params.source == self._identity:
+            self._leases.abort(params.lease_id)
+
+    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:  # noqa: ARG002
+        """Nothing is kept: all of it is lost."""
+        return block_hashes
+
+    def forget_evicted(self) -> int:
+        """Nothing was kept."""
+        return 0
+
+    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        """Pin a finished request's blocks for a reader."""
+        announced = Announced()
+        if self._announcements is not None:
+            announced = self._announcements.finish(request_id, block_ids)
+        lease = self._leases.grant(request_id=request_id, block_ids=block_ids)
+        checksums: tuple[int, ...] | None = None
+        if self._memory is not None:
+            checksums = announced.checksums + self._memory.checksums(block_ids[len(announced.checksums) :])
+        return KVTransferParams(
+            protocol_version=PROTOCOL_VERSION,
+            source=self._identity,
+            lease_id=lease.lease_id,
+            layout_hash=self._layout.layout_hash,
+            block_ids=block_ids,
+            num_tokens=num_tokens,
+            checksums=checksums,
+            epoch=announced.epoch,
+        )
+
+    def abort_lease(self, request_id: str) -> None:
+        """End the leases of a request now; unknown ids are ignored."""
+        self._leases.abort_request(request_id)
+
+    def take_orders(self) -> ConnectorOrders:
+        """Hand over what was queued since the last call."""
+        orders = ConnectorOrders(
+            loads=tuple(self._loads),
+            cancelled_loads=tuple(self._cancelled),
+            releases=tuple(self._releases),
+            expected=tuple(self._expected),
+            passed_on=tuple(self._passed_on),
+            streams=tuple(self._streams),
+            cancelled_streams=tuple(self._cancelled_streams),
+        )
+        if orders.is_empty:
+            return NO_ORDERS
+        self._loads.clear()
+        self._cancelled.clear()
+        self._releases.clear()
+        self._expected.clear()
+        self._passed_on.clear()
+        self._streams.clear()
+        self._cancelled_streams.clear()
+        return orders
+
+    def _why_unusable(self, params: KVTransferParams) -> str | None:
+        if params.protocol_version != PROTOCOL_VERSION:
+            return f"protocol version {params.protocol_version}, ours is {PROTOCOL_VERSION}"
+        if params.layout_hash != self._layout.layout_hash:
+            return f"layout {params.layout_hash}, ours is {self._layout.layout_hash}"
+        if params.source.engine_id == self._identity.engine_id:
+            return "its source is this engine, whose prefix cache holds what is left of it"
+        num_blocks = -(-params.num_tokens // self._layout.block_size)
+        if num_blocks != len(params.block_ids):
+            return f"{len(params.block_ids)} blocks for {params.num_tokens} tokens, {num_blocks} are needed"
+        if params.checksums is not None and len(params.checksums) != num_blocks:
+            return f"{len(params.checksums)} checksums for {num_blocks} blocks"
+        return None
+
+    def _spend(self, lease_id: str) -> None:
+        self._spent[lease_id] = None
+        while len(self._spent) > _NUM_REMEMBERED_LEASES:
+            self._spent.popitem(last=False)

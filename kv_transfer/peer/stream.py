@@ -1,0 +1,148 @@
+"""One stream: blocks of a prompt that are read while the peer still computes it, before anything confirms them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kv_transfer.connector import LoadOrder, StreamOrder
+from kv_transfer.params import PeerIdentity
+from kv_transfer.peer.notifications import Announce
+from kv_transfer.peer.part_reads import Part, PartRead, ReaderLimits, split_blocks
+from kv_transfer.peer.peers import Handshake, Peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBlock:
+    """What a destination block was read from."""
+
+    source_block_id: int
+    checksum: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """What a load finds of a stream with its destination.
+
+    ``unread`` are the parts it still needs; those among ``reads`` are on their way, and other reads are stale.
+    """
+
+    unread: tuple[Part, ...]
+    reads: tuple[PartRead, ...]
+    num_held_blocks: int
+    quiet_at_s: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stream:
+    """A stream and its state, owned by the stream reader.
+
+    ``held`` are the destination blocks that were read whole, and right as far as checksums tell, under ``epoch``.
+    ``is_stopped``: nothing more is read; what is held stays good.
+    """
+
+    order: StreamOrder
+    peer: Peer | None = None
+    handshake: Handshake | None = None
+    next_subscribe_s: float = 0.0
+    epoch: int = 0
+    announced: set[int] = field(default_factory=set)
+    waiting: deque[Part] = field(default_factory=deque)
+    reads: list[tuple[PartRead, int]] = field(default_factory=list)
+    held: dict[int, HeldBlock] = field(default_factory=dict)
+    num_parts: int = 0
+    num_failed_reads: int = 0
+    oldest_read_s: float = 0.0
+    quiet_at_s: float = 0.0
+    is_stopped: bool = False
+
+    @property
+    def source(self) -> PeerIdentity:
+        """Who computes the prompt."""
+        return self.order.params.source
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Forget what belongs to an older epoch."""
+        self.epoch = epoch
+        self.announced.clear()
+        self.waiting.clear()
+        self.held.clear()
+
+    def enqueue(self, announce: Announce, *, block_bytes: int, limits: ReaderLimits) -> None:
+        """Queue those announced blocks that have a destination and were not announced before."""
+        first = self.order.first_block
+        indices = [
+            index
+            for index in range(len(announce.block_ids))
+            if 0 <= announce.first_block + index - first < len(self.order.block_ids)
+            and announce.first_block + index not in self.announced
+        ]
+        checksums = announce.checksums
+        parts = split_blocks(
+            [announce.block_ids[index] for index in indices],
+            [self.order.block_ids[announce.first_block + index - first] for index in indices],
+            [checksums[index] for index in indices] if checksums is not None else None,
+            block_bytes=block_bytes,
+            limits=limits,
+            first_number=self.num_parts,
+        )
+        self.announced.update(announce.first_block + index for index in indices)
+        new = tuple(parts)
+        self.num_parts += len(new)
+        self.waiting.extend(new)
+
+    def hold(self, part: Part, corrupt: list[int]) -> None:
+        """A part was read under the present epoch."""
+        checksums = part.checksums or (None,) * len(part.block_ids)
+        for source, block_id, checksum in zip(part.source_block_ids, part.block_ids, checksums, strict=True):
+            if block_id not in corrupt:
+                self.held[block_id] = HeldBlock(source_block_id=source, checksum=checksum)
+
+    def hand_to(self, order: LoadOrder, *, peer: Peer | None, block_bytes: int, limits: ReaderLimits) -> Takeover:
+        """Compare what was read with what the lease covers; ``peer`` is the connection to the load's source, if any.
+
+        The epoch vouches that a block, once announced, was neither freed nor written until the lease was granted, and
+        the lease's acknowledgement will vouch for the time from then on.
+        """
+        wanted = self._wanted(order)
+        is_same = order.params.epoch == self.epoch and order.params.source == self.source
+        held = {block_id for block_id, block in self.held.items() if is_same and wanted.get(block_id) == block}
+        on_their_way = [
+            entry.part
+            for entry, epoch in self.reads
+            if is_same and epoch == self.epoch and entry.peer is peer and _brings(entry.part, wanted)
+        ]
+        covered = held.union(*(part.block_ids for part in on_their_way))
+        missing = [block_id for block_id in order.block_ids if block_id not in covered]
+        checksums = [wanted[block_id].checksum for block_id in missing]
+        parts = split_blocks(
+            [wanted[block_id].source_block_id for block_id in missing],
+            missing,
+            [checksum for checksum in checksums if checksum is not None] if order.checksums is not None else None,
+            block_bytes=block_bytes,
+            limits=limits,
+            first_number=self.num_parts,
+        )
+        return Takeover(
+            unread=(*on_their_way, *parts),
+            reads=tuple(entry for entry, _ in self.reads),
+            num_held_blocks=len(held.intersection(order.block_ids)),
+            quiet_at_s=self.quiet_at_s,
+        )
+
+    @staticmethod
+    def _wanted(order: LoadOrder) -> dict[int, HeldBlock]:
+        checksums = order.checksums or (None,) * len(order.block_ids)
+        return {
+            block_id: HeldBlock(source_block_id=source, checksum=checksum)
+            for source, block_id, checksum in zip(order.source_block_ids, order.block_ids, checksums, strict=True)
+        }
+
+
+def _brings(part: Part, wanted: dict[int, HeldBlock]) -> bool:
+    """True when a part brings what is wanted, where it is wanted."""
+    checksums = part.checksums or (None,) * len(part.block_ids)
+    return all(
+        wanted.get(block_id) == HeldBlock(source_block_id=source, checksum=checksum)
+        for source, block_id, checksum in zip(part.source_block_ids, part.block_ids, checksums, strict=True)
+    )

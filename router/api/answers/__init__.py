@@ -1,0 +1,1 @@
+"""Answers: their formats, streamed or whole."""

@@ -1,0 +1,81 @@
+"""Answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from router.api.answers.answer_format import AnswerHead, Collected, EventWriter, finish_fields, with_field
+from router.request.text_output import TextOutput, TextPiece
+
+
+class ChatFormat:
+    """Writes chat completions and their chunks. ``echo`` is the message to be repeated before the answer."""
+
+    def __init__(self, head: AnswerHead, *, echo: str = "") -> None:
+        self.head = head
+        self._echo = echo
+        self._writer = EventWriter(head, kind="chat.completion.chunk")
+
+    def opening(self, index: int, output: TextOutput) -> bytes:
+        """The role comes before any text, and then what is repeated."""
+        ids = f',"prompt_token_ids":{json.dumps(output.prompt_token_ids)}' if self.head.return_token_ids else ""
+        role = '{"role":"assistant","content":""}'
+        opening = self._writer.write(self._piece(index, role), output, extra=ids)
+        if not self._echo:
+            return opening
+        return opening + self._writer.write(self._piece(index, f'{{"content":{json.dumps(self._echo)}}}'), output)
+
+    @staticmethod
+    def _piece(index: int, delta: str) -> str:
+        return f'{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":null}}'
+
+    def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
+        """One piece as an event; empty when it has nothing to say yet."""
+        if self._writer.can_write_text(piece):
+            if not piece.text:
+                return b""
+            return self._writer.write_text(
+                f'{{"index":{index},"delta":{{"content":', piece.text, '},"logprobs":null,"finish_reason":null}'
+            )
+        wants_ids = self.head.return_token_ids
+        if not piece.text and piece.finish_reason is None and not wants_ids and not piece.entries:
+            return b""
+        delta = f'{{"content":{json.dumps(piece.text)}}}' if piece.text or piece.finish_reason is None else "{}"
+        fields = finish_fields(piece, return_token_ids=wants_ids)
+        logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"
+        choice = f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},{fields}}}'
+        return self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
+
+    def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
+        """The last event of a stream with usage."""
+        return self._writer.write_usage(outputs)
+
+    def whole(self, choices: Sequence[Collected], outputs: Sequence[TextOutput]) -> bytes:
+        """The answer in one piece."""
+        head = self.head
+        body: dict[str, object] = {
+            "id": head.answer_id,
+            "object": "chat.completion",
+            "created": head.created_s,
+            "model": head.model,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": head.usage(outputs),
+        }
+        if head.return_token_ids:
+            body["prompt_token_ids"] = outputs[0].prompt_token_ids
+        return with_field(json.dumps(body), "prompt_logprobs", head.prompt_logprobs_json(outputs[0])).encode()
+
+    def _choice(self, index: int, choice: Collected) -> dict[str, object]:
+        head = self.head
+        shows = head.logprobs if head.shows_logprobs else None
+        fields: dict[str, object] = {
+            "index": index,
+            "message": {"role": "assistant", "content": self._echo + "".join(choice.text), "refusal": None},
+            "logprobs": None if shows is None else shows.chat(choice.entries),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if head.return_token_ids:
+            fields["token_ids"] = choice.token_ids
+        return fields

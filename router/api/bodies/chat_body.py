@@ -1,0 +1,189 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
+
+from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, StrictBody, UnsupportedValueError
+
+_OTHER_PARTS = frozenset(
+    {"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "refusal"}
+)
+_OTHER_ROLES = frozenset({"tool", "function"})
+_REASONING = ("reasoning", "reasoning_content")
+
+CONTENT_FORMS = frozenset({"text", "parts"})
+
+MAX_ROLE_CHARACTERS = 64
+
+
+class TextPart(StrictBody):
+    """One part of a message; images and audio are not supported."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
+    type: Literal["text"]
+    text: str
+    cache_control: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_parts(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (kind := _name_in(data.get("type"), _OTHER_PARTS)):
+            raise UnsupportedValueError("", kind=kind, hint="only text parts are")
+        return data
+
+
+class Message(StrictBody):
+    """One turn of a conversation. Tool calls are not supported; which other roles there are, the template decides.
+
+    What an answer's message has beside its text is taken, so that the message can be sent back. An assistant's turn may
+    be without any content.
+    """
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "refusal": (None,),
+        "tool_calls": (None, []),
+        "function_call": (None,),
+    }
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "audio", "cache_control", "provider_specific_fields"}
+    )
+
+    role: Annotated[str, Field(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("parts")],
+        Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
+    ]
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[Any] | None = None
+    audio: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    provider_specific_fields: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_text(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if role := _name_in(data.get("role"), _OTHER_ROLES):
+            raise UnsupportedValueError("role", kind=role, hint="messages of tools are not")
+        if data.get("role") == "assistant" and data.get("content") is None:
+            if data.get("audio") is not None:
+                raise UnsupportedValueError("audio", hint="send what was said as content")
+            return {**data, "content": ""}
+        return data
+
+    @property
+    def text(self) -> str:
+        """The content, the texts of its parts as lines."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+    def fields(self, read: set[str]) -> ReadFields:
+        """The message as a chat template gets it; what the template reads is noted in ``read``."""
+        plain: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.name is not None:
+            plain["name"] = self.name
+        for name, other in (_REASONING, _REASONING[::-1]):
+            # Templates know it under one of two names.
+            if (text := getattr(self, name) or getattr(self, other)) is not None:
+                plain[name] = text
+        return ReadFields(plain, read=read)
+
+    def ignored(self) -> Iterator[str]:
+        """The names of what was sent and has no effect, whatever the template."""
+        yield from super().ignored()
+        if not isinstance(self.content, str):
+            for part in self.content:
+                yield from (f"content.{name}" for name in part.ignored())
+
+    def unread(self, read: Collection[str]) -> Iterator[str]:
+        """The names of what was sent for a template that has read only these fields of a conversation's messages."""
+        if self.name is not None and "name" not in read:
+            yield "name"
+        if not any(name in read for name in _REASONING):
+            yield from (name for name in _REASONING if getattr(self, name))
+
+
+class ReadFields(dict[str, Any]):
+    """A message that notes in ``read`` which of its fields are read. A look at all names or values notes nothing."""
+
+    def __init__(self, fields: Mapping[str, Any], *, read: set[str]) -> None:
+        super().__init__(fields)
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        """One field."""
+        self._read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """One field, or a default."""
+        self._read.add(name)
+        return super().get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        """All names. As this is ours, whoever copies the message takes each field by its name."""
+        return super().__iter__()
+
+    def items(self) -> Any:
+        """All fields."""
+        self._read.update(super().keys())
+        return super().items()
+
+    def __repr__(self) -> str:
+        """All fields as a text, which a template may write."""
+        self._read.update(super().keys())
+        return super().__repr__()
+
+
+def _name_in(value: Any, names: Collection[str]) -> str:
+    """The value, where it is one of the names; empty where it is not."""
+    return value if isinstance(value, str) and value in names else ""
+
+
+class ChatBody(GenerateBody):
+    """Parameters of a chat completion."""
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **GenerateBody.neutral_values,
+        "tools": (None, []),
+        "tool_choice": (None, "none", "auto"),
+        "parallel_tool_calls": (None, True, False),
+        "functions": (None, []),
+        "function_call": (None, "none", "auto"),
+        "modalities": (None, ["text"]),
+        "audio": (None,),
+        "prediction": (None,),
+        "web_search_options": (None,),
+        "chat_template": (None,),
+        "documents": (None, []),
+    }
+
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    _read: set[str] = PrivateAttr(default_factory=set)
+
+    @property
+    def read_fields(self) -> set[str]:
+        """The fields of messages that the template has read."""
+        return self._read
+
+    def template_parameters(self) -> dict[str, str]:
+        """The parameters that some templates read."""
+        given = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        return {name: value for name, value in given.items() if value is not None}

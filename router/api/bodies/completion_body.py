@@ -1,0 +1,56 @@
+"""The body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Discriminator, Field, Tag
+
+from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, TokenId
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+MAX_NUM_PROMPTS = 65_536
+"""More are not even validated; how many are answered is the setting ``max_num_choices``."""
+
+PROMPT_FORMS = frozenset({"text", "ids", "texts", "batches"})
+
+
+def _form(prompt: Any) -> str:
+    """Which of its forms a prompt was meant to have: what is said of the others would only mislead."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else None
+    if isinstance(first, str):
+        return "texts"
+    return "batches" if isinstance(first, list) else "ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True), Tag("texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True), Tag("batches")],
+    Discriminator(_form),
+]
+"""One text, one list of token ids, or a batch of either. The first item that is wrong ends the validation: a list of
+millions would otherwise make as many errors."""
+
+
+class CompletionBody(GenerateBody):
+    """Parameters of a text completion. ``prompt`` is one text, one list of token ids, or a batch of either.
+
+    ``max_tokens`` 0 generates nothing, and is allowed with ``echo``.
+    """
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **GenerateBody.neutral_values,
+        "suffix": (None, ""),
+    }
+
+    prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT64)
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None

@@ -1,0 +1,1 @@
+"""What HTTP asks before the API does: connections, methods, keys, bounds on bodies."""

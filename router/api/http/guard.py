@@ -1,0 +1,82 @@
+"""The door of the API: limits on headers, names that it answers to, and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.api.errors import error_response
+from router.errors import AdminKeyError, HeadersTooLargeError, InvalidApiKeyError, RouterError
+from router.security import KeyRing, SecuritySettings
+
+_OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health", "/ping", "/ready"})
+"""What a load balancer asks."""
+
+_ORDER_PATHS = ("/admin", "/reset_prefix_cache", "/server_info")
+_ADMIN_PATHS = ("/status", "/metrics", *_ORDER_PATHS)
+"""These and everything below them. Where the only key is the cluster's own, it is for orders alone."""
+
+Access: TypeAlias = Literal["open", "user", "admin"]
+
+
+class GuardMiddleware:
+    """Refuses what may not pass before anything else looks at it. A path that nobody thought of needs a key."""
+
+    def __init__(self, app: ASGIApp, *, settings: SecuritySettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = KeyRing(settings)
+        self._host_rule = settings.host_rule
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it."""
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except RouterError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        settings = self._settings
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        num_bytes = sum(len(name) + len(value) for name, value in headers)
+        num_bytes += len(scope["path"]) + len(scope.get("query_string", b""))
+        if len(headers) > settings.max_num_headers or num_bytes > settings.max_header_bytes:
+            raise HeadersTooLargeError(
+                max_num_headers=settings.max_num_headers, max_header_bytes=settings.max_header_bytes
+            )
+        if self._host_rule is not None:
+            self._host_rule.check(headers)
+        needed = self.access_to(scope["path"])
+        if needed == "open":
+            return
+        key = _bearer(headers)
+        rank = "none" if key is None else self._keys.rank_of(key)
+        if rank == "none":
+            raise InvalidApiKeyError(is_missing=key is None)
+        if needed == "admin" and rank != "admin":
+            raise AdminKeyError(path=scope["path"], has_any=settings.has_admin_keys)
+
+    def access_to(self, path: str) -> Access:
+        """Which keys open a path."""
+        settings = self._settings
+        if path in _OPEN_PATHS or (settings.open_metrics and path == "/metrics"):
+            return "open"
+        closed = _ADMIN_PATHS if settings.has_keys else _ORDER_PATHS if settings.has_admin_keys else ()
+        if any(path == admin or path.startswith(admin + "/") for admin in closed):
+            return "admin"
+        return "user" if settings.api_keys else "open"
+
+
+def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The key of a request that has exactly one."""
+    values = [value for name, value in headers if name == b"authorization"]
+    if len(values) != 1:
+        return None
+    scheme, _, key = values[0].decode("latin-1").partition(" ")
+    key = key.strip()
+    return key if scheme.lower() == "bearer" and key else None

@@ -1,0 +1,66 @@
+"""HEAD and OPTIONS on every path: what probes, proxies and browsers send before, or instead of, a GET."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+METHOD_NOT_ALLOWED = 405
+
+
+class MethodsMiddleware:
+    """Answers HEAD as GET without the body, and OPTIONS with the methods that a path takes.
+
+    Unknown paths, and HEAD on a path that has no GET, are left to the application, which refuses them; what it then
+    says of the methods that are allowed is made complete. Preflight requests of browsers, from origins that may ask,
+    are answered before they come here.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "POST"):
+            await self._app(scope, receive, self._with_allow(scope, send))
+            return
+        methods = self._methods_of(scope)
+        if scope["method"] == "OPTIONS" and methods:
+            await Response(status_code=204, headers={"Allow": ", ".join(methods)})(scope, receive, send)
+        elif scope["method"] == "HEAD" and "GET" in methods:
+            await self._app({**scope, "method": "GET"}, receive, _without_body(send))
+        else:
+            await self._app(scope, receive, self._with_allow(scope, send))
+
+    def _methods_of(self, scope: Scope) -> list[str]:
+        """The methods that a path takes, sorted; none where there is no such path."""
+        found: set[str] = set()
+        for route in self._routes:
+            match, _ = route.matches(scope)
+            if match is not Match.NONE:
+                found |= set(getattr(route, "methods", None) or ())
+        if not found:
+            return []
+        return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
+
+    def _with_allow(self, scope: Scope, send: Send) -> Send:
+        async def send_complete(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == METHOD_NOT_ALLOWED:
+                MutableHeaders(scope=message)["Allow"] = ", ".join(self._methods_of(scope))
+            await send(message)
+
+        return send_complete
+
+
+def _without_body(send: Send) -> Send:
+    async def send_headers(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_headers

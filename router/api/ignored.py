@@ -1,0 +1,46 @@
+"""The answer's header that names what of a body has no effect, so that nothing is ignored silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.generate_body import StrictBody
+from router.api.bodies.tokenize_body import TokenizeBody
+from router.text.chat_template import ChatTemplate
+
+HEADER = "X-Baton-Ignored"
+MAX_NUM_NAMES = 32
+MAX_NAME_CHARACTERS = 64
+
+
+def ignored_header(body: StrictBody, template: ChatTemplate | None) -> dict[str, str]:
+    """The header; none where everything has its effect. A conversation must have been rendered before."""
+    names = sorted(set(_names(body, template)))
+    if not names:
+        return {}
+    told = [_as_header(name) for name in names[:MAX_NUM_NAMES]]
+    if len(names) > MAX_NUM_NAMES:
+        told.append(f"{len(names) - MAX_NUM_NAMES} more")
+    return {HEADER: ", ".join(told)}
+
+
+def _names(body: StrictBody, template: ChatTemplate | None) -> Iterator[str]:
+    """What is within lists is named without its place."""
+    yield from body.ignored()
+    if not isinstance(body, ChatBody | TokenizeBody):
+        return
+    for message in body.messages or ():
+        yield from (f"messages.{name}" for name in (*message.ignored(), *message.unread(body.read_fields)))
+    if body.messages is None or template is None:
+        return
+    yield from (name for name in body.template_parameters() if not template.reads(name))
+    arguments = body.chat_template_kwargs or {}
+    yield from (f"chat_template_kwargs.{name}" for name in arguments if not template.reads(name))
+
+
+def _as_header(name: str) -> str:
+    """A name with what has no place in a header percent-encoded, and the rest of a long one cut off."""
+    encoded = quote(name, safe="")
+    return encoded if len(encoded) <= MAX_NAME_CHARACTERS else f"{encoded[:MAX_NAME_CHARACTERS]}..."

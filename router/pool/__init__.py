@@ -1,0 +1,1 @@
+"""What is known of the replicas, and the choice among them."""

@@ -1,0 +1,225 @@
+"""Who may start: a bounded, ordered queue in front of the decode replicas' memory."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.errors import NoReplicaError, QueueFullError
+from router.pool.demand import Demand
+from router.pool.pool import ReplicaPool
+from router.pool.replica import Replica, Reservation
+from router.settings import RouterSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomWish:
+    """What the choices of one prompt need on a decode replica.
+
+    ``num_blocks`` is what one needs alone, ``num_own_blocks`` what another one needs beside it: full blocks of the
+    prompt are shared, the last one, which the output goes on in, each has for itself.
+    """
+
+    demand: Demand
+    num_blocks: int
+    num_own_blocks: int
+    priority: int
+    num_choices: int = 1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ticket:
+    """What an accepted request holds: room, or the promise of a place in the queue.
+
+    ``turn`` is there while it stands in the queue. A choice that is not the first of its prompt does so only once the
+    first one has begun; until then its place is kept.
+    """
+
+    wish: RoomWish
+    order: int
+    reservation: Reservation | None = None
+    turn: asyncio.Future[None] | None = None
+
+
+class Admission:
+    """Grants each request room on a decode replica before anything is computed for it.
+
+    While no replica has room, requests wait in order of (priority, arrival); the first one is not overtaken by
+    smaller ones behind it, or it might wait for ever. Whoever was let in by ``enter`` is not refused for room later.
+    """
+
+    def __init__(self, pool: ReplicaPool, *, settings: RouterSettings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._queue: list[tuple[int, int, Ticket]] = []
+        self._places: set[Ticket] = set()
+        self._order = itertools.count()
+        self._granting: asyncio.Task[None] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests for which no decode replica has room now."""
+        return sum(not _is_over(ticket) for _, _, ticket in self._queue)
+
+    def enter(self, wishes: Sequence[RoomWish]) -> list[list[Ticket]]:
+        """Let in all choices of all prompts of one body, or none of them.
+
+        Each gets room now, or one of the ``max_num_queued`` places for those that wait.
+
+        Returns:
+            The choices' tickets, prompt by prompt. Each is used in ``room`` once, and given back to ``leave``.
+
+        Raises:
+            NoReplicaError: No decode replica is healthy.
+            QueueFullError: There is neither room nor a place for one of them.
+        """
+        entered = [[Ticket(wish=wish, order=next(self._order)) for _ in range(wish.num_choices)] for wish in wishes]
+        for choices in entered:
+            if self._queue or not self._take_now(choices):
+                break
+        tickets = [ticket for choices in entered for ticket in choices]
+        waiting = [ticket for ticket in tickets if ticket.reservation is None]
+        try:
+            self._check_places(len(waiting), num_choices=len(tickets))
+        except (NoReplicaError, QueueFullError):
+            for ticket in tickets:
+                self.leave(ticket)
+            raise
+        self._places.update(waiting)  # those of choices whose first one has not begun, too
+        for choices in entered:
+            if choices[0].reservation is None:
+                self._stand_in_line(choices[0])
+        return entered
+
+    async def room(self, ticket: Ticket, *, beside: Replica | None = None) -> Reservation:
+        """The room of a request that was let in, once there is some. The caller bounds the wait.
+
+        ``beside`` is where the first choice of the same prompt went: there it shares the prompt's blocks.
+
+        Raises:
+            NoReplicaError: No decode replica was healthy for ``recovery_wait_s`` while this request waited.
+        """
+        if ticket.reservation is not None and not self._pool.is_usable(ticket.reservation.replica):
+            ticket.reservation.release()
+            ticket.reservation = None
+        if ticket.reservation is None and ticket.turn is None:
+            ticket.reservation = self._try_beside(beside, ticket.wish) if beside is not None else None
+            if ticket.reservation is None and not self._queue:
+                ticket.reservation = self._try(ticket.wish)
+            if ticket.reservation is None:
+                self._stand_in_line(ticket)
+        try:
+            if ticket.turn is not None:
+                await ticket.turn
+        except BaseException:
+            self.leave(ticket)
+            raise
+        self._places.discard(ticket)
+        assert ticket.reservation is not None
+        return ticket.reservation
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give back all that a ticket stands for. Idempotent."""
+        self._places.discard(ticket)
+        if ticket.reservation is not None:
+            ticket.reservation.release()
+        elif ticket.turn is not None:
+            if not ticket.turn.cancel() and not ticket.turn.cancelled():
+                ticket.turn.exception()  # nobody may be left to look at it
+            self._pool.notify()
+
+    async def close(self) -> None:
+        """Stop granting."""
+        if self._granting is not None:
+            self._granting.cancel()
+            await asyncio.gather(self._granting, return_exceptions=True)
+
+    def _check_places(self, num_waiting: int, *, num_choices: int) -> None:
+        if not num_waiting:
+            return
+        if not self._pool.expects_any():
+            raise NoReplicaError(role=self._pool.role, retry_after_s=self._settings.retry_after_s)
+        limit, num_taken = self._settings.max_num_queued, len(self._places)
+        if num_taken + num_waiting > limit:
+            who = f"{num_waiting} of {num_choices} choices" if num_choices > 1 else "the request"
+            raise QueueFullError(
+                f"too many requests waiting for KV memory: {who} would have to wait, {num_taken} do already, and the "
+                f"limit is {limit}; try again later",
+                retry_after_s=self._settings.retry_after_s,
+            )
+
+    def _take_now(self, choices: Sequence[Ticket]) -> bool:
+        """Room for the choices of a prompt, as far as there is some; False when there is too little."""
+        first = choices[0]
+        first.reservation = self._try(first.wish)
+        if first.reservation is None:
+            return False
+        for ticket in choices[1:]:
+            ticket.reservation = self._try_beside(first.reservation.replica, ticket.wish)
+            if ticket.reservation is None:
+                return False
+        return True
+
+    def _try(self, wish: RoomWish) -> Reservation | None:
+        replica = self._pool.choose(wish.demand, num_blocks=wish.num_blocks, must_fit=True)
+        return None if replica is None else self._pool.reserve(replica, num_blocks=wish.num_blocks)
+
+    def _try_beside(self, replica: Replica, wish: RoomWish) -> Reservation | None:
+        """Room where the blocks of the same prompt are already, for all but those; None where there is none."""
+        if not self._pool.is_usable(replica):
+            return None
+        if replica.num_available_blocks < wish.num_own_blocks and not replica.is_idle:
+            return None
+        return self._pool.reserve(replica, num_blocks=wish.num_own_blocks)
+
+    def _stand_in_line(self, ticket: Ticket) -> None:
+        ticket.turn = asyncio.get_running_loop().create_future()
+        self._places.add(ticket)
+        heapq.heappush(self._queue, (ticket.wish.priority, ticket.order, ticket))
+        if self._granting is None:
+            self._granting = asyncio.create_task(self._grant())
+
+    async def _grant(self) -> None:
+        try:
+            while self._queue:
+                _, _, first = self._queue[0]
+                if _is_over(first):
+                    heapq.heappop(self._queue)
+                elif (reservation := self._try(first.wish)) is not None:
+                    heapq.heappop(self._queue)
+                    first.reservation = reservation
+                    self._places.discard(first)
+                    assert first.turn is not None
+                    first.turn.set_result(None)
+                elif self._pool.has_any():
+                    await self._pool.wait_for_change()
+                else:
+                    await self._recover()
+        finally:
+            self._granting = None
+
+    async def _recover(self) -> None:
+        """Wait for any replica at all; when none comes back, nobody waits any longer."""
+        wait_s = self._settings.recovery_wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                while not self._pool.has_any():
+                    await self._pool.wait_for_change()
+        except TimeoutError:
+            for _, _, ticket in self._queue:
+                if ticket.turn is not None and not ticket.turn.done():
+                    ticket.turn.set_exception(
+                        NoReplicaError(
+                            role=self._pool.role,
+                            retry_after_s=self._settings.retry_after_s,
+                            reason=f"none came back within {wait_s:g} s",
+                        )
+                    )
+
+
+def _is_over(ticket: Ticket) -> bool:
+    """True when nobody waits behind a ticket in the queue any more."""
+    return ticket.turn is None or ticket.turn.done()

@@ -1,0 +1,330 @@
+"""What is known of each replica of one pool: its last report, what was sent there since, and whether it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from engine.contract.messages import CacheChanges, LoadReport
+from router.errors import NoReplicaError
+from router.policies import PREFIX, Ask, Policy, make_policy
+from router.policies.session import home_of, is_overloaded
+from router.pool.demand import Demand
+from router.pool.pool_counters import PoolCounters
+from router.pool.prefix_mirror import PrefixMirror
+from router.pool.replica import Replica, Reservation
+from router.pool.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavailableError
+from router.settings import LATE_PERIODS, RouterSettings
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+STALLED = "its engine makes no step though it has work"
+NOTHING_CACHED: Mapping[str, int] = {}
+
+
+class ReplicaPool:
+    """The replicas of one role. Knows who can take a request; asks the workers only in ``refresh``."""
+
+    def __init__(
+        self,
+        role: str,
+        workers: WorkerPool,
+        *,
+        policy: str,
+        settings: RouterSettings,
+        mirrors_cache: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.role = role
+        self.workers = workers
+        self.counters = PoolCounters()
+        self.on_lost: Callable[[WorkerUnavailableError], None] = lambda _: None
+        self._settings = settings
+        self._clock = clock
+        self._policy: Policy = make_policy(policy, role)
+        self._uses_cache = policy == PREFIX
+        self.mirror = PrefixMirror(settings.max_mirrored_blocks) if mirrors_cache else None
+        self._replicas: dict[str, Replica] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._fresh: list[Replica] = []
+        self._fresh_until_s = -math.inf
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """All known replicas, those left out included."""
+        return tuple(self._replicas.values())
+
+    def get(self, replica_id: str) -> Replica | None:
+        """One replica, if it is known."""
+        return self._replicas.get(replica_id)
+
+    def has_introduced(self) -> bool:
+        """True when at least one replica that takes requests introduced itself."""
+        return any(replica.takes_requests for replica in self._replicas.values())
+
+    def refresh(self) -> set[asyncio.Task[None]]:
+        """Follow the membership, and start asking those replicas whose reports are missing or old.
+
+        Returns:
+            The questions on their way, older ones included. One silent replica delays no other one.
+        """
+        now = self._clock()
+        current = set(self.workers.replica_ids())
+        for replica_id in [known for known in self._replicas if known not in current]:
+            self.note_gone(replica_id)
+        self.counters.keep(current)
+        for replica_id in current.difference(self._replicas):
+            self._replicas[replica_id] = Replica(replica_id, probe_at_s=now)
+        for replica in self.replicas:
+            if replica.replica_id in self._asking:
+                if replica.is_in_service and self.age_s(replica) >= self._settings.unresponsive_after_s:
+                    self._declare_lost(replica, f"silent for {self.age_s(replica):.1f} s")
+            elif self._wants_asking(replica, now):
+                self._asking[replica.replica_id] = asyncio.create_task(self._ask(replica))
+        return set(self._asking.values())
+
+    async def close(self) -> None:
+        """Stop asking."""
+        tasks = tuple(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def choose(
+        self, demand: Demand, *, num_blocks: int = 0, exclude: Collection[str] = (), must_fit: bool = False
+    ) -> Replica | None:
+        """The replica that should take a request: its session's, or by the pool's policy.
+
+        Replicas with fresh reports are preferred to those with stale ones. With ``must_fit`` only those that have room
+        for ``num_blocks`` count, or that are idle, so that a wrong report cannot keep a request waiting for ever.
+        """
+        candidates = self._candidates(exclude)
+        if must_fit:
+            candidates = [item for item in candidates if item.num_available_blocks >= num_blocks or item.is_idle]
+        if len(candidates) <= 1:
+            return candidates[0] if candidates else None
+        if demand.session_id is not None:
+            home = home_of(candidates, demand.session_id)
+            settings = self._settings
+            if not is_overloaded(
+                home,
+                candidates,
+                max_usage_lead=settings.session_max_usage_lead,
+                max_queue_lead=settings.session_max_queue_lead,
+            ):
+                return home
+        cached = self._cached_tokens(demand) if self._uses_cache else NOTHING_CACHED
+        return self._policy(candidates, Ask(num_tokens=demand.num_tokens, cached_tokens=cached))
+
+    def fewest_queued_tokens(self) -> int | None:
+        """Prompt tokens that wait at the replica with the fewest; None where none takes requests."""
+        return min((item.queued_tokens for item in self._candidates(())), default=None)
+
+    def num_cached_tokens(self, replica: Replica, demand: Demand) -> int:
+        """How many tokens of a prompt a replica has in its prefix cache, as far as we know."""
+        if self.mirror is None or not self.mirror.num_blocks:
+            return 0
+        block_size = self._block_size()
+        return self.mirror.num_cached(replica.replica_id, demand.block_keys(block_size)) * block_size
+
+    def _cached_tokens(self, demand: Demand) -> Mapping[str, int]:
+        if self.mirror is None or not self.mirror.num_blocks:
+            return NOTHING_CACHED
+        block_size = self._block_size()
+        return self.mirror.cached_tokens(demand.block_keys(block_size), block_size)
+
+    async def choose_or_wait(self, demand: Demand, tried: Collection[str] = ()) -> Replica:
+        """A replica for a request that was accepted, if possible one that it has not tried.
+
+        While there is none, it waits for another to come, or for a lost one to come back.
+
+        Raises:
+            NoReplicaError: None came within ``recovery_wait_s``.
+        """
+        wait_s = self._settings.recovery_wait_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while True:
+                    replica = self.choose(demand, exclude=tried) or self.choose(demand)
+                    if replica is not None:
+                        return replica
+                    await self.wait_for_change()
+        reason = f"none came back within {wait_s:g} s"
+        raise NoReplicaError(role=self.role, retry_after_s=self._settings.retry_after_s, reason=reason)
+
+    def is_usable(self, replica: Replica) -> bool:
+        """True when the replica is still there, not left out and not about to go."""
+        is_there = self._replicas.get(replica.replica_id) is replica
+        return is_there and not replica.is_left_out and not replica.load.is_draining
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens, by the block size that the replicas report."""
+        block_size = self._block_size()
+        return -(-num_tokens // block_size) if block_size else 0
+
+    def reserve(self, replica: Replica, *, num_blocks: int = 0, num_tokens: int = 0) -> Reservation:
+        """Promise room on a replica to a request."""
+        return Reservation(replica, num_blocks=num_blocks, num_tokens=num_tokens, notify=self.notify)
+
+    def has_any(self, exclude: Collection[str] = ()) -> bool:
+        """True when some replica could be tried at all."""
+        return bool(self._candidates(exclude))
+
+    def expects_any(self) -> bool:
+        """True when some replica could be tried, or one that has just come is about to give its first report.
+
+        An update may take the last known replica away in the moment in which its successor is asked.
+        """
+        return self.has_any() or any(self._has_just_come(replica_id) for replica_id in self.workers.replica_ids())
+
+    def note_load(self, replica_id: str, load: LoadReport) -> None:
+        """Take a report that came with a message."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            now_s = self._clock()
+            was_candidate = replica.takes_requests and replica.reported_at_s >= now_s - self._settings.stale_after_s
+            replica.report(load, now_s)
+            if was_candidate is not replica.takes_requests:
+                self._forget_candidates()
+            if replica.info is not None:
+                self.counters.note(replica_id, replica.info.incarnation, load.counters)
+            self.notify()
+
+    def note_cache(self, replica_id: str, changes: Iterable[CacheChanges]) -> bool:
+        """Take changes of a replica's prefix cache; False when some before them are missing."""
+        mirror = self.mirror
+        if mirror is None or replica_id not in self._replicas:
+            return True
+        return all(mirror.apply(replica_id, item) for item in changes)
+
+    def forget_cache(self, replica_id: str) -> None:
+        """Nothing is known any more of what a replica has cached."""
+        if self.mirror is not None:
+            self.mirror.forget(replica_id)
+
+    def note_draining(self, replica_id: str) -> None:
+        """A replica refused a request because it will go: send no more, without waiting for its next report."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None and not replica.load.is_draining:
+            replica.load = replace(replica.load, is_draining=True)
+            replica.update()
+            self._forget_candidates()
+            self.notify()
+
+    def note_gone(self, replica_id: str) -> None:
+        """A replica is not there any more; should it be, the next ``refresh`` asks it anew."""
+        if self._replicas.pop(replica_id, None) is not None:
+            logger.info("%s replica %s is gone", self.role, replica_id)
+            self._forget_candidates()
+            self.forget_cache(replica_id)
+            self.notify()
+
+    def note_failure(self, replica_id: str, reason: str) -> None:
+        """Leave a replica out until a probe succeeds; each failed probe doubles the wait.
+
+        One fault ends many requests, and each of them tells of it: until the next probe they say nothing new.
+        """
+        replica = self._replicas.get(replica_id)
+        if replica is None or (replica.is_left_out and self._clock() < replica.probe_at_s):
+            return
+        backoff_s = min(self._settings.backoff_min_s * 2**replica.num_failures, self._settings.backoff_max_s)
+        if not replica.is_left_out:
+            logger.warning("%s replica %s is left out: %s", self.role, replica_id, reason)
+        replica.num_failures = min(replica.num_failures + 1, 32)
+        replica.is_left_out = True
+        replica.probe_at_s = self._clock() + backoff_s
+        replica.update()
+        self._forget_candidates()
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake whoever waits for room or for a replica."""
+        self._changed.set()
+
+    async def wait_for_change(self) -> None:
+        """Return after the next change of load, reservations or membership."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def age_s(self, replica: Replica) -> float:
+        """Seconds since the replica's last report."""
+        return self._clock() - replica.reported_at_s
+
+    def _candidates(self, exclude: Collection[str]) -> list[Replica]:
+        """The replicas in service whose reports are fresh; if there are none, those with stale ones."""
+        fresh = self._fresh_ones()
+        if exclude:
+            fresh = [item for item in fresh if item.replica_id not in exclude]
+        if fresh:
+            return fresh
+        return [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
+
+    def _fresh_ones(self) -> list[Replica]:
+        """Those in service with fresh reports: the same list until one of them is not, or another one is."""
+        now_s = self._clock()
+        if now_s > self._fresh_until_s:
+            stale_after_s = self._settings.stale_after_s
+            limit = now_s - stale_after_s
+            everyone = self._replicas.values()
+            self._fresh = [item for item in everyone if item.reported_at_s >= limit and item.takes_requests]
+            self._fresh_until_s = min([item.reported_at_s for item in self._fresh], default=-math.inf) + stale_after_s
+        return self._fresh
+
+    def _forget_candidates(self) -> None:
+        self._fresh_until_s = -math.inf
+
+    def _has_just_come(self, replica_id: str) -> bool:
+        replica = self._replicas.get(replica_id)
+        return replica is None or (replica.info is None and not replica.is_left_out)
+
+    def _block_size(self) -> int:
+        return next((item.info.block_size for item in self._replicas.values() if item.info is not None), 0)
+
+    def _wants_asking(self, replica: Replica, now: float) -> bool:
+        if replica.is_left_out or replica.info is None:
+            return now >= replica.probe_at_s
+        return now - replica.reported_at_s >= LATE_PERIODS * self._settings.report_period_s
+
+    async def _ask(self, replica: Replica) -> None:
+        timeout_s = self._settings.status_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                status = await self.workers.status(replica.replica_id, timeout_s=timeout_s)
+        except (WorkerError, TimeoutError) as error:
+            if not replica.is_in_service:
+                self.note_failure(replica.replica_id, str(error) or "no answer to a probe")
+            return
+        finally:
+            self._asking.pop(replica.replica_id, None)
+        self._take_status(replica, status)
+
+    def _declare_lost(self, replica: Replica, reason: str) -> None:
+        """It neither reports nor answers, or its engine hangs: whoever waits for it waits in vain."""
+        self.note_failure(replica.replica_id, reason)
+        self.on_lost(WorkerUnavailableError(replica_id=replica.replica_id, reason=reason))
+
+    def _take_status(self, replica: Replica, status: ReplicaStatus) -> None:
+        if status.info is None:
+            return
+        if status.load is not None and status.load.is_stalled:
+            replica.info = status.info
+            self._declare_lost(replica, STALLED)
+            return
+        if replica.info is None or replica.is_left_out:
+            logger.info("%s replica %s is in service", self.role, replica.replica_id)
+        replica.info = status.info
+        replica.is_left_out = False
+        replica.num_failures = 0
+        replica.report(
+            status.load or LoadReport(num_blocks=status.info.num_blocks, num_free_blocks=status.info.num_blocks),
+            self._clock(),
+        )
+        self._forget_candidates()
+        self.counters.note(replica.replica_id, status.info.incarnation, replica.load.counters)
+        self.notify()

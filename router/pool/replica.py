@@ -1,0 +1,132 @@
+"""One replica as this router sees it, and room on it that was promised to a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.contract.messages import LoadReport, WorkerInfo
+
+
+class Replica:
+    """What is known of one replica. Only its pool and its reservations write it.
+
+    ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
+    yet in its reports. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
+    it is also about to go. What policies look at is kept ready in ``num_blocks``, ``num_available_blocks`` (free and
+    nobody's; those held for requests to come are promised to these), ``promised_usage`` (share of its KV blocks in use
+    or promised; can exceed 1), ``queued_tokens`` (prompt tokens that wait there or are on their way) and ``num_queued``
+    (requests, likewise): it is read for every replica at every choice.
+    """
+
+    __slots__ = (
+        "info",
+        "is_in_service",
+        "is_left_out",
+        "load",
+        "num_available_blocks",
+        "num_blocks",
+        "num_failures",
+        "num_queued",
+        "num_reserved",
+        "on_report",
+        "probe_at_s",
+        "promised_usage",
+        "queued_tokens",
+        "replica_id",
+        "reported_at_s",
+        "reserved_blocks",
+        "reserved_tokens",
+        "takes_requests",
+    )
+
+    def __init__(self, replica_id: str, *, probe_at_s: float = 0.0) -> None:
+        self.replica_id = replica_id
+        self.info: WorkerInfo | None = None
+        self.load = LoadReport()
+        self.reported_at_s = 0.0
+        self.probe_at_s = probe_at_s
+        self.num_failures = 0
+        self.is_left_out = False
+        self.is_in_service = False
+        self.takes_requests = False
+        self.reserved_blocks = 0
+        self.reserved_tokens = 0
+        self.num_reserved = 0
+        self.on_report: list[Callable[[], None]] = []
+        self.update()
+
+    def update(self) -> None:
+        """Bring what policies look at up to date, after anything of it changed."""
+        load = self.load
+        self.is_in_service = self.info is not None and not self.is_left_out
+        self.takes_requests = self.is_in_service and not load.is_draining
+        self.num_blocks = load.num_blocks
+        self.num_available_blocks = load.num_free_blocks + load.num_early_blocks - self.reserved_blocks
+        self.promised_usage = 1.0 - self.num_available_blocks / load.num_blocks if load.num_blocks else 1.0
+        self.queued_tokens = load.queued_prefill_tokens + self.reserved_tokens
+        self.num_queued = load.num_waiting + load.num_loading + self.num_reserved
+
+    def report(self, load: LoadReport, now_s: float) -> None:
+        """Take a report, which counts the requests that were accepted before it."""
+        self.load = load
+        self.reported_at_s = now_s
+        if self.on_report:
+            callbacks, self.on_report = self.on_report, []
+            for callback in callbacks:
+                callback()
+        self.update()
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing of anybody occupies it, as far as we know."""
+        load = self.load
+        return not (self.num_reserved or load.num_running or load.num_waiting or load.num_loading)
+
+
+class Reservation:
+    """Room on one replica for one request, until its own reports show the request.
+
+    The request counts in the replica's queue until the first report after the replica accepted it, and in its memory
+    until :meth:`release`: blocks are taken only when the request is scheduled.
+    """
+
+    __slots__ = ("_is_queued", "_is_released", "_notify", "num_blocks", "num_tokens", "replica")
+
+    def __init__(self, replica: Replica, *, num_blocks: int, num_tokens: int, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._is_released = False
+        self._is_queued = True
+        self.replica = replica
+        self.num_blocks = num_blocks
+        self.num_tokens = num_tokens
+        replica.reserved_blocks += num_blocks
+        replica.reserved_tokens += num_tokens
+        replica.num_reserved += 1
+        replica.update()
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """The replica is to compute so many more prompt tokens for the request."""
+        self.num_tokens += num_tokens
+        if self._is_queued:
+            self.replica.reserved_tokens += num_tokens
+            self.replica.update()
+
+    def accepted(self) -> None:
+        """The replica took the request: its next report will count it."""
+        self.replica.on_report.append(self._leave_queue)
+
+    def release(self) -> None:
+        """Give the room back. Idempotent."""
+        if self._is_released:
+            return
+        self._is_released = True
+        self._leave_queue()
+        self.replica.reserved_blocks -= self.num_blocks
+        self.replica.update()
+        self._notify()
+
+    def _leave_queue(self) -> None:
+        if self._is_queued:
+            self._is_queued = False
+            self.replica.reserved_tokens -= self.num_tokens
+            self.replica.num_reserved -= 1

@@ -1,0 +1,115 @@
+"""How the router sees the workers: Protocols that ``cluster/`` fills with Ray, and tests with plain objects."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from kv_transfer.fault_options import FaultOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """One replica as its pool knows it. ``info`` is None until the replica introduced itself."""
+
+    replica_id: str
+    node_ip: str
+    pid: int
+    state: str
+    info: WorkerInfo | None
+    load: LoadReport | None
+
+
+class WorkerError(Exception):
+    """Root of what calls to a worker raise."""
+
+
+class WorkerUnavailableError(WorkerError):
+    """The replica is gone or does not answer; the request may be tried elsewhere.
+
+    ``was_called`` is False when it was gone before the call, as one is that was drained since it was chosen: nothing
+    has begun there, and nothing is lost.
+    """
+
+    def __init__(self, *, replica_id: str, reason: str, was_called: bool = True) -> None:
+        super().__init__(f"worker {replica_id} is unavailable: {reason}")
+        self.replica_id = replica_id
+        self.reason = reason
+        self.was_called = was_called
+
+
+class WorkerRefusedError(WorkerError):
+    """The engine refused the request: trying elsewhere would not help. ``code`` is the engine's."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class WorkerPool(Protocol):
+    """The workers of one role. The tokens of all requests of one client come over one stream a replica."""
+
+    def replica_ids(self) -> Sequence[str]:
+        """The replicas that can be addressed now, without a network call."""
+
+    async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
+        """Ask one replica for its constants and its load.
+
+        Raises:
+            WorkerUnavailableError: No answer within ``timeout_s``.
+        """
+
+    async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """End requests wherever they are; unknown ids are ignored."""
+
+    async def drain(self, replica_id: str) -> None:
+        """Have a replica let its requests go, and exit. Returns at once.
+
+        Raises:
+            WorkerUnavailableError: It does not answer.
+        """
+
+    async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
+        """Have a replica's connector suffer these faults, and no others.
+
+        Raises:
+            WorkerRefusedError: The cluster allows no faults.
+            WorkerUnavailableError: It does not answer.
+        """
+
+    async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
+        """Have a replica drop its prefix cache; with ``preempt_running`` it preempts all its running requests first.
+
+        Returns:
+            What was dropped; None, and nothing was, where requests hold blocks and may not be preempted.
+
+        Raises:
+            WorkerUnavailableError: It does not answer.
+        """
+
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        """Add requests to an engine; their tokens arrive on ``outputs``. One answer a request, in order.
+
+        Raises:
+            WorkerUnavailableError: The replica is gone or does not answer.
+        """
+
+    def outputs(self, replica_id: str, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
+        """Open the stream of everything that concerns ``client_id``; one message a step, and one a report period
+        while idle. Closing it aborts that client's requests. ``mirrors_cache`` asks for changes of the prefix cache.
+
+        On a prefill worker each request has one delta: with ``kv_transfer`` and ``FinishReason.HANDED_OVER`` when a
+        decode worker must go on, or with the reason for which the request ended right there.
+
+        Raises:
+            WorkerUnavailableError: From the iterator: the replica died.
+        """
+
+    async def resync_cache(self, replica_id: str, client_id: str) -> None:
+        """Ask that the next message of a stream holds the whole prefix cache.
+
+        Raises:
+            WorkerUnavailableError: The replica is gone or does not answer.
+        """

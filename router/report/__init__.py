@@ -1,0 +1,1 @@
+"""What routers tell: status of the cluster, counters, metrics."""

@@ -1,0 +1,184 @@
+"""The whole cluster as one router can tell of it: its own numbers, those of its peers, and those of all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from router.pool.pool import ReplicaPool
+from router.report.counters import RouterCounters
+from router.report.metric_rows import Labels, MetricFamily, gauge, render
+from router.report.metrics import RouterMetrics
+from router.report.router_report import KnownRouter, RouterBoard, RouterPeers, RouterReport
+from router.report.status import cluster_status
+from router.report.vllm_metrics import vllm_families
+from router.report.worker_metrics import worker_families
+from router.settings import RouterSettings
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+class Load(Protocol):
+    """How much this router has to do."""
+
+    @property
+    def num_alive(self) -> int:
+        """Sequences in progress, those that wait included."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for room on a decode replica."""
+
+
+class WantedWorkers(Protocol):
+    """Knows how many workers each pool should have: as many as were configured, or as the load asks for."""
+
+    async def numbers(self, *, timeout_s: float) -> Mapping[str, int]:
+        """How many by role; nothing of those that nobody can say now."""
+
+
+class ClusterView:
+    """Answers /status and /metrics. Whichever router is asked, the answer tells of all of them.
+
+    Routers ask each other when they start, when they are asked, and every ``peer_period_s``; one that ends leaves its
+    last word with the others. So all that was counted is remembered, but for the last seconds of one that is killed.
+    """
+
+    def __init__(
+        self,
+        *,
+        router_id: str,
+        model_name: str,
+        load: Load,
+        pools: Sequence[ReplicaPool],
+        metrics: RouterMetrics,
+        counters: RouterCounters,
+        peers: RouterPeers,
+        settings: RouterSettings,
+        node_ip: str | None = None,
+    ) -> None:
+        self._node_ip = node_ip
+        self.wanted: WantedWorkers | None = None
+        """Whom to ask how many workers there should be, where a cluster stands behind the router."""
+        self._num_wanted: dict[str, int] = {}
+        self.created_s = int(time.time())
+        self._router_id = router_id
+        self._model_name = model_name
+        self._load = load
+        self._pools = tuple(pools)
+        self._metrics = metrics
+        self._counters = counters
+        self._board = RouterBoard(peers, own_id=router_id)
+        self._settings = settings
+        self._num_reports = 0
+        self._meeting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Learn what the other routers know, and begin to follow them."""
+        await self._meet()
+        self._meeting = asyncio.create_task(self._keep_meeting())
+
+    async def close(self) -> None:
+        """Stop following, and tell the others what was counted here. Idempotent."""
+        if self._meeting is not None:
+            self._meeting.cancel()
+            await asyncio.gather(self._meeting, return_exceptions=True)
+            self._meeting = None
+            await self._board.farewell(self.report(), timeout_s=self._settings.status_timeout_s)
+
+    def note_farewell(self, report: RouterReport) -> None:
+        """Remember what a router had counted when it ended."""
+        self._board.note_farewell(report)
+        self._learn(report)
+
+    def report(self) -> RouterReport:
+        """What this router tells another."""
+        self._num_reports += 1
+        return RouterReport(
+            router_id=self._router_id,
+            number=self._num_reports,
+            pid=os.getpid(),
+            created_s=self.created_s,
+            num_alive=self._load.num_alive,
+            num_waiting=self._load.num_waiting,
+            counters=replace(self._counters),
+            families=self._metrics.families(),
+            departed={pool.role: pool.counters.departed() for pool in self._pools},
+            forgotten={pool.role: pool.counters.forgotten() for pool in self._pools},
+            gone=self._board.gone(),
+            node_ip=self._node_ip,
+            forgotten_routers=self._board.forgotten,
+        )
+
+    async def status(self) -> dict[str, object]:
+        """Every router and every replica, asked now, and the totals of all."""
+        return await cluster_status(
+            model=self._model_name,
+            routers=await self._routers(),
+            forgotten=self._board.forgotten.counters,
+            pools=self._pools,
+            timeout_s=self._settings.status_timeout_s,
+        )
+
+    async def metrics_text(self) -> bytes:
+        """Everything measured, for Prometheus: rows of routers have the label ``router``, those of workers do not."""
+        routers, wanted = await asyncio.gather(self._routers(), self._ask_for_wanted())
+        workers = worker_families(self._pools)
+        return render([*_router_families(routers), wanted, *workers, *self._compatible(routers)])
+
+    async def _ask_for_wanted(self) -> MetricFamily:
+        """What was known last stays where nobody answers: a worker may be lost at that moment, too."""
+        if self.wanted is not None:
+            self._num_wanted.update(await self.wanted.numbers(timeout_s=self._settings.status_timeout_s))
+        values: dict[Labels, float] = {(("role", role),): float(number) for role, number in self._num_wanted.items()}
+        return gauge("baton:replicas_wanted", "Workers that the pool should have.", values)
+
+    def _compatible(self, routers: Sequence[KnownRouter]) -> list[MetricFamily]:
+        if self._settings.metrics_compat != "vllm":
+            return []
+        return vllm_families([router.report for router in routers], self._pools, model_name=self._model_name)
+
+    async def _routers(self) -> list[KnownRouter]:
+        """All routers, this one first."""
+        others = await self._meet()
+        return [KnownRouter(report=self.report(), state="running"), *others]
+
+    async def _meet(self) -> tuple[KnownRouter, ...]:
+        others = await self._board.refresh(timeout_s=self._settings.status_timeout_s)
+        for other in others:
+            self._learn(other.report)
+        return others
+
+    def _learn(self, report: RouterReport) -> None:
+        for pool in self._pools:
+            pool.counters.learn(report.departed.get(pool.role, ()), report.forgotten.get(pool.role))
+
+    async def _keep_meeting(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.peer_period_s)
+            try:
+                await self._meet()
+            except Exception:
+                logger.exception("asking the other routers failed")
+
+
+def _router_families(routers: Sequence[KnownRouter]) -> list[MetricFamily]:
+    families: list[MetricFamily] = []
+    for router in routers:
+        is_gone = router.state == "departed"
+        families.extend(
+            family.labelled(router=router.report.router_id)
+            for family in router.report.families
+            if not (is_gone and family.kind == "gauge")
+        )
+    is_up: dict[Labels, float] = {
+        (("router", router.report.router_id),): float(router.state == "running")
+        for router in routers
+        if router.state != "departed"
+    }
+    return [*families, gauge("baton:router_up", "1 when the router answers the one that was asked.", is_up)]

@@ -1,0 +1,95 @@
+"""Metrics on their way to Prometheus: plain data that passes between routers, and is written out by one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from router.report.distribution import Distribution
+from router.versions import take_state
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class MetricRow(NamedTuple):
+    """One number of a family. ``suffix`` is what follows the family's name: ``_total``, ``_bucket``, ``_sum``, ...
+
+    It stays these three things: routers of another version read it by position.
+    """
+
+    suffix: str
+    labels: Labels
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricFamily:
+    """All rows of one name."""
+
+    name: str
+    kind: Kind
+    text: str
+    rows: tuple[MetricRow, ...]
+
+    __setstate__ = take_state
+
+    def labelled(self, **labels: str) -> MetricFamily:
+        """The same rows with more labels."""
+        more = tuple(labels.items())
+        return MetricFamily(
+            name=self.name,
+            kind=self.kind,
+            text=self.text,
+            rows=tuple(MetricRow(row.suffix, row.labels + more, row.value) for row in self.rows),
+        )
+
+    def renamed(self, name: str) -> MetricFamily:
+        """The same rows under another name."""
+        return MetricFamily(name=name, kind=self.kind, text=self.text, rows=self.rows)
+
+
+def counter(name: str, text: str, values: Mapping[Labels, float]) -> MetricFamily:
+    """Numbers that only grow."""
+    rows = tuple(MetricRow("_total", labels, value) for labels, value in values.items())
+    return MetricFamily(name=name, kind="counter", text=text, rows=rows)
+
+
+def gauge(name: str, text: str, values: Mapping[Labels, float]) -> MetricFamily:
+    """Numbers of now."""
+    rows = tuple(MetricRow("", labels, value) for labels, value in values.items())
+    return MetricFamily(name=name, kind="gauge", text=text, rows=rows)
+
+
+def histogram(name: str, text: str, distribution: Distribution) -> MetricFamily:
+    """The buckets of a distribution."""
+    buckets = [MetricRow("_bucket", (("le", bound),), count) for bound, count in distribution.cumulative()]
+    rows = (*buckets, MetricRow("_count", (), buckets[-1].value), MetricRow("_sum", (), distribution.total))
+    return MetricFamily(name=name, kind="histogram", text=text, rows=rows)
+
+
+def render(families: Iterable[MetricFamily]) -> bytes:
+    """The text that Prometheus reads. Families of one name become one, as the format demands."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    text: bytes = generate_latest(registry)
+    return text
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[MetricFamily]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """As prometheus_client wants them."""
+        metrics: dict[str, Metric] = {}
+        for family in self._families:
+            metric = metrics.setdefault(family.name, Metric(family.name, family.text, family.kind))
+            metric.samples.extend(Sample(family.name + row.suffix, dict(row.labels), row.value) for row in family.rows)
+        yield from metrics.values()

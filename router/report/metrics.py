@@ -1,0 +1,131 @@
+"""What one router measures: requests, tokens, and how long each part of a request took."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from router.report.counters import RouterCounters
+from router.report.distribution import Distribution
+from router.report.metric_rows import Labels, MetricFamily, counter, gauge, histogram
+from router.report.milestones import Milestones
+
+_LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+
+FINISH_REASONS = ("stop", "length", "error", "abort")
+
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From acceptance to the first token.", _LONG_S),
+    "inter_token_latency_seconds": ("Between tokens of a sequence.", _SHORT_S),
+    "e2e_request_latency_seconds": ("From acceptance to the finish.", _LONG_S),
+    "request_queue_time_seconds": ("Waiting for room on a decode replica, and in the engine that prefills.", _LONG_S),
+    "request_prefill_time_seconds": ("From admission to the first token, without the time queued.", _LONG_S),
+    "request_handover_time_seconds": (
+        "From a prefill replica's token to the first of a decode replica: moving the KV, and one step.",
+        _LONG_S,
+    ),
+    "request_decode_time_seconds": ("From the first token to the last, the hand-over included.", _LONG_S),
+    "request_inference_time_seconds": ("Prefill and decode together.", _LONG_S),
+    "request_time_per_output_token_seconds": ("Decode time of a request by its tokens after the first.", _SHORT_S),
+    "request_prompt_tokens": ("Prompt tokens of finished requests.", _TOKENS),
+    "request_generation_tokens": ("Generated tokens of finished requests.", _TOKENS),
+    "request_params_max_tokens": ("Limits on generated tokens that finished requests had.", _TOKENS),
+}
+
+_COUNTERS = {
+    "num_requests": ("requests", "Sequences accepted."),
+    "num_refused": ("requests_refused", "Sequences turned away because too many were in progress or waiting."),
+    "num_prefill_retries": ("prefill_retries", "Prompts sent to another prefill replica."),
+    "num_migrations": ("migrations", "Sequences that went on at another decode replica after theirs was lost."),
+    "num_drain_moves": ("drain_moves", "Sequences moved away from a draining decode replica, with their KV."),
+    "num_local_prefills": (
+        "local_prefills",
+        "Prompts that decode computed because prefill was lost or far behind.",
+    ),
+}
+
+
+class RouterMetrics:
+    """This router's measurements since its start."""
+
+    def __init__(self, counters: RouterCounters | None = None) -> None:
+        self._counters = counters or RouterCounters()
+        self._started_s = time.time()
+        self._answers: Counter[tuple[str, str, str]] = Counter()
+        self._finishes: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._gauges: list[tuple[str, str, Callable[[], float]]] = []
+        self._distributions = {name: Distribution(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self._itl = self._distributions["inter_token_latency_seconds"]
+
+    def watch(self, *, in_progress: Callable[[], float], waiting: Callable[[], float]) -> None:
+        """Read these numbers whenever Prometheus asks."""
+        self._gauges = [
+            ("baton:router_requests_in_progress", "Sequences accepted and not ended.", in_progress),
+            ("baton:router_requests_waiting", "Sequences that wait for room on a decode replica.", waiting),
+        ]
+
+    def first_tokens(self, seconds: float, *, num_prompt_tokens: int, num_tokens: int) -> None:
+        """A sequence's first token came, perhaps with more."""
+        self._distributions["time_to_first_token_seconds"].observe(seconds)
+        self._num_prompt_tokens += num_prompt_tokens
+        self._num_generation_tokens += num_tokens
+
+    def more_tokens(self, seconds: float, *, num_tokens: int) -> None:
+        """So many more tokens came, ``seconds`` after the ones before."""
+        self._itl.observe(seconds / num_tokens, num_tokens)
+        self._num_generation_tokens += num_tokens
+
+    def ended(self, reason: str) -> None:
+        """A sequence ended with ``stop`` or ``length``, with an ``error``, or its client left: ``abort``."""
+        self._finishes[reason] += 1
+
+    def finished(self, times: Milestones, *, num_prompt_tokens: int, num_output_tokens: int, max_tokens: int) -> None:
+        """A sequence ended well: what its parts took."""
+        now_s = time.perf_counter()
+        observe = {
+            "e2e_request_latency_seconds": now_s - times.accepted_s,
+            "request_queue_time_seconds": times.queue_s,
+            "request_prefill_time_seconds": times.prefill_s,
+            "request_prompt_tokens": num_prompt_tokens,
+            "request_generation_tokens": num_output_tokens,
+            "request_params_max_tokens": max_tokens,
+        }
+        decode_s = now_s - times.first_token_s
+        observe["request_inference_time_seconds"] = times.prefill_s + decode_s
+        if num_output_tokens > 1:
+            observe["request_decode_time_seconds"] = decode_s
+            observe["request_time_per_output_token_seconds"] = decode_s / (num_output_tokens - 1)
+        if (handover_s := times.handover_s) is not None:
+            observe["request_handover_time_seconds"] = handover_s
+        for name, value in observe.items():
+            self._distributions[name].observe(value)
+
+    def answered(self, path: str, method: str, code: int) -> None:
+        """An HTTP request was answered."""
+        self._answers[path, method, str(code)] += 1
+
+    def families(self) -> tuple[MetricFamily, ...]:
+        """All of it, without the label that says which router this is."""
+        answers: dict[Labels, float] = {
+            (("path", path), ("method", method), ("code", code)): number
+            for (path, method, code), number in self._answers.items()
+        }
+        finishes: dict[Labels, float] = {(("reason", reason),): number for reason, number in self._finishes.items()}
+        return (
+            counter("baton:http_requests", "HTTP requests by answer.", answers),
+            counter("baton:request_finishes", "Sequences by how they ended.", finishes),
+            counter("baton:prompt_tokens", "Prompt tokens of answered requests.", {(): self._num_prompt_tokens}),
+            counter("baton:generation_tokens", "Tokens generated.", {(): self._num_generation_tokens}),
+            *(
+                counter(f"baton:{name}", text, {(): getattr(self._counters, key)})
+                for key, (name, text) in _COUNTERS.items()
+            ),
+            *(histogram(f"baton:{name}", text, self._distributions[name]) for name, (text, _) in _HISTOGRAMS.items()),
+            gauge("baton:router_start_time_seconds", "Unix time of this router's start.", {(): self._started_s}),
+            *(gauge(name, text, {(): read()}) for name, text, read in self._gauges),
+        )

@@ -1,0 +1,153 @@
+"""The JSON of /status: every replica asked now, and the totals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from engine.contract.messages import LoadReport
+from router.pool.pool import ReplicaPool
+from router.pool.replica import Replica
+from router.pool.workers import ReplicaStatus, WorkerError
+from router.report.counters import RouterCounters
+from router.report.router_report import KnownRouter
+
+_ROUTER_TOTALS = {
+    "requests": "num_requests",
+    "finished": "num_finished",
+    "failed": "num_failed",
+    "cancelled": "num_cancelled",
+    "refused": "num_refused",
+    "tokens": "num_generated_tokens",
+    "prompt_tokens": "num_prompt_tokens",
+    "prefill_retries": "num_prefill_retries",
+    "migrations": "num_migrations",
+    "drain_moves": "num_drain_moves",
+    "local_prefills": "num_local_prefills",
+}
+
+WORKER_TOTALS = {
+    "transfers": "num_transfers",
+    "transferred_bytes": "num_bytes",
+    "transferred_blocks": "num_blocks",
+    "streamed_blocks": "num_streamed_blocks",
+    "failed_loads": "num_failed_loads",
+    "failed_blocks": "failed_blocks",
+    "recomputed_tokens": "recomputed_tokens",
+    "preemptions": "num_preemptions",
+    "prefix_queried_tokens": "prefix_queried_tokens",
+    "prefix_hit_tokens": "prefix_hit_tokens",
+    "remote_hit_tokens": "remote_hit_tokens",
+    "leases_granted": "num_leases_granted",
+    "leases_expired": "num_leases_expired",
+    "leases_aborted": "num_leases_aborted",
+}
+"""Totals of what workers count, and the names of their counters."""
+
+
+async def cluster_status(
+    *,
+    model: str,
+    routers: Sequence[KnownRouter],
+    forgotten: RouterCounters,
+    pools: Iterable[ReplicaPool],
+    timeout_s: float,
+) -> dict[str, object]:
+    """Ask every replica at once, none for longer than ``timeout_s``. The first of ``routers`` is the one that answers.
+
+    The totals are those of all routers and of all workers, the departed included, and the routers before them, which
+    counted what is ``forgotten``.
+    """
+    rows: dict[str, list[dict[str, object]]] = {}
+    sums: Counter[str] = Counter()
+    for pool in pools:
+        answers = await asyncio.gather(*(_ask(pool, replica, timeout_s) for replica in by_name(pool)))
+        rows[pool.role] = answers
+        sums.update(pool.counters.total())
+    router_rows = [_router_row(router) for router in routers]
+    return {
+        "model": model,
+        "router": router_rows[0],
+        "routers": router_rows,
+        "pools": rows,
+        "totals": _totals(sums, [*(router.report.counters for router in routers), forgotten]),
+    }
+
+
+def by_name(pool: ReplicaPool) -> list[Replica]:
+    """The replicas of a pool in the order of their names."""
+    return sorted(pool.replicas, key=lambda replica: replica.replica_id)
+
+
+def _router_row(router: KnownRouter) -> dict[str, object]:
+    report = router.report
+    is_gone = router.state == "departed"
+    return {
+        "router_id": report.router_id,
+        "node_ip": report.node_ip,
+        "pid": report.pid,
+        "state": router.state,
+        "created": report.created_s,
+        "server_load": 0 if is_gone else report.num_alive,
+        "num_waiting": 0 if is_gone else report.num_waiting,
+        **{name: getattr(report.counters, key) for name, key in _ROUTER_TOTALS.items()},
+    }
+
+
+def _totals(sums: Mapping[str, float], counters: Sequence[RouterCounters]) -> dict[str, object]:
+    totals: dict[str, object] = {
+        name: sum(getattr(item, key) for item in counters) for name, key in _ROUTER_TOTALS.items()
+    }
+    totals.update({name: _whole(sums.get(key, 0)) for name, key in WORKER_TOTALS.items()})
+    totals["counters"] = {name: _whole(value) for name, value in sorted(sums.items())}
+    return totals
+
+
+async def _ask(pool: ReplicaPool, replica: Replica, timeout_s: float) -> dict[str, object]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            status = await pool.workers.status(replica.replica_id, timeout_s=timeout_s)
+    except (WorkerError, TimeoutError):
+        return _row(replica, None, replica.load, age_s=pool.age_s(replica))
+    load = status.load or replica.load
+    if status.info is not None:
+        pool.counters.note(replica.replica_id, status.info.incarnation, load.counters)
+    return _row(replica, status, load, age_s=0.0)
+
+
+def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, age_s: float) -> dict[str, object]:
+    info = status.info if status is not None and status.info is not None else replica.info
+    return {
+        "replica_id": replica.replica_id,
+        "node_ip": info.node_ip if info else (status.node_ip if status else None),
+        "pid": info.pid if info else (status.pid if status else None),
+        "state": status.state if status is not None else "unreachable",
+        "is_left_out": replica.is_left_out,
+        "is_draining": load.is_draining,
+        "unhealthy": load.unhealthy,
+        "report_age_s": round(age_s, 3),
+        "kv_usage": round(load.kv_usage, 6),
+        "num_blocks": load.num_blocks,
+        "num_free_blocks": load.num_free_blocks,
+        "num_held_blocks": load.num_held_blocks,
+        "num_leased_blocks": load.num_leased_blocks,
+        "num_early_blocks": load.num_early_blocks,
+        "num_running": load.num_running,
+        "num_waiting": load.num_waiting,
+        "num_loading": load.num_loading,
+        "queued_prefill_tokens": load.queued_prefill_tokens,
+        "engine_id": info.engine_id if info else None,
+        "incarnation": info.incarnation if info else None,
+        "block_size": info.block_size if info else None,
+        "block_bytes": info.block_bytes if info else None,
+        "max_model_len": info.max_model_len if info else None,
+        "device": info.device if info else None,
+        "dtype": info.dtype if info else None,
+        "transport": info.transport if info else None,
+        "counters": {name: _whole(value) for name, value in sorted(load.counters.items())},
+    }
+
+
+def _whole(value: float) -> float:
+    return int(value) if float(value).is_integer() else round(value, 6)

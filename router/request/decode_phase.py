@@ -1,0 +1,204 @@
+"""The second half of a request's life: every token after the first, from one decode replica or from several."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from kv_transfer.params import KVTransferParams
+from router.errors import WorkerFailedError
+from router.pool.pool import ReplicaPool
+from router.pool.replica import Reservation
+from router.pool.workers import WorkerRefusedError, WorkerUnavailableError
+from router.report.counters import RouterCounters
+from router.request.generation import Generation
+from router.request.journey import Journey
+from router.request.kv_loss import KVLostError, recompute_limit
+from router.settings import RouterSettings
+from router.wire.worker_errors import (
+    DRAINING,
+    ENGINE_DEAD,
+    KV_LOST,
+    QUEUE_FULL,
+    is_lost,
+    is_retryable,
+    raise_for_error,
+    refusal_error,
+)
+from router.wire.worker_link import WorkerLink
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+MAX_MOVES = 32
+"""Drained replicas that a request may leave; each takes an operator's wish, so only a loop would need more."""
+
+
+class DecodePhase:
+    """Runs requests on decode replicas; moves them on with the tokens they have when one is lost."""
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        *,
+        prefill_pool: ReplicaPool,
+        settings: RouterSettings,
+        counters: RouterCounters,
+    ) -> None:
+        self._prefill_pool = prefill_pool
+        self._link = link
+        self._pool = link.pool
+        self._settings = settings
+        self._counters = counters
+        self._limit = settings.migration_limit if settings.decode_lost_policy == "retry" else 0
+
+    async def run(self, generation: Generation, journey: Journey, reservation: Reservation | None) -> bool:
+        """Bring a request to its end. A journey can go on here after its KV was lost and made again.
+
+        Returns:
+            True when the decode side has certainly ended the lease behind the journey's KV.
+
+        Raises:
+            RouterError: It could not be ended well anywhere.
+            KVLostError: Its KV could not be read, and its policy does not want it computed here.
+        """
+        num_left_before = journey.num_left
+        is_well = False
+        try:
+            while journey.num_losses <= self._limit and journey.num_moves <= MAX_MOVES:
+                generation.stage = journey.stage
+                if not journey.is_first or reservation is None or not self._pool.is_usable(reservation.replica):
+                    if reservation is not None:
+                        reservation.release()  # it is not where the request goes now
+                    reservation = await self._reserve(generation, journey)
+                if await self._stay(generation, journey, reservation):
+                    is_well = journey.num_losses == 0
+                    return journey.num_left == num_left_before
+        finally:
+            if journey.lender is not None and not is_well:
+                self._link.aborts.abort(journey.lender, generation.request_id)
+        raise journey.failure or decode_failed(journey, retry_after_s=self._settings.retry_after_s)
+
+    async def _stay(self, generation: Generation, journey: Journey, reservation: Reservation) -> bool:
+        """Run a request on one replica; False when it must go on elsewhere.
+
+        Raises:
+            RouterError: It cannot be served anywhere.
+        """
+        replica_id = reservation.replica.replica_id
+        journey.tried.add(replica_id)
+        kv_transfer = journey.usable_kv(len(generation.output_token_ids))
+        try:
+            final = await self._run_on(generation, reservation, kv_transfer, journey.kv_policy)
+        except WorkerRefusedError as error:
+            self._note_refusal(error, replica_id, journey)
+            return False
+        except WorkerUnavailableError as error:
+            if not error.was_called:
+                self._pool.note_gone(replica_id)
+                journey.num_moves += 1
+                return False
+            journey.lost(str(error))
+            self._pool.note_failure(replica_id, error.reason)
+        else:
+            if final.finish_reason is FinishReason.HANDED_OVER:
+                self._counters.num_drain_moves += 1
+                journey.handed_over(replica_id, final, num_output_tokens=len(generation.output_token_ids))
+                return False
+            if final.error is not None and final.error.code == KV_LOST:
+                raise KVLostError(final.error.message)
+            if not is_lost(final):
+                raise_for_error(final)
+                return True
+            journey.lost(f"{replica_id} gave the request up")
+            self._pool.note_failure(replica_id, journey.reason)
+        finally:
+            reservation.release()
+        self._counters.num_migrations += journey.num_losses <= self._limit
+        logger.warning(
+            "decode lost: request_id=%s num_output_tokens=%d: %s",
+            generation.name_in_logs,
+            len(generation.output_token_ids),
+            journey.reason,
+        )
+        return False
+
+    def _note_refusal(self, error: WorkerRefusedError, replica_id: str, journey: Journey) -> None:
+        """Take note that a replica did not take a request. It was not there, so that it was not moved.
+
+        Raises:
+            RouterError: Any other replica would refuse it, too.
+        """
+        if not is_retryable(error):
+            raise refusal_error(error) from error
+        if error.code == DRAINING:
+            self._pool.note_draining(replica_id)
+            journey.num_moves += 1
+            return
+        if error.code == QUEUE_FULL:
+            journey.turned_away(str(error))
+            return
+        journey.lost(str(error), failure=refusal_error(error))
+        logger.info("decode refused: replica_id=%s code=%s: %s", replica_id, error.code, error)
+        if error.code == ENGINE_DEAD:
+            self._pool.note_failure(replica_id, journey.reason)
+
+    async def _reserve(self, generation: Generation, journey: Journey) -> Reservation:
+        if (journey.is_turned_away or journey.failure is not None) and not self._pool.has_any(journey.tried):
+            # All that is left has refused: what was full, or still had the request, needs a moment.
+            num_refusals = journey.num_full if journey.is_turned_away else journey.num_losses
+            await asyncio.sleep(self._settings.full_wait_s(num_refusals))
+            if journey.is_turned_away:
+                journey.tried.clear()
+        replica = await self._pool.choose_or_wait(generation.demand, journey.tried)
+        num_tokens = len(generation.request.prompt_token_ids) + len(generation.output_token_ids)
+        return self._pool.reserve(replica, num_blocks=self._pool.blocks_for(num_tokens))
+
+    async def _run_on(
+        self,
+        generation: Generation,
+        reservation: Reservation,
+        kv_transfer: KVTransferParams | None,
+        kv_lost_policy: str,
+    ) -> TokenDelta:
+        """The last delta from one replica."""
+
+        def on_delta(delta: TokenDelta) -> None:
+            # From its first tokens on the replica's reports count this request, so its reservation ends.
+            reservation.release()
+            reason = delta.finish_reason
+            is_good = reason is None or reason is FinishReason.STOP or reason is FinishReason.LENGTH
+            generation.deliver(delta, reason if is_good else None)
+
+        limit = None
+        if kv_transfer is not None:
+            limit = recompute_limit(
+                kv_lost_policy,
+                prefill=self._prefill_pool,
+                decode=reservation.replica,
+                num_prompt_tokens=len(generation.request.prompt_token_ids),
+            )
+
+        def make_request(client_id: str) -> GenerateRequest:
+            return replace(
+                generation.request,
+                output_token_ids=tuple(generation.output_token_ids),
+                hand_over=False,
+                kv_transfer=kv_transfer,
+                client_id=client_id,
+                max_recomputed_tokens=limit,
+            )
+
+        return await self._link.run(reservation, make_request, on_delta)
+
+
+def decode_failed(journey: Journey, *, retry_after_s: float) -> WorkerFailedError:
+    """The caller's error when a request was lost too often."""
+    num_lost = f"{journey.num_losses} replica{'s' if journey.num_losses != 1 else ''}"
+    return WorkerFailedError(
+        f"decode failed on {num_lost}, at last with: {journey.reason or 'too many replicas were drained'}",
+        code="decode_failed",
+        retry_after_s=retry_after_s,
+    )

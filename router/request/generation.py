@@ -1,0 +1,108 @@
+"""One sequence from its acceptance to its end, as its consumer holds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from router.errors import RouterError
+from router.pool.admission import Ticket
+from router.pool.demand import Demand
+from router.pool.replica import Replica
+from router.report.milestones import Milestones
+from router.wire.mailbox import Mailbox
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Generation:
+    """Tokens come out of ``take``; ``cancel`` gives the request up and frees what it holds everywhere.
+
+    ``output_token_ids`` are all tokens so far: another worker can continue from them. ``stage`` says what the request
+    is waiting for, for error messages. ``deadline_s`` is in the event loop's time.
+    ``caller_id`` is what the caller knows the request by, for logs.
+    ``leader`` is the first sequence of the same prompt, if this is not the first; ``ticket`` stands for its room on a
+    decode replica, None where it needs none; ``begun`` is set once the first token is there, or never will be; the
+    replicas are those where the sequence went first. ``is_local``: the decode replica computes the prompt because
+    prefill is behind.
+    """
+
+    request: GenerateRequest
+    demand: Demand
+    timeout_s: float
+    deadline_s: float
+    caller_id: str = ""
+    output_token_ids: list[int] = field(default_factory=list)
+    is_satisfied: bool = False
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    task: asyncio.Task[None] | None = None
+    times: Milestones = field(default_factory=Milestones)
+    leader: Generation | None = None
+    ticket: Ticket | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    prefill_replica: Replica | None = None
+    decode_replica: Replica | None = None
+    is_local: bool = False
+    _stage: str = "admission"
+
+    @property
+    def stage(self) -> str:
+        """What the request waits for."""
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: str) -> None:
+        self._stage = stage
+        self.times.enter(stage)
+
+    @property
+    def request_id(self) -> str:
+        """The id that the workers know."""
+        return self.request.request_id
+
+    @property
+    def name_in_logs(self) -> str:
+        """The id that the workers know, and the caller's, by which others find what is said of this request."""
+        return f"{self.request_id} x_request_id={self.caller_id}" if self.caller_id else self.request_id
+
+    async def take(self) -> list[TokenDelta]:
+        """All deltas that are waiting; an empty list once the request ended well.
+
+        Raises:
+            RouterError: The request ended with an error.
+        """
+        return await self.mailbox.take()
+
+    def cancel(self) -> None:
+        """Stop at once. Idempotent; nothing happens if the request ended."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def finish_early(self) -> None:
+        """The consumer has all it wants (a stop string is complete): stop, and count it as finished."""
+        self.is_satisfied = True
+        self.cancel()
+
+    def start(self, life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let the request live, as a task of its own: a slow consumer holds nobody up."""
+        self.task = asyncio.create_task(life)
+        return self.task
+
+    def end(self, error: RouterError | None) -> None:
+        """Nothing comes any more. Only the first call counts."""
+        self.begun.set()
+        self.mailbox.end(error)
+
+    def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
+        """Pass new tokens on to the consumer."""
+        self.output_token_ids.extend(delta.token_ids)
+        if self.times.wants_tokens:
+            self.begun.set()
+            if delta.token_ids:
+                self.times.token(delta.queue_s)
+        if finish_reason is not delta.finish_reason:
+            delta = delta._replace(finish_reason=finish_reason, kv_transfer=None, error=None)
+        if delta.token_ids or delta.finish_reason is not None:
+            self.mailbox.put(delta)

@@ -1,0 +1,78 @@
+"""A request's way over decode replicas: where it was, why it left, and where the KV it can go on with lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.contract.messages import TokenDelta
+from kv_transfer.params import KVTransferParams
+from router.errors import RouterError
+
+
+@dataclass(slots=True, kw_only=True)
+class Journey:
+    """``kv_transfer`` holds the KV of everything up to ``num_output_tokens``; ``lender`` is the decode replica that
+    keeps it, None while it is the prefill replica's. ``tried`` replicas are asked again only after all others.
+    """
+
+    kv_transfer: KVTransferParams | None = None
+    num_output_tokens: int = 0
+    kv_lost_policy: str = "recompute"
+    lender: str | None = None
+    tried: set[str] = field(default_factory=set)
+    num_losses: int = 0
+    num_moves: int = 0
+    num_full: int = 0
+    is_turned_away: bool = False
+    reason: str = ""
+    failure: RouterError | None = None
+
+    @property
+    def num_left(self) -> int:
+        """Replicas that were left, for whatever reason, those that did not take the request included."""
+        return self.num_losses + self.num_moves + self.num_full
+
+    @property
+    def is_first(self) -> bool:
+        """True until the first replica is left."""
+        return self.num_left == 0
+
+    @property
+    def kv_policy(self) -> str:
+        """What to do if the KV is lost: of a request that was moved nobody else can make it."""
+        return self.kv_lost_policy if self.lender is None else "recompute"
+
+    @property
+    def stage(self) -> str:
+        """For error messages."""
+        if self.is_turned_away:
+            return "decode, whose workers' queues are full"
+        num_moves = self.num_losses + self.num_moves
+        return f"decode, moved {num_moves} time{'s' if num_moves > 1 else ''}" if num_moves else "decode"
+
+    def usable_kv(self, num_output_tokens: int) -> KVTransferParams | None:
+        """What the next replica can read; nothing once tokens were generated whose KV is not in it."""
+        return self.kv_transfer if num_output_tokens == self.num_output_tokens else None
+
+    def lost(self, reason: str, *, failure: RouterError | None = None) -> None:
+        """The replica failed, or refused; then ``failure`` is the caller's error if it is the last one."""
+        self.num_losses += 1
+        self.reason = reason
+        self.failure = failure
+        self.is_turned_away = False
+
+    def turned_away(self, reason: str) -> None:
+        """The replica's queue is full: nothing was lost, and the request waits."""
+        self.num_full += 1
+        self.reason = reason
+        self.is_turned_away = True
+
+    def handed_over(self, replica_id: str, final: TokenDelta, *, num_output_tokens: int) -> None:
+        """The replica is being drained: it let the request go, with its KV if it has any."""
+        self.num_moves += 1
+        self.is_turned_away = False
+        if final.kv_transfer is None or final.kv_transfer == self.kv_transfer:
+            return
+        self.kv_transfer = final.kv_transfer
+        self.num_output_tokens = num_output_tokens
+        self.lender = replica_id

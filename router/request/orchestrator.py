@@ -1,0 +1,290 @@
+"""One request's life: room on a decode replica, the prompt on a prefill replica, then token after token.
+
+Whatever ends a request (its last token, a stop string, an error, a client that left, its deadline) leaves through one
+place, and nothing of it stays on any worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from router.errors import (
+    DeadlineExceededError,
+    InternalError,
+    QueueFullError,
+    RequestCancelledError,
+    RouterError,
+    WorkerFailedError,
+    is_refusal,
+)
+from router.pool.admission import Admission, RoomWish, Ticket
+from router.pool.demand import Demand
+from router.pool.replica import Reservation
+from router.report.counters import RouterCounters
+from router.request.decode_phase import DecodePhase
+from router.request.generation import Generation
+from router.request.journey import Journey
+from router.request.kv_loss import KVLostError
+from router.request.local_prompts import LocalPrompts
+from router.request.prefill_phase import PrefillLostError, PrefillPhase
+from router.settings import RouterSettings
+from router.wire.mailbox import Mailbox
+from router.wire.pacer import Pacer
+from router.wire.worker_errors import KV_LOST
+from router.wire.worker_link import WorkerLink
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+MAX_PREFILLS_AGAIN = 2
+"""How often a prompt whose KV was lost is computed on the prefill pool again; after that the decode replica does it."""
+
+
+class Orchestrator:
+    """Runs requests on the two pools. Everything happens in one event loop."""
+
+    def __init__(
+        self,
+        prefill: WorkerLink,
+        decode: WorkerLink,
+        *,
+        settings: RouterSettings,
+        counters: RouterCounters,
+    ) -> None:
+        self._prefill_link = prefill
+        self._decode_link = decode
+        self._prefill_pool = prefill.pool
+        self._decode_pool = decode.pool
+        self._settings = settings
+        self._counters = counters
+        self._local_prompts = LocalPrompts(
+            settings, prefill_pool=prefill.pool, decode_pool=decode.pool, counters=counters
+        )
+        self._admission = Admission(decode.pool, settings=settings)
+        self._prefill_phase = PrefillPhase(prefill, notices=decode.notices, settings=settings, counters=counters)
+        self._decode_phase = DecodePhase(decode, prefill_pool=prefill.pool, settings=settings, counters=counters)
+        self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
+        self._alive: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_alive(self) -> int:
+        """Requests in progress, those that wait included."""
+        return len(self._alive)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room on a decode replica."""
+        return self._admission.num_waiting
+
+    def start(
+        self, request: GenerateRequest, *, timeout_s: float, session_id: str | None = None, caller_id: str = ""
+    ) -> Generation:
+        """Accept one request; see ``start_choices``."""
+        return self.start_choices([[request]], timeout_s=timeout_s, session_id=session_id, caller_id=caller_id)[0]
+
+    def start_choices(
+        self,
+        prompts: Sequence[Sequence[GenerateRequest]],
+        *,
+        timeout_s: float,
+        session_id: str | None = None,
+        caller_id: str = "",
+    ) -> list[Generation]:
+        """Accept all choices of some prompts, or none: from here on each ends exactly once, within ``timeout_s``.
+
+        None of them is refused later because others are there; it waits. Requests of one ``session_id`` go to the same
+        replicas where that is possible. Of the choices of a prompt the first one leads: the others wait until it has
+        its first token, and go where it went: the prompt is computed and moved once, and all share its blocks.
+
+        Raises:
+            NoReplicaError: Nobody could run them now.
+            QueueFullError: With them, more would be in progress or wait than may.
+        """
+        num_choices = sum(map(len, prompts))
+        self.check_room(num_choices)
+        demands = [Demand(choices[0], session_id=session_id) for choices in prompts]
+        try:
+            tickets = self._enter(prompts, demands)
+        except QueueFullError:
+            self._counters.num_refused += num_choices
+            raise
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        started: list[Generation] = []
+        for choices, demand, held in zip(prompts, demands, tickets, strict=True):
+            leader: Generation | None = None
+            for request, ticket in zip(choices, held, strict=True):
+                generation = Generation(
+                    request=request,
+                    demand=demand,
+                    timeout_s=timeout_s,
+                    deadline_s=deadline_s,
+                    caller_id=caller_id,
+                    mailbox=Mailbox(self._pacer),
+                    leader=leader,
+                    ticket=ticket,
+                )
+                self._begin(generation)
+                leader = leader or generation
+                started.append(generation)
+        return started
+
+    def _begin(self, generation: Generation) -> None:
+        self._counters.num_requests += 1
+        self._counters.num_prompt_tokens += len(generation.request.prompt_token_ids)
+        task = generation.start(self._drive(generation))
+        self._alive.add(task)
+        task.add_done_callback(lambda ended: self._forget(ended, generation))
+
+    def _enter(
+        self, prompts: Sequence[Sequence[GenerateRequest]], demands: Sequence[Demand]
+    ) -> list[Sequence[Ticket | None]]:
+        """A ticket for room on a decode replica for each request; None for those that no decode replica will see."""
+        wishes = [self._wish(choices, demand) for choices, demand in zip(prompts, demands, strict=True)]
+        entered = iter(self._admission.enter([wish for wish in wishes if wish is not None]))
+        return [
+            next(entered) if wish is not None else [None] * len(choices)
+            for choices, wish in zip(prompts, wishes, strict=True)
+        ]
+
+    def _wish(self, choices: Sequence[GenerateRequest], demand: Demand) -> RoomWish | None:
+        """The room that the choices of a prompt need; they differ in nothing that matters for it."""
+        request, pool = choices[0], self._decode_pool
+        max_tokens, num_tokens = request.sampling.max_tokens, len(request.prompt_token_ids)
+        if max_tokens <= 1 and num_tokens > self._settings.local_prefill_tokens:
+            return None
+        num_blocks = pool.blocks_for(num_tokens + min(max_tokens, self._settings.growth_headroom_tokens))
+        num_full = pool.blocks_for(num_tokens + 1) - 1
+        return RoomWish(
+            demand=demand,
+            num_blocks=num_blocks,
+            num_own_blocks=num_blocks - num_full,
+            priority=request.priority,
+            num_choices=len(choices),
+        )
+
+    def check_room(self, num_requests: int = 1) -> None:
+        """Refuse now what ``start`` would refuse.
+
+        Raises:
+            QueueFullError: With so many requests more, there would be more in progress than allowed.
+        """
+        limit = self._settings.max_num_requests
+        if len(self._alive) + num_requests > limit:
+            self._counters.num_refused += num_requests
+            raise QueueFullError(
+                f"too many requests in progress: the limit is {limit}; try again later",
+                retry_after_s=self._settings.retry_after_s,
+            )
+
+    async def close(self) -> None:
+        """End all requests, and wait until the workers were told."""
+        for task in tuple(self._alive):
+            task.cancel()
+        await asyncio.gather(*tuple(self._alive), return_exceptions=True)
+        await self._admission.close()
+        await asyncio.gather(self._prefill_link.close(), self._decode_link.close())
+
+    def _forget(self, task: asyncio.Task[None], generation: Generation) -> None:
+        self._alive.discard(task)
+        if generation.ticket is not None:
+            self._admission.leave(generation.ticket)
+        if not generation.mailbox.is_ended:
+            # A task cancelled before its first step never ran _drive.
+            self._counters.num_cancelled += 1
+            generation.end(RequestCancelledError())
+
+    async def _drive(self, generation: Generation) -> None:
+        counters = self._counters
+        error: RouterError | None = None
+        try:
+            async with asyncio.timeout_at(generation.deadline_s):
+                await self._live(generation)
+            counters.num_finished += 1
+        except asyncio.CancelledError:
+            if generation.is_satisfied:
+                counters.num_finished += 1
+            else:
+                counters.num_cancelled += 1
+            error = RequestCancelledError()
+            raise
+        except RouterError as caught:
+            if is_refusal(caught, num_output_tokens=len(generation.output_token_ids)):
+                counters.num_refused += 1
+            else:
+                counters.num_failed += 1
+            error = caught
+        except TimeoutError:
+            counters.num_failed += 1
+            error = DeadlineExceededError(timeout_s=generation.timeout_s, stage=generation.stage)
+        except Exception:
+            counters.num_failed += 1
+            logger.exception("request failed: request_id=%s", generation.name_in_logs)
+            error = InternalError()
+        finally:
+            counters.num_generated_tokens += len(generation.output_token_ids)
+            generation.end(error)
+
+    async def _live(self, generation: Generation) -> None:
+        if generation.leader is not None:
+            await generation.leader.begun.wait()
+        reservation = await self._reserve(generation)
+        try:
+            if reservation is not None and self._local_prompts.takes(generation, reservation):
+                await self._decode_phase.run(generation, Journey(), reservation)
+                return
+            try:
+                replica_id, delta = await self._prefill_phase.run(generation, reservation)
+            except PrefillLostError as error:
+                logger.warning("decode computes the prompt: request_id=%s: %s", generation.name_in_logs, error)
+                self._counters.num_local_prefills += 1
+                await self._decode_phase.run(generation, Journey(), reservation)
+                return
+            is_handed_over = delta.finish_reason is FinishReason.HANDED_OVER
+            generation.deliver(delta, None if is_handed_over else delta.finish_reason)
+            if is_handed_over:
+                await self._decode(generation, delta, reservation, prefill_replica_id=replica_id)
+        finally:
+            self._decode_link.notices.withdraw(generation.request_id)
+            if reservation is not None:
+                reservation.release()
+
+    async def _reserve(self, generation: Generation) -> Reservation | None:
+        """Room for the KV on a decode replica; None for a request that no decode replica will see."""
+        if generation.ticket is None:
+            return None
+        beside = generation.leader.decode_replica if generation.leader is not None else None
+        reservation = await self._admission.room(generation.ticket, beside=beside)
+        generation.decode_replica = reservation.replica
+        return reservation
+
+    async def _decode(
+        self, generation: Generation, delta: TokenDelta, reservation: Reservation | None, *, prefill_replica_id: str
+    ) -> None:
+        journey = Journey(kv_transfer=delta.kv_transfer, num_output_tokens=len(generation.output_token_ids))
+        num_again = 0
+        while True:
+            journey.kv_lost_policy = self._settings.kv_lost_policy if num_again < MAX_PREFILLS_AGAIN else "recompute"
+            is_lease_certain_to_end = False
+            try:
+                is_lease_certain_to_end = await self._decode_phase.run(generation, journey, reservation)
+                return
+            except KVLostError as error:
+                # The reader released the lease, or it expires: an abort could overtake the prompt that is sent next.
+                is_lease_certain_to_end = True
+                logger.warning("KV lost: request_id=%s: %s", generation.name_in_logs, error)
+                if journey.kv_lost_policy == "fail":
+                    raise WorkerFailedError(str(error), code=KV_LOST, retry_after_s=1.0) from error
+            finally:
+                if not is_lease_certain_to_end:
+                    self._prefill_link.aborts.abort(prefill_replica_id, generation.request_id)
+            num_again += 1
+            reservation = None  # it was released when the request left its replica
+            self._counters.num_prefill_retries += 1
+            try:
+                # The same first token comes again; it was delivered already.
+                prefill_replica_id, delta = await self._prefill_phase.run(generation, None)
+                journey.kv_transfer = delta.kv_transfer
+            except PrefillLostError:
+                journey.kv_transfer = None

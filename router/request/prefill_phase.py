@@ -1,0 +1,186 @@
+"""The first half of a request's life: its prompt is computed, and its first token sampled, on a prefill replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+
+from engine.contract.messages import GenerateRequest, TokenDelta
+from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
+from router.errors import RouterError, WorkerFailedError
+from router.pool.replica import Replica, Reservation
+from router.pool.workers import WorkerError, WorkerRefusedError, WorkerUnavailableError
+from router.report.counters import RouterCounters
+from router.request.decode_phase import MAX_MOVES
+from router.request.generation import Generation
+from router.settings import RouterSettings
+from router.wire.early_notices import EarlyNotices
+from router.wire.worker_errors import (
+    DRAINING,
+    ENGINE_DEAD,
+    QUEUE_FULL,
+    is_lost,
+    is_retryable,
+    raise_for_error,
+    refusal_error,
+)
+from router.wire.worker_link import WorkerLink
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+@dataclass(slots=True)
+class Loss:
+    """Why the last attempt failed; ``failure`` is what the caller should see, where that is more than a loss.
+
+    Refusals by replicas that are drained, or whose queues are full, are no losses.
+    """
+
+    tried: set[str] = field(default_factory=set)
+    num_attempts: int = 0
+    num_losses: int = 0
+    num_drained: int = 0
+    num_full: int = 0
+    reason: str = ""
+    failure: RouterError | None = None
+
+
+class PrefillLostError(Exception):
+    """No prefill replica computes the prompt: the decode replica shall."""
+
+
+class PrefillPhase:
+    """Runs prompts on prefill replicas; tries another one when one is lost."""
+
+    def __init__(
+        self, link: WorkerLink, *, notices: EarlyNotices, settings: RouterSettings, counters: RouterCounters
+    ) -> None:
+        """``notices`` go to the decode replicas, which read along."""
+        self._link = link
+        self._pool = link.pool
+        self._notices = notices
+        self._settings = settings
+        self._counters = counters
+
+    async def run(self, generation: Generation, decode: Reservation | None) -> tuple[str, TokenDelta]:
+        """The first token, from whichever prefill replica manages it; ``decode`` is where its successors will be.
+
+        Raises:
+            RouterError: None of them did.
+            PrefillLostError: A decode replica should compute the prompt.
+        """
+        generation.stage = "prefill"
+        policy = self._settings.prefill_lost_policy
+        num_attempts = self._settings.max_prefill_attempts if policy == "retry" else 1
+        loss = Loss()
+        while loss.num_losses < num_attempts and loss.num_drained <= MAX_MOVES:
+            if policy != "fail" and not self._pool.has_any():
+                raise PrefillLostError(loss.reason or "no prefill replica takes requests")
+            replica = await self._choose(generation, loss)
+            if decode is not None and generation.leader is None:
+                self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
+            delta = await self._try(generation, replica, loss)
+            if delta is not None:
+                return replica.replica_id, delta
+            logger.warning("prefill failed: request_id=%s: %s", generation.name_in_logs, loss.reason)
+        if policy == "recompute":
+            raise PrefillLostError(loss.reason)
+        raise loss.failure or WorkerFailedError(
+            f"prefill failed {times(loss.num_losses)}, at last with: {loss.reason}",
+            code="prefill_failed",
+            retry_after_s=self._settings.retry_after_s,
+        )
+
+    async def _choose(self, generation: Generation, loss: Loss) -> Replica:
+        """Who computes the prompt next: where its leader's was computed, or the policy's choice.
+
+        Raises:
+            NoReplicaError: None was healthy for ``recovery_wait_s``.
+        """
+        self._counters.num_prefill_retries += loss.num_attempts > 0
+        replica = None if loss.num_attempts else self._leaders_prefill(generation)
+        if loss.num_full and not self._pool.has_any(loss.tried):
+            generation.stage = "prefill, whose workers' queues are full"
+            await asyncio.sleep(self._settings.full_wait_s(loss.num_full))
+            loss.tried.clear()
+        if replica is None:
+            replica = await self._pool.choose_or_wait(generation.demand, loss.tried)
+        loss.num_attempts += 1
+        loss.tried.add(replica.replica_id)
+        generation.prefill_replica = replica
+        return replica
+
+    def _leaders_prefill(self, generation: Generation) -> Replica | None:
+        """The replica that has the KV of the same prompt already, if it can be used."""
+        replica = generation.leader.prefill_replica if generation.leader is not None else None
+        return replica if replica is not None and self._pool.is_usable(replica) else None
+
+    async def _try(self, generation: Generation, replica: Replica, loss: Loss) -> TokenDelta | None:
+        """The first token from one replica; None when another one should be tried, and then ``loss`` says why."""
+        try:
+            delta = await self._run_on(generation, replica)
+        except WorkerRefusedError as error:
+            if not is_retryable(error):
+                raise refusal_error(error) from error
+            loss.reason = str(error)
+            if error.code == QUEUE_FULL and self._settings.prefill_lost_policy != "recompute":
+                loss.num_full += 1
+                return None
+            if error.code == DRAINING:
+                loss.num_drained += 1
+                self._pool.note_draining(replica.replica_id)
+            else:
+                loss.num_losses += 1
+                loss.failure = refusal_error(error)
+            if error.code == ENGINE_DEAD:
+                self._pool.note_failure(replica.replica_id, loss.reason)
+            return None
+        except WorkerError as error:
+            loss.reason, loss.failure = str(error), None
+            if isinstance(error, WorkerUnavailableError) and not error.was_called:
+                loss.num_drained += 1
+                self._pool.note_gone(replica.replica_id)
+                return None
+        else:
+            if not is_lost(delta):
+                raise_for_error(delta)
+                return delta
+            loss.reason, loss.failure = f"{replica.replica_id} gave the request up", None
+        loss.num_losses += 1
+        self._pool.note_failure(replica.replica_id, loss.reason)
+        return None
+
+    def _give_notice(self, generation: Generation, *, source: Replica, decode_replica_id: str) -> None:
+        """Let decode read the prompt while it is computed, if that takes more than one step."""
+        info, request = source.info, generation.request
+        if info is None or not 0 < info.stream_chunk_tokens < len(request.prompt_token_ids):
+            return
+        remaining_s = generation.deadline_s - asyncio.get_running_loop().time()
+        stream = KVStreamParams(
+            protocol_version=PROTOCOL_VERSION,
+            source=PeerIdentity(engine_id=info.engine_id, incarnation=info.incarnation),
+            timeout_s=min(self._settings.prefill_timeout_s, remaining_s),
+        )
+        self._notices.give(decode_replica_id, replace(request, kv_stream=stream))
+
+    async def _run_on(self, generation: Generation, replica: Replica) -> TokenDelta:
+        def make_request(client_id: str) -> GenerateRequest:
+            return replace(generation.request, hand_over=True, client_id=client_id)
+
+        timeout_s = self._settings.prefill_timeout_s
+        num_cached = self._pool.num_cached_tokens(replica, generation.demand)
+        reservation = self._pool.reserve(replica, num_tokens=generation.demand.num_tokens - num_cached)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._link.run(reservation, make_request, lambda _: None)
+        except TimeoutError:
+            reason = f"no answer within {timeout_s:g} s"
+            raise WorkerUnavailableError(replica_id=replica.replica_id, reason=reason) from None
+        finally:
+            reservation.release()
+
+
+def times(number: int) -> str:
+    """Once, or so many times."""
+    return "once" if number == 1 else f"{number} times"

@@ -1,0 +1,220 @@
+"""One sequence's tokens turned into text: detokenized, cut at stop strings, counted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Literal, NamedTuple, TypeAlias
+
+from engine.contract.messages import FinishReason, LogprobTable, TokenDelta
+from router.errors import RequestCancelledError, RouterError, is_refusal
+from router.report.metrics import RouterMetrics
+from router.request.generation import Generation
+from router.text.detokenizer import Detokenizer
+from router.text.logprob_trail import LogprobTrail, TokenEntry
+from router.text.stop_strings import StopMatch, StopStrings
+
+FinishName: TypeAlias = Literal["stop", "length"]
+
+
+class TextPiece(NamedTuple):
+    """What one delta adds to the answer. ``text`` can be empty while ``token_ids`` are not: it is held back.
+
+    ``num_output_tokens`` are all that were generated up to here, those of the pieces before included.
+    ``stop_reason`` is the stop string or the stop token id that ended the text; None for the model's own end.
+    ``entries`` are of the tokens whose text is complete with this piece, where log-probabilities are to be shown.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    num_output_tokens: int
+    finish_reason: FinishName | None = None
+    stop_reason: str | int | None = None
+    entries: tuple[TokenEntry, ...] = ()
+
+
+class TextOutput:
+    """Consumes a generation. Ends it itself when a stop string is complete.
+
+    ``leader`` is the first output of the same prompt, which is told about the prompt; None for that one itself.
+    ``is_prompt_only`` leaves out all that is generated.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        metrics: RouterMetrics,
+        skip_stop_token: bool = True,
+        shows_logprobs: bool = False,
+        is_prompt_only: bool = False,
+        leader: TextOutput | None = None,
+    ) -> None:
+        self._generation = generation
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._metrics = metrics
+        self._skip_stop_token = skip_stop_token
+        self._trail = LogprobTrail() if shows_logprobs else None
+        sampling = generation.request.sampling
+        self._is_plain = not stops.are_any and sampling.num_logprobs is None and not shows_logprobs
+        self._is_prompt_only = is_prompt_only
+        self._leader = leader
+        self._prompt_logprobs: LogprobTable | None = None
+        self._last_s = 0.0
+        self._is_counted = False
+        self.is_finished = False
+        self.num_prompt_tokens = len(generation.request.prompt_token_ids)
+        self.num_output_tokens = 0
+        self.num_cached_tokens = 0
+        self._sum_logprob = 0.0
+
+    @property
+    def generation(self) -> Generation:
+        """What runs."""
+        return self._generation
+
+    @property
+    def prompt_logprobs(self) -> LogprobTable | None:
+        """What was asked for about the prompt; there from the first piece on."""
+        return self._prompt_logprobs if self._leader is None else self._leader.prompt_logprobs
+
+    @property
+    def mean_logprob(self) -> float:
+        """The log-probability per token of what was generated, where log-probabilities are computed; else 0."""
+        return self._sum_logprob / max(self.num_output_tokens, 1)
+
+    @property
+    def request_id(self) -> str:
+        """The id that the workers know."""
+        return self._generation.request_id
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt."""
+        return self._generation.request.prompt_token_ids
+
+    async def take(self) -> list[TextPiece]:
+        """Everything that is new, at least one piece; an empty list after the finish.
+
+        Raises:
+            RouterError: The request failed.
+        """
+        if self.is_finished:
+            return []
+        try:
+            return self._pieces(await self._generation.mailbox.take())
+        except Exception as error:
+            self._count_failure(error)
+            raise
+
+    def _pieces(self, deltas: list[TokenDelta]) -> list[TextPiece]:
+        self._observe(deltas)
+        pieces: list[TextPiece] = []
+        for delta in deltas:
+            piece = self._piece(delta)
+            pieces.append(piece)
+            if piece.finish_reason is not None:
+                self._count_end(piece.finish_reason)
+                break
+        return pieces
+
+    def cancel(self) -> None:
+        """Give the request up. Idempotent."""
+        if not self.is_finished:
+            self._count_end("abort")
+            self._generation.cancel()
+
+    def _count_failure(self, error: Exception) -> None:
+        """Count an error; what was turned away never began, and is no end."""
+        if isinstance(error, RouterError) and is_refusal(error, num_output_tokens=self.num_output_tokens):
+            self._is_counted = True
+        else:
+            self._count_end("abort" if isinstance(error, RequestCancelledError) else "error")
+
+    def _count_end(self, reason: str) -> None:
+        """Count how the sequence ended; the first reason is the one."""
+        if not self._is_counted:
+            self._is_counted = True
+            self._metrics.ended(reason)
+            if reason in ("stop", "length"):
+                self._metrics.finished(
+                    self._generation.times,
+                    num_prompt_tokens=self.num_prompt_tokens,
+                    num_output_tokens=self.num_output_tokens,
+                    max_tokens=self._generation.request.sampling.max_tokens,
+                )
+
+    def _piece(self, delta: TokenDelta) -> TextPiece:
+        if delta.num_cached_tokens is not None and self.num_output_tokens == 0:
+            self.num_cached_tokens = delta.num_cached_tokens
+        if delta.logprobs is not None and delta.logprobs.prompt is not None:
+            self._prompt_logprobs = delta.logprobs.prompt
+        if self._is_prompt_only:
+            self.is_finished = True
+            return TextPiece(text="", token_ids=(), num_output_tokens=0, finish_reason="length")
+        self.num_output_tokens += len(delta.token_ids)
+        if self._is_plain and delta.finish_reason is None:
+            return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids, self.num_output_tokens)
+        match = self._search(delta)
+        if match.stop is not None:
+            self._generation.finish_early()
+            return self._last_piece(match.text, delta, "stop", match.stop)
+        if delta.finish_reason is None:
+            entries = self._trail.emit(len(match.text)) if self._trail is not None else ()
+            return TextPiece(match.text, delta.token_ids, self.num_output_tokens, None, None, entries)
+        reason: FinishName = "length" if delta.finish_reason is FinishReason.LENGTH else "stop"
+        return self._last_piece(match.text + self._stops.finish(), delta, reason, self._stop_reason(delta))
+
+    def _last_piece(self, text: str, delta: TokenDelta, reason: FinishName, stop: str | int | None) -> TextPiece:
+        self.is_finished = True
+        entries = self._trail.finish() if self._trail is not None else ()
+        return TextPiece(text, delta.token_ids, self.num_output_tokens, reason, stop, entries)
+
+    def _search(self, delta: TokenDelta) -> StopMatch:
+        """Look for stop strings in a delta's text, that of the first ``min_tokens`` tokens aside."""
+        min_tokens = self._generation.request.sampling.min_tokens
+        num_before = self.num_output_tokens - len(delta.token_ids)
+        text, searched = self._decode(delta, max(min_tokens - num_before, 0))
+        if delta.finish_reason is not None:
+            searched += self._detokenizer.finish()
+        if self.num_output_tokens <= min_tokens:
+            return StopMatch(text=self._stops.skip(text + searched))
+        skipped = self._stops.skip(text) if text else ""
+        match = self._stops.push(searched)
+        return replace(match, text=skipped + match.text) if skipped else match
+
+    def _decode(self, delta: TokenDelta, num_first: int) -> tuple[str, str]:
+        """The text that a delta's first tokens complete, and that which its other tokens do."""
+        is_stop_token = delta.stop_token_id is not None and self._skip_stop_token
+        visible = delta.token_ids[:-1] if is_stop_token else delta.token_ids
+        if delta.logprobs is None or not delta.logprobs.tokens:
+            first = self._detokenizer.push(visible[:num_first]) if num_first else ""
+            return first, self._detokenizer.push(visible[num_first:])
+        texts: list[str] = []
+        for index, said in enumerate(delta.logprobs.tokens):
+            self._sum_logprob += said.logprobs[0]
+            text = self._detokenizer.push(visible[index : index + 1]) if index < len(visible) else ""
+            texts.append(text)
+            if self._trail is not None:
+                is_incomplete = self._detokenizer.is_incomplete
+                self._trail.push(said, num_characters=len(text), is_incomplete=is_incomplete)
+        return "".join(texts[:num_first]), "".join(texts[num_first:])
+
+    def _stop_reason(self, delta: TokenDelta) -> int | None:
+        asked_for = self._generation.request.sampling.stop_token_ids
+        return delta.stop_token_id if delta.stop_token_id in asked_for else None
+
+    def _observe(self, deltas: list[TokenDelta]) -> None:
+        now_s = time.perf_counter()
+        num_tokens = sum(len(delta.token_ids) for delta in deltas)
+        if num_tokens == 0:
+            return
+        if self.num_output_tokens == 0:
+            seconds = now_s - self._generation.times.accepted_s
+            self._metrics.first_tokens(seconds, num_prompt_tokens=self.num_prompt_tokens, num_tokens=num_tokens)
+        else:
+            self._metrics.more_tokens(now_s - self._last_s, num_tokens=num_tokens)
+        self._last_s = now_s

@@ -1,0 +1,110 @@
+"""Renders conversations without holding up the event loop: short ones at once, all others in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from router.errors import QueueFullError
+from router.text.chat_template import ChatTemplate, NoChatTemplateError
+from router.text.template_bounds import TemplateLimitError
+
+NUM_THREADS = 2
+"""They share the interpreter with the event loop: more of them would only take turns more often."""
+
+SHORT_STEPS = 2_000
+"""What a rendering may take on the event loop: a millisecond or two. One that takes more begins again in a thread."""
+
+SHORT_CHARACTERS = 4_000
+SHORT_VALUES = 400
+
+
+class ChatRenderer:
+    """The template of a model, if it has one, and the threads that render with it.
+
+    Short conversations never wait for long ones. A long one waits ``wait_s`` for a thread; a thread is taken until its
+    rendering ended, whether or not somebody still wants it, and ``Budget`` bounds how long that is.
+    """
+
+    def __init__(self, template: ChatTemplate | None, *, wait_s: float, retry_after_s: float) -> None:
+        self._template = template
+        self._wait_s = wait_s
+        self._retry_after_s = retry_after_s
+        self._free = asyncio.Semaphore(NUM_THREADS)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="baton-chat")
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The model's template, if it has one."""
+        return self._template
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        is_open: bool,
+        arguments: Mapping[str, Any],
+    ) -> str:
+        """The prompt for a conversation; with ``is_open`` its final message goes on.
+
+        Raises:
+            InvalidRequestError: There is no template, or it refuses the conversation or its arguments.
+            QueueFullError: The conversation is long, and others took all threads for ``wait_s``.
+        """
+        template = self._template
+        if template is None:
+            raise NoChatTemplateError
+        job: Callable[..., str]
+        if is_open:
+            job = functools.partial(template.render_open, messages, arguments=arguments)
+        else:
+            job = functools.partial(
+                template.render, messages, add_generation_prompt=add_generation_prompt, arguments=arguments
+            )
+        if _is_short([messages, arguments]):
+            try:
+                return job(budget=template.budget(max_steps=SHORT_STEPS))
+            except TemplateLimitError:
+                pass  # few values can make much work: not here
+        return await self._in_thread(job)
+
+    async def close(self) -> None:
+        """Wait until no thread renders any more."""
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    async def _in_thread(self, job: Callable[..., str]) -> str:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise QueueFullError(
+                f"{NUM_THREADS} long conversations are being rendered, which is the limit; try again later",
+                retry_after_s=self._retry_after_s,
+            ) from None
+        rendering = asyncio.get_running_loop().run_in_executor(self._threads, job)
+        rendering.add_done_callback(self._on_rendered)
+        return await asyncio.shield(rendering)
+
+    def _on_rendered(self, rendering: asyncio.Future[str]) -> None:
+        self._free.release()
+        if not rendering.cancelled():
+            rendering.exception()  # whoever asked may have left
+
+
+def _is_short(value: Any) -> bool:
+    """True for few values with little text."""
+    waiting, num_values, num_characters = [value], 1, 0
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            num_characters += len(item)
+        elif isinstance(item, (Mapping, list, tuple)):
+            num_values += len(item)
+            if num_values > SHORT_VALUES:
+                return False
+            waiting += [*item, *item.values()] if isinstance(item, Mapping) else item
+    return num_characters <= SHORT_CHARACTERS

@@ -1,0 +1,48 @@
+"""Aborts on their way to the workers: sent in the background, joined per replica, never lost to a cancelled caller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+
+from router.pool.workers import WorkerError, WorkerPool
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+class AbortSender:
+    """Sends aborts to the replicas of one pool. All requests given up at about the same time share one call."""
+
+    def __init__(self, workers: WorkerPool, *, timeout_s: float) -> None:
+        self._workers = workers
+        self._timeout_s = timeout_s
+        self._waiting: dict[str, set[str]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def abort(self, replica_id: str, request_id: str) -> None:
+        """End a request on a replica, some time soon. Unknown ids are ignored there."""
+        self._waiting.setdefault(replica_id, set()).add(request_id)
+        if replica_id not in self._tasks:
+            # In a context of its own: it sends for many requests, and not for the one that begins.
+            self._tasks[replica_id] = asyncio.create_task(self._send(replica_id), context=contextvars.Context())
+
+    async def flush(self) -> None:
+        """Wait until everything that was asked for is sent, or has failed."""
+        while self._tasks:
+            await asyncio.gather(*tuple(self._tasks.values()), return_exceptions=True)
+
+    async def _send(self, replica_id: str) -> None:
+        try:
+            while request_ids := self._waiting.pop(replica_id, None):
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._workers.abort(replica_id, tuple(request_ids))
+                except (WorkerError, TimeoutError) as error:
+                    # A replica that is gone holds nothing; one that hangs ends our requests when the stream closes.
+                    logger.warning(
+                        "abort failed: replica_id=%s num_requests=%d: %s", replica_id, len(request_ids), error
+                    )
+        finally:
+            self._waiting.pop(replica_id, None)
+            self._tasks.pop(replica_id, None)

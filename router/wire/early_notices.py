@@ -1,0 +1,92 @@
+"""Tells decode replicas which prompts are being computed for them, so that they read along (streamed hand-over)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+from engine.contract.messages import GenerateRequest
+from router.pool.workers import WorkerError
+from router.wire.aborts import AbortSender
+from router.wire.output_streams import OutputStreams
+from router.wire.submissions import Submissions
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+@dataclass(slots=True, eq=False)
+class _Notice:
+    """One notice. ``is_sent``: the replica may hold something for it. ``is_void``: it is not to be sent any more.
+
+    ``is_withdrawn``: the request will not come, so that what the replica holds is to be freed.
+    """
+
+    replica_id: str
+    is_sent: bool = False
+    is_void: bool = False
+    is_withdrawn: bool = False
+
+
+class EarlyNotices:
+    """Notices of requests that are to come, by request id.
+
+    A notice is worth a try and no more: whatever goes wrong with it, the request is served as if there had been none.
+    It ends when the request itself goes to the same replica, or by ``withdraw``, which frees what the replica holds.
+    """
+
+    def __init__(self, streams: OutputStreams, submissions: Submissions, aborts: AbortSender) -> None:
+        self._streams = streams
+        self._submissions = submissions
+        self._aborts = aborts
+        self._notices: dict[str, _Notice] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def give(self, replica_id: str, request: GenerateRequest) -> None:
+        """Announce a request, in the background; a newer notice of the same request replaces the older one there."""
+        older = self._notices.get(request.request_id)
+        if older is not None:
+            older.is_void = True
+        notice = self._notices[request.request_id] = _Notice(replica_id)
+        task = asyncio.create_task(self._send(notice, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def supersede(self, request_id: str, replica_id: str) -> None:
+        """The request itself goes there now, and is aborted there if it must be: the notice is history."""
+        notice = self._notices.get(request_id)
+        if notice is not None and notice.replica_id == replica_id:
+            notice.is_void = True
+            del self._notices[request_id]
+
+    def withdraw(self, request_id: str) -> None:
+        """The request ended; a replica that it did not go to in the end frees what it held. Idempotent."""
+        notice = self._notices.pop(request_id, None)
+        if notice is None:
+            return
+        notice.is_void = notice.is_withdrawn = True
+        if notice.is_sent:
+            self._aborts.abort(notice.replica_id, request_id)
+
+    async def close(self) -> None:
+        """Stop sending."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, notice: _Notice, request: GenerateRequest) -> None:
+        replica_id, request_id = notice.replica_id, request.request_id
+        try:
+            stream = await self._streams.connect(replica_id)
+            if notice.is_void:
+                return
+            refusal = await self._submissions.submit(replica_id, replace(request, client_id=stream.client_id))
+            if refusal is not None:
+                logger.debug("not streamed: request_id=%s: %s", request_id, refusal)
+                return
+        except WorkerError as error:
+            logger.debug("notice not given: request_id=%s: %s", request_id, error)
+        notice.is_sent = True
+        if notice.is_withdrawn:  # while it was on its way: an abort sent then could have overtaken it
+            self._aborts.abort(replica_id, request_id)

@@ -1,0 +1,101 @@
+"""One request's tokens on their way from a replica's stream to whoever writes the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+from engine.contract.messages import TokenDelta
+from router.wire.pacer import Pacer
+
+
+class Mailbox:
+    """Many puts, one taker, one end. Holds at most what one request may generate, so it needs no bound of its own.
+
+    The taker is woken at the pace that ``pacer`` allows, and at once for the first and the last tokens. With
+    ``joins_deltas`` it then gets what waits as one delta. All calls come from one event loop.
+    """
+
+    __slots__ = ("_error", "_is_due", "_items", "_pacer", "_taken_at_s", "_waiter", "is_ended", "joins_deltas")
+
+    def __init__(self, pacer: Pacer | None = None) -> None:
+        self._items: list[TokenDelta] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._pacer = pacer
+        self._is_due = False
+        self._taken_at_s = -math.inf  # no clock begins there
+        self.is_ended = False
+        self.joins_deltas = False
+        if pacer is not None:
+            pacer.num_streams += 1
+
+    def put(self, delta: TokenDelta) -> None:
+        """Add one delta; after the end it is dropped."""
+        if not self.is_ended:
+            self._items.append(delta)
+            if self._waiter is not None and (not self._is_due or delta.finish_reason is not None):
+                self._wake_in_time()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing comes any more. Only the first call counts."""
+        if not self.is_ended:
+            self.is_ended = True
+            self._error = error
+            if self._pacer is not None:
+                self._pacer.num_streams -= 1
+            self._wake()
+
+    async def take(self) -> list[TokenDelta]:
+        """All that is waiting, at least one; an empty list at the end.
+
+        Raises:
+            Exception: The error given to ``end``, once everything before it was taken.
+        """
+        while not self.is_ended and not (self._items and self._is_time()):
+            self._waiter = asyncio.get_running_loop().create_future()
+            if self._items and not self._is_due:
+                self._wake_in_time()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._taken_at_s = time.monotonic()
+        items, self._items = self._items, []
+        if not items and self._error is not None:
+            raise self._error
+        return [joined(items)] if self.joins_deltas and len(items) > 1 else items
+
+    def _is_time(self) -> bool:
+        """True when what waits should be taken now: the pace allows it, or nothing more comes."""
+        if self._pacer is None or self._items[-1].finish_reason is not None:
+            return True
+        return time.monotonic() - self._taken_at_s >= self._pacer.interval_s
+
+    def _wake_in_time(self) -> None:
+        if self._pacer is None or self._is_time():
+            self._wake()
+        else:
+            self._is_due = True
+            self._pacer.wake_later(self._wake_when_due)
+
+    def _wake_when_due(self) -> None:
+        self._is_due = False
+        self._taken_at_s = -math.inf  # no clock begins there
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def joined(deltas: list[TokenDelta]) -> TokenDelta:
+    """Consecutive deltas of one request, at least one, as one; none of them has log-probabilities."""
+    first, last = deltas[0], deltas[-1]
+    return last._replace(
+        token_ids=tuple([token_id for delta in deltas for token_id in delta.token_ids]),
+        num_cached_tokens=first.num_cached_tokens,
+        num_remote_tokens=first.num_remote_tokens,
+        queue_s=first.queue_s,
+    )

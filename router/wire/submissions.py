@@ -1,0 +1,93 @@
+"""Requests on their way to replicas: what waits for the same replica goes in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from dataclasses import dataclass, field
+
+from engine.contract.messages import GenerateRequest
+from router.pool.workers import WorkerError, WorkerPool, WorkerRefusedError, WorkerUnavailableError
+from router.wire.aborts import AbortSender
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One replica's queue; ``task`` runs while there is something to send."""
+
+    waiting: list[tuple[GenerateRequest, asyncio.Future[WorkerRefusedError | None]]] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class Submissions:
+    """Submits requests, joining those that come while a call is under way."""
+
+    def __init__(self, workers: WorkerPool, aborts: AbortSender, *, timeout_s: float) -> None:
+        self._workers = workers
+        self._aborts = aborts
+        self._timeout_s = timeout_s
+        self._lanes: dict[str, _Lane] = {}
+
+    def submit(self, replica_id: str, request: GenerateRequest) -> asyncio.Future[WorkerRefusedError | None]:
+        """Add a request to a replica's engine.
+
+        Returns:
+            The engine's refusal, or None once it accepted; fails with WorkerUnavailableError when the replica is gone
+            or does not answer. Cancelled, it leaves nothing behind: the request is not sent, or aborted once it was.
+        """
+        lane = self._lanes.setdefault(replica_id, _Lane())
+        answer: asyncio.Future[WorkerRefusedError | None] = asyncio.get_running_loop().create_future()
+        lane.waiting.append((request, answer))
+        if lane.task is None:
+            # In a context of its own: it sends for many requests, and not for the one that begins.
+            lane.task = asyncio.create_task(self._send(replica_id, lane), context=contextvars.Context())
+        return answer
+
+    async def close(self) -> None:
+        """Stop sending."""
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, replica_id: str, lane: _Lane) -> None:
+        try:
+            while lane.waiting:
+                batch = [item for item in lane.waiting if not item[1].done()]
+                lane.waiting.clear()
+                if batch:
+                    await self._send_batch(replica_id, batch)
+        finally:
+            self._lanes.pop(replica_id, None)
+            for _, answer in lane.waiting:
+                answer.cancel()
+
+    async def _send_batch(
+        self, replica_id: str, batch: list[tuple[GenerateRequest, asyncio.Future[WorkerRefusedError | None]]]
+    ) -> None:
+        error: Exception | None = None
+        refusals: list[WorkerRefusedError | None] = []
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                refusals = list(await self._workers.submit(replica_id, [request for request, _ in batch]))
+        except WorkerError as caught:
+            error = caught
+        except TimeoutError:
+            error = WorkerUnavailableError(replica_id=replica_id, reason=f"no answer within {self._timeout_s:g} s")
+        except Exception as caught:
+            logger.exception("submission failed: replica_id=%s", replica_id)
+            error = WorkerUnavailableError(replica_id=replica_id, reason=f"{type(caught).__name__}: {caught}")
+        if error is None and len(refusals) != len(batch):
+            error = WorkerUnavailableError(
+                replica_id=replica_id, reason=f"{len(refusals)} answers to {len(batch)} requests"
+            )
+        for index, (request, answer) in enumerate(batch):
+            if answer.done():
+                self._aborts.abort(replica_id, request.request_id)
+            elif error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(refusals[index])

@@ -1,0 +1,56 @@
+"""What workers say when something is wrong, turned into what callers see."""
+
+from __future__ import annotations
+
+from engine.contract.messages import FinishReason, TokenDelta
+from router.errors import InvalidRequestError, QueueFullError, RouterError, WorkerFailedError
+from router.pool.workers import WorkerRefusedError
+
+KV_LOST = "kv_lost"
+"""The code of a request that comes back because more of its KV was lost than its decode replica was to compute."""
+
+DRAINING = "draining"
+"""The code of a refusal by a replica that takes no more requests, because it will go."""
+
+ENGINE_DEAD = "engine_dead"
+"""The code of a refusal by a replica whose engine has ended: it serves nobody any more."""
+
+QUEUE_FULL = "queue_full"
+"""The code of a refusal by a replica at which as many requests wait as may."""
+
+_ELSEWHERE_CODES = frozenset({QUEUE_FULL, "duplicate_request", DRAINING, ENGINE_DEAD})
+_CALLER_CODES = frozenset({"prompt_too_long", "empty_prompt", "invalid_max_tokens"})
+
+
+def is_retryable(error: WorkerRefusedError) -> bool:
+    """True when the refusal is about that replica at that moment, and not about the request."""
+    return error.code in _ELSEWHERE_CODES
+
+
+def is_lost(delta: TokenDelta) -> bool:
+    """True when the engine gave the request up because of its own end, so that another one can go on."""
+    if delta.finish_reason is FinishReason.ABORT:
+        return True
+    return delta.error is not None and delta.error.code in _ELSEWHERE_CODES
+
+
+def refusal_error(error: WorkerRefusedError) -> RouterError:
+    """The caller's error for a refusal."""
+    if error.code == QUEUE_FULL:
+        return QueueFullError(str(error), retry_after_s=1.0)
+    if error.code in _CALLER_CODES:
+        return InvalidRequestError(str(error), code=error.code)
+    return WorkerFailedError(str(error), code=error.code)
+
+
+def raise_for_error(delta: TokenDelta) -> None:
+    """Do nothing unless the engine ended the request with an error.
+
+    Raises:
+        WorkerFailedError: It did; the code is the engine's.
+    """
+    if delta.finish_reason is not FinishReason.ERROR:
+        return
+    if delta.error is None:
+        raise WorkerFailedError("the engine ended the request with an error and did not say which")
+    raise WorkerFailedError(delta.error.message, code=delta.error.code)

@@ -1,0 +1,121 @@
+"""One role's workers as requests meet them: a request is submitted, its tokens come back, or it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from engine.contract.messages import GenerateRequest, TokenDelta
+from router.pool.pool import ReplicaPool
+from router.pool.replica import Reservation
+from router.pool.workers import WorkerPool, WorkerRefusedError, WorkerUnavailableError
+from router.settings import RouterSettings
+from router.wire.aborts import AbortSender
+from router.wire.early_notices import EarlyNotices
+from router.wire.output_streams import OutputStreams
+from router.wire.submissions import Submissions
+
+
+class Run:
+    """One request on one replica: the sink of its deltas. ``ended`` holds the last one, or why none came."""
+
+    __slots__ = ("_on_delta", "_reservation", "ended")
+
+    def __init__(self, reservation: Reservation, on_delta: Callable[[TokenDelta], None]) -> None:
+        self._reservation = reservation
+        self._on_delta = on_delta
+        self.ended: asyncio.Future[TokenDelta] = asyncio.get_running_loop().create_future()
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        """New tokens, or the end."""
+        if self.ended.done():
+            return
+        self._on_delta(delta)
+        if delta.finish_reason is not None:
+            self.ended.set_result(delta)
+
+    def on_answer(self, answer: asyncio.Future[WorkerRefusedError | None]) -> None:
+        """The replica accepted the request, refused it, or did not answer."""
+        if answer.cancelled():
+            return
+        failure = answer.exception() or answer.result()
+        if failure is None:
+            self._reservation.accepted()
+        elif not self.ended.done():
+            self.ended.set_exception(failure)
+
+    def on_lost(self, error: WorkerUnavailableError) -> None:
+        """The replica died, or its stream did."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+
+class WorkerLink:
+    """Everything between this router and the workers of one role."""
+
+    def __init__(
+        self,
+        workers: WorkerPool,
+        pool: ReplicaPool,
+        *,
+        settings: RouterSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = pool
+        self.aborts = AbortSender(workers, timeout_s=settings.abort_timeout_s)
+        self.streams = OutputStreams(workers, pool, settings=settings, clock=clock)
+        self._submissions = Submissions(workers, self.aborts, timeout_s=settings.submit_timeout_s)
+        self.notices = EarlyNotices(self.streams, self._submissions, self.aborts)
+        pool.on_lost = self.streams.give_up
+
+    async def run(
+        self,
+        reservation: Reservation,
+        make_request: Callable[[str], GenerateRequest],
+        on_delta: Callable[[TokenDelta], None],
+    ) -> TokenDelta:
+        """The last delta of a request on the replica that was reserved; ``on_delta`` sees every one.
+
+        ``make_request`` gets the client id under which the tokens come back. Unless the replica itself ended or
+        refused the request, it is aborted there. A replica that hangs accepts nothing: its stream tells of that, long
+        before the submission's own timeout.
+
+        Raises:
+            WorkerRefusedError: The engine refused it.
+            WorkerUnavailableError: The replica is gone, silent, or does not answer.
+        """
+        replica_id = reservation.replica.replica_id
+        stream = await self.streams.connect(replica_id)
+        run = Run(reservation, on_delta)
+        request = make_request(stream.client_id)
+        self.notices.supersede(request.request_id, replica_id)
+        stream.attach(request.request_id, run)
+        answer = self._submissions.submit(replica_id, request)
+        answer.add_done_callback(run.on_answer)
+        try:
+            return await run.ended
+        except WorkerRefusedError:
+            raise
+        except BaseException:
+            answer.cancel()
+            self.aborts.abort(replica_id, request.request_id)
+            raise
+        finally:
+            stream.detach(request.request_id)
+            if run.ended.done() and not run.ended.cancelled():
+                run.ended.exception()
+
+    def follow(self) -> None:
+        """Give up silent streams, and open those of replicas that can be used: no first request need wait for it."""
+        self.streams.give_up_silent()
+        for replica in self.pool.replicas:
+            if self.pool.is_usable(replica) and replica.info is not None:
+                self.streams.open(replica.replica_id)
+
+    async def close(self) -> None:
+        """Stop sending, tell the workers what was given up, close the streams."""
+        await self.notices.close()
+        await self._submissions.close()
+        await self.aborts.flush()
+        await self.streams.close()

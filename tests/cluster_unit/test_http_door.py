@@ -1,0 +1,47 @@
+"""Request ids behind Serve's own servers, which repeat whatever they are given: here with Serve's middleware itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from ray._common.utils import import_attr
+from ray.serve._private.http_util import _apply_middlewares, validate_http_proxy_callback_return
+from starlette.types import ASGIApp
+
+from cluster.deploy.serve_env import serve_environment
+from router.api.app import build_app
+from tests.support.router.router_rig import RouterRig, router_rig
+from tests.support.router.router_tokenizer import write_model_dir
+
+
+def as_served(rig: RouterRig) -> ASGIApp:
+    """The application inside what Serve puts around it, in the environment that we give to Serve."""
+    callback = import_attr(serve_environment()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"])
+    served: ASGIApp = _apply_middlewares(
+        build_app(rig.service, answers_request_id=False), validate_http_proxy_callback_return(callback())
+    )
+    return served
+
+
+async def answered(rig: RouterRig, path: str, given: list[bytes]) -> list[str]:
+    transport = httpx.ASGITransport(as_served(rig))
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+        response = await client.get(path, headers=[(b"X-Request-Id", value) for value in given])
+    return response.headers.get_list("x-request-id")
+
+
+@pytest.mark.parametrize("given", [[b"two words"], [b"x" * 129], [b"caf\xe9"], [b"one", b"two"], [b""], []])
+@pytest.mark.parametrize("path", ["/health", "/no-such-path", "/v1/completions"])
+async def test_request_id_that_breaks_the_rule_is_replaced(tmp_path: Path, path: str, given: list[bytes]) -> None:
+    async with router_rig(write_model_dir(tmp_path / "model")) as rig:
+        (name,) = await answered(rig, path, given)
+
+    assert name.isalnum()
+    assert name.encode() not in given
+
+
+async def test_request_id_that_keeps_the_rule_comes_back(tmp_path: Path) -> None:
+    async with router_rig(write_model_dir(tmp_path / "model")) as rig:
+        assert await answered(rig, "/health", [b"my-own-id"]) == ["my-own-id"]

@@ -1,0 +1,126 @@
+"""What clients do with their connections, through Serve's proxy: close one half, speak HTTP/1.0, leave too early."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.deploy.serve_env import RAY_FOLDER
+from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.http_completions import read_status
+from tests.support.router.raw_http import RawAnswer, exchange, raw_request
+
+TEXT = "/v1/completions"
+BODY: dict[str, Any] = {"prompt": "once upon a time", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {**BODY, "max_tokens": 900}
+PATHS = (TEXT, "/v1/chat/completions", "/tokenize", "/detokenize", "/admin/drain", "/nothing")
+NUM_CLIENTS = 60
+CANCEL_TIMEOUT_S = 20.0
+
+
+def text_of(answer: RawAnswer) -> str:
+    if answer.headers["content-type"] == "application/json":
+        return str(json.loads(answer.body)["choices"][0]["text"])
+    events = answer.body.decode().removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]
+    return "".join(json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_half_closed_client_gets_its_answer(cluster: ClusterProcess, stream: bool, version: str) -> None:
+    expected = await exchange(cluster.port, raw_request(TEXT, BODY))
+    request = raw_request(TEXT, {**BODY, "stream": stream}, version=version)
+    answer = await exchange(cluster.port, request, half_closes=True)
+
+    assert (answer.status, text_of(answer)) == (200, text_of(expected))
+
+
+async def test_stream_for_http_1_0_is_not_chunked(cluster: ClusterProcess) -> None:
+    answer = await exchange(cluster.port, raw_request(TEXT, {**BODY, "stream": True}, version="1.0"))
+
+    assert "transfer-encoding" not in answer.headers
+    assert answer.headers["connection"] == "close"
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_closes_is_still_noticed(cluster: ClusterProcess, stream: bool) -> None:
+    before = read_status(cluster.url)["totals"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
+    writer.write(raw_request(TEXT, {**LONG, "stream": stream}))
+    if stream:
+        await reader.readuntil(b"data: ")
+    else:
+        await load_is(cluster, 1)
+    writer.close()
+
+    await load_is(cluster, 0)
+    totals = read_status(cluster.url)["totals"]
+    assert totals["cancelled"] == before["cancelled"] + 1
+    assert totals["finished"] == before["finished"]
+
+
+async def load_is(cluster: ClusterProcess, number: int) -> None:
+    """Return when the router has so many sequences in progress."""
+    async with asyncio.timeout(CANCEL_TIMEOUT_S):
+        while True:
+            status = await asyncio.to_thread(read_status, cluster.url)
+            if sum(row["server_load"] for row in status["routers"]) == number:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def leave(cluster: ClusterProcess, source: random.Random) -> None:
+    """Send a part of a body, and go; every other client by a reset."""
+    size = source.choice([200, 5_000, 70_000, 1_000_000])
+    head = f"POST {source.choice(PATHS)} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    part = b'{"prompt": "' + b"x" * source.randrange(size - 20)
+    if source.random() < 0.5:
+        whole = f"{head}Content-Length: {size}\r\n\r\n".encode() + part
+    else:
+        whole = f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b"%x\r\n%s\r\nff\r\nx" % (len(part), part)
+    _, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
+    try:
+        writer.write(whole)
+        await writer.drain()
+    except ConnectionError:  # refused before all of it was read
+        return
+    finally:
+        peer: socket.socket | None = writer.get_extra_info("socket")
+        if peer is not None and source.random() < 0.5:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+
+async def test_clients_that_leave_in_the_middle_of_their_bodies_leave_no_error_in_the_logs(
+    cluster: ClusterProcess,
+) -> None:
+    source = random.Random(7)
+    before = errors_in(cluster.session_folder)
+
+    await asyncio.gather(*(leave(cluster, source) for _ in range(NUM_CLIENTS)))
+    answer = await exchange(cluster.port, raw_request(TEXT, BODY))
+
+    assert answer.status == 200
+    await load_is(cluster, 0)
+    assert errors_in(cluster.session_folder) == before
+
+
+def errors_in(folder: Path) -> list[str]:
+    """The lines of errors in the logs of the proxy, the router and the workers. Serve writes errors out at once."""
+    files = [
+        file
+        for name in ("serve/*.log", "worker-*.err", "worker-*.out")
+        for file in folder.glob(f"*/{RAY_FOLDER}/*/logs/{name}")
+    ]
+    assert files
+    lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
+    return [line for line in lines if re.search(r"\bERROR\b|Traceback", line)]

@@ -1,0 +1,150 @@
+"""config.json is read as its authors meant it, and what is not supported is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.contract.errors import CheckpointError
+from engine.layers.rope_config import RopeType
+from engine.model.generation import GenerationDefaults, load_generation_defaults
+from engine.model.registry import ARCHITECTURES, parse_model_config
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def _config(**changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**BASE, **changes}.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported; supported: Llama"),
+        ({"architectures": None}, "architecture none is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\) are not supported"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers must be a positive integer, got '4'"),
+        ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"torch_dtype": "float64"}, "dtype float64 is not supported; supported: float32, bfloat16, float16"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported; supported: default, lin"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope type linear needs factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor, high_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layer types"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5 is not supported"),
+    ],
+)
+def test_refusals_name_what_is_wrong(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        parse_model_config(_config(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_refusal_of_an_architecture_lists_every_supported_one() -> None:
+    with pytest.raises(CheckpointError) as caught:
+        parse_model_config(_config(architectures=["OPTForCausalLM"]))
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "windows"),
+    [
+        ("LlamaForCausalLM", {"sliding_window": 8}, (None, None, None, None)),
+        ("MistralForCausalLM", {"sliding_window": 8}, (8, 8, 8, 8)),
+        ("MistralForCausalLM", {}, (None, None, None, None)),
+        ("Qwen2ForCausalLM", {"sliding_window": 8}, (None, None, None, None)),
+        ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (None, None, None, None)),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
+            (None, None, 8, 8),
+        ),
+        (
+            "Qwen3ForCausalLM",
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+            },
+            (8, None, None, 8),
+        ),
+    ],
+)
+def test_windows_of_the_layers(architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert parse_model_config(_config(architectures=[architecture], **changes)).windows == windows
+
+
+@pytest.mark.parametrize("layer_types", [["full_attention"], ["chunked_attention"] * 4])
+def test_layer_types_that_make_no_sense(layer_types: list[str]) -> None:
+    config = _config(
+        architectures=["Qwen2ForCausalLM"], sliding_window=8, use_sliding_window=True, layer_types=layer_types
+    )
+    with pytest.raises(CheckpointError, match="layer_types must name one of full_attention, sliding_attention"):
+        parse_model_config(config)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        (None, 512),
+        ({"rope_type": "linear", "factor": 4.0}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4}, 512),
+    ],
+)
+def test_the_longest_sequence(scaling: dict[str, Any] | None, length: int) -> None:
+    assert parse_model_config(_config(rope_scaling=scaling)).max_model_len == length
+
+
+def test_defaults_that_follow_from_other_fields() -> None:
+    config = parse_model_config(_config(num_key_value_heads=None))
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "float32")
+    assert (config.rope.rope_type, config.rope.theta) == (RopeType.DEFAULT, 10000.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": 2}, None, GenerationDefaults(eos_token_ids=(2,))),
+        ({"eos_token_id": 2}, {"eos_token_id": [5, 6]}, GenerationDefaults(eos_token_ids=(5, 6))),
+        ({}, {}, GenerationDefaults()),
+        (
+            {},
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1},
+            GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1),
+        ),
+        ({}, {"do_sample": False, "temperature": 0.6}, GenerationDefaults(temperature=0.0)),
+    ],
+)
+def test_generation_defaults(
+    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any] | None, expected: GenerationDefaults
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert load_generation_defaults(tmp_path) == expected
+
+
+@pytest.mark.parametrize("generation", [{"eos_token_id": "2"}, {"top_p": "much"}])
+def test_generation_defaults_of_the_wrong_type(tmp_path: Path, generation: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    with pytest.raises(CheckpointError, match="must be"):
+        load_generation_defaults(tmp_path)

@@ -1,0 +1,83 @@
+"""Queues: C12."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.contract.config import QueuePolicy
+from engine.scheduler.policy.preemption import order_key
+from engine.scheduler.requests.request import Request
+from engine.scheduler.requests.request_queue import make_queue
+from tests.support.scheduler.scheduler_requests import make_request
+
+
+def queued(sequence: int, *, priority: int = 0, arrival_s: float = 0.0) -> Request:
+    """A request as the queue sees it."""
+    message = make_request(f"r{sequence}", (1,), priority=priority, arrival_s=arrival_s)
+    return Request(message, arrival_index=sequence, full_limit=9, queued_at_s=0.0)
+
+
+def test_c12_fcfs_serves_in_order_of_arrival_and_the_preempted_first() -> None:
+    queue = make_queue("fcfs")
+    requests = [queued(index, priority=9 - index) for index in range(4)]
+    for request in requests[1:]:
+        queue.push(request)
+    queue.push_front(requests[0])
+
+    assert [queue.pop() for _ in range(4)] == requests
+
+
+def test_c12_priority_serves_by_priority_then_arrival() -> None:
+    queue = make_queue("priority")
+    late, early, urgent = (
+        queued(0, priority=1, arrival_s=5.0),
+        queued(1, priority=1, arrival_s=3.0),
+        queued(2, priority=-1, arrival_s=9.0),
+    )
+    for request in (late, early, urgent):
+        queue.push(request)
+
+    assert [queue.pop() for _ in range(3)] == [urgent, early, late]
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["push", "push_front", "pop", "remove"]), st.integers(0, 3)), max_size=60
+)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@given(operations=OPERATIONS)
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_c12_both_queues_agree_with_a_list(policy: QueuePolicy, operations: list[tuple[str, int]]) -> None:
+    queue, model, spare = make_queue(policy), list[Request](), list[Request]()
+    for sequence, (operation, value) in enumerate(operations):
+        if operation.startswith("push"):
+            request = spare.pop() if spare and value % 2 else queued(sequence, priority=value)
+            getattr(queue, operation)(request)
+            model.insert(0 if operation == "push_front" else len(model), request)
+            if policy == "priority":
+                model.sort(key=order_key(policy))
+        elif model:
+            taken = model[0] if operation == "pop" else model[value % len(model)]
+            if operation == "pop":
+                assert queue.pop() is taken
+            else:
+                queue.remove(taken)
+            model.remove(taken)
+            spare.append(taken)
+            assert taken not in queue
+        assert len(queue) == len(model)
+        assert queue.peek() is (model[0] if model else None)
+        assert set(queue) == set(model)
+
+
+def test_c12_removed_requests_do_not_pile_up_in_the_priority_queue() -> None:
+    queue = make_queue("priority")
+    for index in range(1000):
+        request = queued(index)
+        queue.push(request)
+        queue.remove(request)
+
+    assert len(queue._heap) < 200  # type: ignore[attr-defined]

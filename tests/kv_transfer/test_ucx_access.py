@@ -1,0 +1,39 @@
+"""Which network devices UCX gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kv_transfer.nixl.ucx_access import VARIABLE, choose_net_devices, confine_ucx, rdma_ports
+
+
+def make_port(folder: Path, device: str, port: int, state: str) -> None:
+    path = folder / device / "ports" / str(port)
+    path.mkdir(parents=True)
+    (path / "state").write_text(f"{state}\n")
+
+
+def test_the_interface_of_the_address_is_chosen(tmp_path: Path) -> None:
+    assert choose_net_devices("127.0.0.1", infiniband=tmp_path) == "lo"
+
+
+def test_rdma_ports_that_are_up_come_first(tmp_path: Path) -> None:
+    make_port(tmp_path, "mlx5_1", 1, "4: ACTIVE")
+    make_port(tmp_path, "mlx5_0", 2, "4: ACTIVE")
+    make_port(tmp_path, "mlx5_0", 1, "1: DOWN")
+
+    assert rdma_ports(tmp_path) == ["mlx5_0:2", "mlx5_1:1"]
+    assert choose_net_devices("127.0.0.1", infiniband=tmp_path) == "mlx5_0:2,mlx5_1:1,lo"
+
+
+def test_an_address_that_no_interface_has_leaves_the_choice_to_ucx(tmp_path: Path) -> None:
+    assert choose_net_devices("203.0.113.1", infiniband=tmp_path) is None
+
+
+def test_what_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "mlx5_7:1")
+    monkeypatch.delenv("UCX_TLS", raising=False)
+
+    assert confine_ucx("127.0.0.1") == "UCX transports any, devices mlx5_7:1"

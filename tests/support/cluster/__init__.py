@@ -1,0 +1,1 @@
+"""Real clusters, and who uses or attacks them."""

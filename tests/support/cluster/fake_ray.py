@@ -1,0 +1,172 @@
+"""A Ray with Serve in this process, as the commands see it: its store, its drivers, one machine, its applications.
+
+Stands in at what we call of Ray and of Serve. Nothing starts; what becomes of an application is said beforehand.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+from ray.experimental.internal_kv import _initialize_internal_kv, _internal_kv_reset
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+from cluster.commands.signals import STOP_SIGNALS
+from cluster.config.names import APP_NAME
+
+RUNNING, STARTING, FAILED = ApplicationStatus.RUNNING, ApplicationStatus.DEPLOYING, ApplicationStatus.DEPLOY_FAILED
+LEAVING = ApplicationStatus.DELETING
+ADDRESS = "10.0.0.10:6379"
+
+
+class FakeStore:
+    """Ray's key-value store. ``before_each`` is called before every access."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.before_each: Callable[[], None] = lambda: None
+
+    def internal_kv_get(self, key: bytes, namespace: bytes) -> bytes | None:
+        """The value, if there is one."""
+        self.before_each()
+        return self.values.get(key)
+
+    def internal_kv_put(self, key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> int:
+        """How many keys were added."""
+        self.before_each()
+        is_new = key not in self.values
+        if is_new or overwrite:
+            self.values[key] = value
+        return int(is_new)
+
+    def internal_kv_del(self, key: bytes, del_by_prefix: bool, namespace: bytes) -> int:
+        """How many keys were removed."""
+        self.before_each()
+        gone = [name for name in self.values if (name.startswith(key) if del_by_prefix else name == key)]
+        for name in gone:
+            del self.values[name]
+        return len(gone)
+
+    def internal_kv_keys(self, prefix: bytes, namespace: bytes) -> list[bytes]:
+        """The keys that begin so."""
+        self.before_each()
+        return [name for name in self.values if name.startswith(prefix)]
+
+
+class FakeRay:
+    """One Ray, and the driver that is connected to it.
+
+    outcomes: what becomes of each application that Serve is told to run, in turn; at last all run.
+    told: the settings that Serve got each time, as the router has them.
+    on_run, on_status, on_start: called when Serve was told what to run, when it is asked what does, and to start.
+    """
+
+    def __init__(self) -> None:
+        self.store = FakeStore()
+        self.living: set[str] = set()
+        self.applications: dict[str, ApplicationStatus] = {}
+        self.outcomes: list[ApplicationStatus] = []
+        self.told: list[Any] = []
+        self.on_run: Callable[[], None] = lambda: None
+        self.on_status: Callable[[], None] = lambda: None
+        self.on_start: Callable[[], None] = lambda: None
+        self.client: Any = None
+        self._job_id: str | None = None
+        self._num_jobs = 0
+
+    def connect(self, **_options: Any) -> None:
+        """Become a driver."""
+        self._num_jobs += 1
+        self._job_id = f"{self._num_jobs:08x}"
+        self.living.add(self._job_id)
+
+    def disconnect(self) -> None:
+        """Stop being one."""
+        self.living.discard(self._job_id or "")
+        self._job_id = None
+
+    @contextmanager
+    def other_driver(self) -> Iterator[None]:
+        """What happens in this block, another process does; ours is still connected afterwards."""
+        ours, self._job_id = self._job_id, None
+        try:
+            yield
+        finally:
+            self._job_id = ours
+
+    def run(self, graph: Any, *, name: str, **_options: Any) -> None:
+        """Take an application."""
+        self.told.append(graph._bound_deployment.init_args[2])
+        self.applications[name] = self.outcomes.pop(0) if self.outcomes else RUNNING
+        self.on_run()
+
+    def status(self) -> Any:
+        """What Serve says of its applications."""
+        self.on_status()
+        overviews = {
+            name: ApplicationStatusOverview(status=status, message="", last_deployed_time_s=0, deployments={})
+            for name, status in self.applications.items()
+        }
+        return SimpleNamespace(applications=overviews)
+
+    def start_serve(self, http_options: Any, *_more: Any) -> tuple[Any, tuple[str, ...]]:
+        """Start Serve's controller; and what to wait for until its proxy listens, which it does at once."""
+        self.client = SimpleNamespace(http_config=SimpleNamespace(**http_options))
+        self.on_start()
+        return self.client, ("proxy",)
+
+    def shut_down_serve(self) -> None:
+        """End Serve with all that it runs."""
+        self.applications.clear()
+        self.client = None
+
+    def come_up(self) -> None:
+        """What was starting runs."""
+        self.applications[APP_NAME] = RUNNING
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Stand in for Ray and for Serve."""
+        machine = {"Alive": True, "NodeManagerAddress": "10.0.0.10", "Resources": {"CPU": 8.0, "memory": 64.0 * 2**30}}
+        context = SimpleNamespace(get_job_id=lambda: self._job_id)
+        names = [f"{number:08x}" for number in range(1, 100)]
+        patch.setattr(ray, "init", self.connect)
+        patch.setattr(ray, "shutdown", self.disconnect)
+        patch.setattr(ray, "is_initialized", lambda: self._job_id is not None)
+        patch.setattr(ray, "nodes", lambda: [machine])
+        patch.setattr(ray, "get", lambda references, **_: [None for _ in references])
+        patch.setattr(ray, "get_runtime_context", lambda: context)
+        patch.setattr(
+            "ray._private.state.jobs", lambda: [{"JobID": name, "IsDead": name not in self.living} for name in names]
+        )
+        patch.setattr("ray.serve.context._global_client", None)
+        patch.setattr("ray.serve.context._global_client_job_id", None)
+        patch.setattr("ray.serve.context._connect", lambda raise_if_no_controller_running=True: self.client)
+        patch.setattr("cluster.deploy.serve_start._create_controller_and_proxy_refs", self.start_serve)
+        patch.setattr("cluster.deploy.serve_start.ServeControllerClient", lambda controller: controller)
+        patch.setattr(serve, "status", self.status)
+        patch.setattr(serve, "start", lambda **_: None)
+        patch.setattr(serve, "_run", self.run)
+        patch.setattr(serve, "delete", lambda name: self.applications.pop(name))
+        patch.setattr(serve, "shutdown", self.shut_down_serve)
+
+
+@contextmanager
+def fake_ray() -> Iterator[FakeRay]:
+    """A Ray on which nothing runs; signal handlers that commands install go with it."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    fake = FakeRay()
+    with pytest.MonkeyPatch.context() as patch:
+        _initialize_internal_kv(fake.store)
+        fake.install(patch)
+        try:
+            yield fake
+        finally:
+            _internal_kv_reset()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

@@ -1,0 +1,149 @@
+"""A Ray that runs on its own, as an operator would start it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cluster.deploy.serve_env import node_environment
+from tests.support.cluster.cluster import POLL_PERIOD_S, STOP_TIMEOUT_S, free_port
+
+RAY = Path(sys.executable).parent / "ray"
+SERVE = Path(sys.executable).parent / "serve"
+START_TIMEOUT_S = 120.0
+START_ATTEMPTS = 3
+ORPHAN_TIMEOUT_S = 5.0
+"""For what outlives the Ray that it belonged to: a replica of Serve would drain for 30 s, for nobody."""
+
+SECOND_NODE_IP = "127.0.0.2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRayProcess:
+    """Where it listens, and what a client needs in its environment."""
+
+    process: psutil.Process
+    address: str
+    environment: Mapping[str, str]
+
+    def children(self) -> list[str]:
+        """Names of the processes below it."""
+        return [child.name() for child in self.process.children(recursive=True)]
+
+    def wait_until_serve_is_gone(self) -> None:
+        """Return when no process of Serve lives; its controller outlives the call that shuts it down by a moment."""
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while left := [name for name in self.children() if "Serve" in name or "Proxy" in name]:
+            if time.monotonic() > deadline_s:
+                raise AssertionError(f"left running: {left}")
+            time.sleep(POLL_PERIOD_S)
+
+
+@contextmanager
+def second_node(ray: SharedRayProcess) -> Iterator[psutil.Process]:
+    """Another node of the same Ray, on this machine too; it ends with the block, if it did not before."""
+    with tempfile.TemporaryDirectory(prefix="sn-", dir="/tmp") as folder:
+        log = Path(folder) / "log"
+        command = [
+            *(str(RAY), "start", "--block", f"--address={ray.address}", "--num-cpus=2", "--disable-usage-stats"),
+            *(f"--node-ip-address={SECOND_NODE_IP}", "--object-store-memory=100000000"),
+            f"--dashboard-agent-listen-port={free_port()}",
+        ]
+        with running(command, log, ray.environment) as process:
+            yield process
+
+
+@contextmanager
+def shared_ray() -> Iterator[SharedRayProcess]:
+    """A head node in the foreground; it ends with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
+    port = free_port()
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0" * 64,
+        **node_environment(),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+    }
+    command = [
+        *(str(RAY), "start", "--head", "--block", f"--port={port}", f"--temp-dir={folder}"),
+        *("--num-cpus=2", "--include-dashboard=false", "--object-store-memory=100000000", "--disable-usage-stats"),
+        *("--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={free_port()}"),
+    ]
+    try:
+        with running(command, folder / "log", variables) as process:
+            yield SharedRayProcess(process=process, address=f"127.0.0.1:{port}", environment=variables)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> Iterator[psutil.Process]:
+    """A `ray start --block` that is up, which is ended with everything below it. Ray's processes end with it by
+    themselves when it fails."""
+    started = start(command, log, variables)
+    process = psutil.Process(started.pid)
+    try:
+        yield process
+    finally:
+        below = process.children(recursive=True) if started.poll() is None else []
+        started.terminate()
+        started.wait(STOP_TIMEOUT_S)
+        _, alive = psutil.wait_procs(below, timeout=ORPHAN_TIMEOUT_S)
+        for child in alive:
+            child.kill()
+        psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)
+
+
+def start(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start Ray; once more if a raylet missed the 15 s that it has for its helpers on a machine that is busy."""
+    for _ in range(START_ATTEMPTS):
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **variables}
+            )
+        if is_up(process, log):
+            return process
+    raise AssertionError(f"Ray ended {START_ATTEMPTS} times:\n{log.read_text(errors='replace')}")
+
+
+def is_up(process: subprocess.Popen[bytes], log: Path) -> bool:
+    """True once Ray says that it runs, False when the command ended."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None:
+        told = log.read_text(errors="replace")
+        if "Ray runtime started" in told:
+            return True
+        if time.monotonic() > deadline_s:
+            process.kill()
+            raise AssertionError(f"Ray did not start within {START_TIMEOUT_S:.0f} s:\n{told}")
+        time.sleep(POLL_PERIOD_S)
+    return False
+
+
+def run_on(ray: SharedRayProcess, statement: str) -> str:
+    """Run a statement in a driver of somebody else; what it printed."""
+    script = f"import ray; from ray import serve; ray.init('{ray.address}', log_to_driver=False); {statement}"
+    return _run(ray, sys.executable, "-c", script).strip()
+
+
+def serve_run(ray: SharedRayProcess, file: Path) -> None:
+    """Have Serve apply a configuration file, as `serve deploy` does where a dashboard runs; it returns at once."""
+    _run(ray, str(SERVE), "run", "--non-blocking", "--address", ray.address, str(file))
+
+
+def _run(ray: SharedRayProcess, *command: str) -> str:
+    result = subprocess.run(
+        command, env={**os.environ, **ray.environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout

@@ -1,0 +1,1 @@
+"""Engines, runners and models under a test's control."""

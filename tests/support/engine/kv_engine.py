@@ -1,0 +1,329 @@
+"""The part of an engine that a connector sees: a block of memory, its two halves, and a clock that tests can move."""
+
+from __future__ import annotations
+
+import faulthandler
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kv_transfer.chain.worker_connector import ChainWorker
+from kv_transfer.connector import LeaseEnded, LoadEnded, RemoteMatch, Rendezvous, TransferStats
+from kv_transfer.factory import build_connector
+from kv_transfer.fault_options import FaultOptions
+from kv_transfer.inproc import InProcessFabric
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.options import ConnectorOptions, TransportChoice
+from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
+from kv_transfer.peer.worker_connector import TransferWorker
+
+WAIT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVEngineSpec:
+    """How to build a ``KVEngine``; can be sent to another process."""
+
+    engine_id: str
+    incarnation: str = "1"
+    connector: str = "inproc"
+    chain: tuple[str, ...] = ()
+    num_host_blocks: int = 0
+    model_hash: str = "model"
+    block_size: int = 4
+    head_dim: int = 64
+    num_blocks: int = 64
+    lease_ttl_s: float = 60.0
+    load_timeout_s: float = 60.0
+    answer_timeout_s: float = 60.0
+    handshake_timeout_s: float = 10.0
+    checksums: bool | None = None
+    faults: FaultOptions | None = None
+    streamed: bool = True
+    transport: TransportChoice = "network"
+    hung_read_timeout_s: float = 60.0
+
+    @property
+    def layout(self) -> KVLayout:
+        """A layout of ``block_size * head_dim * 16`` bytes a block."""
+        return KVLayout(
+            model_hash=self.model_hash,
+            num_layers=2,
+            num_kv_heads=1,
+            head_dim=self.head_dim,
+            block_size=self.block_size,
+            dtype="float32",
+            bytes_per_element=4,
+        )
+
+
+@dataclass
+class OffsetClock:
+    """The monotonic clock, plus what the test added."""
+
+    offset_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.offset_s
+
+
+@dataclass
+class KVEngine:
+    """Memory and a connector. ``wait_*`` block until the event came through ``collect``, woken by the connector."""
+
+    spec: KVEngineSpec
+    rendezvous: Rendezvous
+    fabric: InProcessFabric | None = None
+    clock: OffsetClock = field(default_factory=OffsetClock)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.memory = np.zeros((spec.num_blocks, spec.layout.block_bytes), dtype=np.uint8)
+        self.loads: list[LoadEnded] = []
+        self.leases: list[LeaseEnded] = []
+        self.stalled: list[str] = []
+        self.ended_streams: list[str] = []
+        self.num_wakes = 0
+        self._woken = threading.Event()
+        self.connector = build_connector(
+            ConnectorOptions(
+                connector=spec.connector,
+                chain=spec.chain,
+                host_bytes=spec.num_host_blocks * spec.layout.block_bytes,
+                lease_ttl_s=spec.lease_ttl_s,
+                load_timeout_s=spec.load_timeout_s,
+                answer_timeout_s=spec.answer_timeout_s,
+                handshake_timeout_s=spec.handshake_timeout_s,
+                checksums=spec.checksums,
+                streamed=spec.streamed,
+                transport=spec.transport,
+                hung_read_timeout_s=spec.hung_read_timeout_s,
+                faults=spec.faults,
+                allow_faults=True,
+            ),
+            identity=PeerIdentity(engine_id=spec.engine_id, incarnation=spec.incarnation),
+            layout=spec.layout,
+            region=KVRegion(
+                base_address=self.memory.ctypes.data,
+                num_blocks=spec.num_blocks,
+                block_bytes=spec.layout.block_bytes,
+                memory=MemoryKind.DRAM,
+                device_index=0,
+            ),
+            rendezvous=self.rendezvous,
+            wake=self._wake,
+            clock=self.clock,
+            fabric=self.fabric,
+        )
+
+    def _wake(self) -> None:
+        self.num_wakes += 1
+        self._woken.set()
+
+    def fill(self, block_ids: tuple[int, ...], seed: int) -> None:
+        """Write bytes that only this seed gives."""
+        shape = (len(block_ids), self.memory.shape[1])
+        self.memory[list(block_ids)] = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+    def content(self, block_ids: tuple[int, ...]) -> bytes:
+        """The bytes of some blocks, in order."""
+        return self.memory[list(block_ids)].tobytes()
+
+    def grant(self, request_id: str, block_ids: tuple[int, ...], num_tokens: int | None = None) -> KVTransferParams:
+        """Lease blocks; by default full ones."""
+        return self.connector.scheduler.grant_lease(
+            request_id=request_id,
+            block_ids=block_ids,
+            num_tokens=len(block_ids) * self.spec.block_size if num_tokens is None else num_tokens,
+        )
+
+    def abort_lease(self, request_id: str) -> None:
+        """End a lease at its source."""
+        self.connector.scheduler.abort_lease(request_id)
+
+    def match(
+        self,
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
+        block_hashes: tuple[bytes, ...] = (),
+    ) -> RemoteMatch:
+        """Ask the scheduler's half."""
+        match = self.connector.scheduler.match(
+            request_id="match",
+            params=params,
+            num_prompt_tokens=num_prompt_tokens,
+            num_local_tokens=num_local_tokens,
+            block_hashes=block_hashes,
+        )
+        assert match is not None
+        return match
+
+    def begin(
+        self,
+        request_id: str,
+        params: KVTransferParams,
+        block_ids: tuple[int, ...],
+        first_block: int = 0,
+        stream_id: str | None = None,
+    ) -> None:
+        """Order a load and let it start."""
+        self.connector.scheduler.begin_load(
+            request_id=request_id,
+            params=params,
+            first_block=first_block,
+            block_ids=block_ids,
+            stream_id=stream_id,
+        )
+        self.step()
+
+    def announce(self, request_id: str, block_ids: tuple[int, ...], first_block: int = 0) -> None:
+        """Say that blocks of a prompt are complete."""
+        self.connector.scheduler.announce(request_id=request_id, first_block=first_block, block_ids=block_ids)
+
+    def withdraw(self, request_id: str) -> None:
+        """Say that they are given up."""
+        self.connector.scheduler.withdraw(request_id)
+
+    def begin_stream(
+        self, stream_id: str, source: PeerIdentity, block_ids: tuple[int, ...], first_block: int = 0
+    ) -> bool:
+        """Order a stream, whose id is that of its request, and let it start."""
+        was_begun = self.connector.scheduler.begin_stream(
+            stream_id=stream_id,
+            request_id=stream_id,
+            params=KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=60.0),
+            first_block=first_block,
+            block_ids=block_ids,
+        )
+        self.step()
+        return was_begun
+
+    def cancel_stream(self, stream_id: str) -> bool:
+        """Cancel a stream; True when it ended at once."""
+        has_ended = self.connector.scheduler.cancel_stream(stream_id)
+        self.step()
+        return has_ended
+
+    def wait_blocks(self, num_blocks: int) -> None:
+        """Until so many blocks were read since the start."""
+        wait_until(lambda: self.stats().num_blocks >= num_blocks)
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a load."""
+        self.connector.scheduler.cancel_load(request_id)
+        self.step()
+
+    def release(self, params: KVTransferParams) -> None:
+        """Give a hand-over back unread."""
+        self.connector.scheduler.release(params)
+        self.step()
+
+    def step(self) -> None:
+        """What an engine's step does with its connector."""
+        self.connector.worker.execute(self.connector.scheduler.take_orders())
+        self.collect()
+
+    def collect(self) -> None:
+        """Take what ended."""
+        events = self.connector.worker.collect()
+        self.loads.extend(events.loads)
+        self.leases.extend(events.leases)
+        self.stalled.extend(events.stalled)
+        self.ended_streams.extend(events.ended_streams)
+
+    def expect(self, params: KVTransferParams) -> None:
+        """Let a hand-over's request wait here."""
+        self.connector.scheduler.expect(params)
+        self.step()
+
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Let a hand-over's request, which waited here, go on elsewhere."""
+        self.connector.scheduler.pass_on(params)
+        self.step()
+
+    def wait_load(self, request_id: str) -> LoadEnded:
+        """The end of a load."""
+        self._wait_until(lambda: any(load.request_id == request_id for load in self.loads))
+        (ended,) = [load for load in self.loads if load.request_id == request_id]
+        return ended
+
+    def wait_lease(self, lease_id: str) -> LeaseEnded:
+        """The end of a lease."""
+        self._wait_until(lambda: any(lease.lease_id == lease_id for lease in self.leases))
+        (ended,) = [lease for lease in self.leases if lease.lease_id == lease_id]
+        return ended
+
+    def wait_stalled(self, request_id: str) -> None:
+        """Until a load is reported as stalled."""
+        self._wait_until(lambda: request_id in self.stalled)
+
+    def load(
+        self,
+        request_id: str,
+        params: KVTransferParams,
+        block_ids: tuple[int, ...],
+        first_block: int = 0,
+        stream_id: str | None = None,
+    ) -> LoadEnded:
+        """Begin a load and wait for its end."""
+        self.begin(request_id, params, block_ids, first_block, stream_id)
+        return self.wait_load(request_id)
+
+    def wait_stream(self, stream_id: str) -> None:
+        """Until a cancelled stream is reported as ended."""
+        self._wait_until(lambda: stream_id in self.ended_streams)
+
+    def stats(self) -> TransferStats:
+        """The connector's counters."""
+        return self.connector.worker.stats()
+
+    def hello(self) -> Hello:
+        """How this engine introduces itself."""
+        return self._lender().hello
+
+    def has_reads(self) -> bool:
+        """True while something may write this engine's memory."""
+        return self._lender().has_reads
+
+    def accept(self, hello: Hello) -> Hello:
+        """Meet a peer."""
+        return self.connector.worker.accept(hello)
+
+    def advance_clock(self, seconds: float) -> None:
+        """Let time pass for this engine alone."""
+        self.clock.offset_s += seconds
+
+    def close(self) -> None:
+        """Close the connector."""
+        self.connector.worker.close()
+
+    def _lender(self) -> TransferWorker:
+        worker = self.connector.worker
+        lender = worker.peer_source if isinstance(worker, ChainWorker) else worker
+        assert isinstance(lender, TransferWorker)
+        return lender
+
+    def _wait_until(self, is_true: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+        while True:
+            self._woken.clear()
+            self.collect()
+            if is_true():
+                return
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                faulthandler.dump_traceback(all_threads=True)
+                raise AssertionError(f"nothing within {WAIT_TIMEOUT_S} s; loads={self.loads} leases={self.leases}")
+            self._woken.wait(left_s)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Look again and again, for states that nothing reports."""
+    deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < deadline_s, f"not true within {WAIT_TIMEOUT_S} s"
+        time.sleep(0.001)

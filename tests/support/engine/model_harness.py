@@ -1,0 +1,89 @@
+"""Runs a decoder over a paged cache and returns the logits of every token: what a runner never computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.attention.backend import AttentionBatch
+from engine.attention.factory import build_attention
+from engine.device.kv_cache import KVCache
+from engine.model.decoder import Decoder
+from engine.model.registry import load_model_config
+from engine.model.weights.checkpoint import has_tensor, load_weights
+from engine.runner.device import DTYPES
+from kv_transfer.layout import KVLayout
+
+
+@dataclass(slots=True)
+class HarnessSequence:
+    """A sequence, how much of it is in the cache, and where."""
+
+    token_ids: list[int]
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+
+
+class ModelHarness:
+    """One checkpoint in one precision, with a cache whose blocks are handed out in a shuffled order."""
+
+    def __init__(self, path: Path, *, dtype: str = "float32", block_size: int = 16, num_blocks: int = 256) -> None:
+        config = load_model_config(path)
+        device = torch.device("cpu")
+        self.model = Decoder(
+            config,
+            max_positions=config.max_model_len,
+            dtype=DTYPES[dtype],
+            device=device,
+            has_own_head=has_tensor(path, "lm_head.weight"),
+        )
+        load_weights(path, self.model.targets())
+        self.model.finish_loading()
+        layout = KVLayout(
+            model_hash="",
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=block_size,
+            dtype=dtype,
+            bytes_per_element=DTYPES[dtype].itemsize,
+        )
+        self.cache = KVCache(layout, num_blocks=num_blocks, dtype=DTYPES[dtype], device=device)
+        self._attention = build_attention(self.cache)
+        self._free = [int(block) for block in np.random.default_rng(7).permutation(num_blocks)]
+
+    def start(self, token_ids: list[int]) -> HarnessSequence:
+        """A new sequence with room for its tokens."""
+        num_blocks = -(-len(token_ids) // self.cache.layout.block_size)
+        return HarnessSequence(token_ids, block_ids=[self._free.pop() for _ in range(num_blocks)])
+
+    @torch.inference_mode()
+    def run(self, *work: tuple[HarnessSequence, int]) -> list[torch.Tensor]:
+        """Compute the next so many tokens of each sequence in one batch; returns [num_tokens, vocab_size] of each."""
+        sequences = [sequence for sequence, _ in work]
+        counts = [count for _, count in work]
+        width = max(len(sequence.block_ids) for sequence in sequences)
+        tables = np.zeros((len(work), width), dtype=np.int32)
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        block_size = self.cache.layout.block_size
+        for index, (sequence, count) in enumerate(work):
+            tables[index, : len(sequence.block_ids)] = sequence.block_ids
+            for position in range(sequence.num_computed, sequence.num_computed + count):
+                ids.append(sequence.token_ids[position])
+                positions.append(position)
+                slots.append(sequence.block_ids[position // block_size] * block_size + position % block_size)
+        batch = AttentionBatch(
+            query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+            first_positions=np.array([sequence.num_computed for sequence in sequences], dtype=np.int32),
+            block_tables=tables,
+            slots=np.array(slots, dtype=np.int64),
+        )
+        hidden = self.model.forward(torch.tensor(ids), torch.tensor(positions), self._attention.plan(batch))
+        for sequence, count in work:
+            sequence.num_computed += count
+        return list(self.model.logits(hidden).float().split(counts))

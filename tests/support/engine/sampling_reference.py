@@ -1,0 +1,61 @@
+"""What a request must give, worked out with transformers and plain Python: one token at a time, nothing cached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.contract.messages import LogitRules, SamplingParams
+from tests.support.engine.checkpoints import oracle_logits
+
+NEVER = -1e30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Greedy tokens and the log-softmax [num_tokens, vocab_size] at each, for the output and for prompt[1:]."""
+
+    token_ids: tuple[int, ...]
+    logprobs: torch.Tensor
+    prompt_logprobs: torch.Tensor
+
+
+def greedy_reference(model: PreTrainedModel, prompt: Sequence[int], sampling: SamplingParams) -> Reference:
+    """The tokens of a greedy request that ends by length."""
+    output: list[int] = []
+    logprobs: list[torch.Tensor] = []
+    logits = oracle_logits(model, list(prompt))
+    prompt_logprobs = torch.log_softmax(logits.double(), dim=1)[:-1]
+    for _ in range(sampling.max_tokens):
+        last = oracle_logits(model, [*prompt, *output])[-1].double()
+        logprobs.append(torch.log_softmax(last, dim=0))
+        output.append(int(changed(last, sampling, prompt, output).argmax()))
+    return Reference(token_ids=tuple(output), logprobs=torch.stack(logprobs), prompt_logprobs=prompt_logprobs)
+
+
+def changed(
+    logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> torch.Tensor:
+    """One position's logits after bias, penalties and masks, by their definitions."""
+    rules = sampling.rules or LogitRules()
+    values = logits.tolist()
+    for token, bias in rules.bias:
+        values[token] += bias
+    for token in {*prompt, *output}:
+        scale = sampling.repetition_penalty
+        values[token] = values[token] / scale if values[token] > 0 else values[token] * scale
+    for token in set(output):
+        values[token] -= sampling.presence_penalty + sampling.frequency_penalty * list(output).count(token)
+    for word in rules.bad_words:
+        if len(word) == 1 or tuple(output[-len(word) + 1 :]) == word[:-1]:
+            values[word[-1]] = NEVER
+    if len(output) < sampling.min_tokens:
+        eos = () if sampling.ignore_eos else sampling.eos_token_ids
+        for token in (*eos, *sampling.stop_token_ids):
+            values[token] = NEVER
+    if rules.allowed_token_ids is not None:
+        values = [value if token in rules.allowed_token_ids else -float("inf") for token, value in enumerate(values)]
+    return torch.tensor(values, dtype=torch.float64)

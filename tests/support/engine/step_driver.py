@@ -1,0 +1,116 @@
+"""Drives a ModelRunner without a scheduler: hand-made steps with scattered blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.contract.messages import SamplingParams
+from engine.contract.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from engine.runner.model_runner import ModelRunner
+
+GREEDY = SamplingParams(max_tokens=1 << 20)
+
+
+@dataclass(slots=True)
+class DrivenRow:
+    """What the driver knows of one row."""
+
+    token_ids: list[int]
+    num_computed: int
+    block_ids: list[int]
+
+
+class StepDriver:
+    """Schedules whatever a test asks for. Blocks are handed out in a shuffled order, so that tables are scattered."""
+
+    def __init__(self, runner: ModelRunner, *, seed: int = 0) -> None:
+        self.runner = runner
+        self.rows: dict[int, DrivenRow] = {}
+        order = np.random.default_rng(seed).permutation(runner.num_blocks)
+        self._free = [int(block) for block in order]
+        self._new: list[NewRow] = []
+        self._released: list[int] = []
+        self._appended: list[tuple[int, int, int]] = []
+        self._step_id = 0
+
+    def add(
+        self, row: int, token_ids: Sequence[int], *, sampling: SamplingParams = GREEDY, num_output_tokens: int = 0
+    ) -> None:
+        """Start a request in ``row``; the last ``num_output_tokens`` of its tokens count as output."""
+        driven = DrivenRow(token_ids=list(token_ids), num_computed=0, block_ids=[])
+        self._grow(driven, len(token_ids))
+        self.rows[row] = driven
+        self._new.append(
+            NewRow(
+                row=row,
+                request_id=f"request-{row}",
+                token_ids=np.array(token_ids, dtype=np.int32),
+                num_prompt_tokens=len(token_ids) - num_output_tokens,
+                block_ids=np.array(driven.block_ids, dtype=np.int32),
+                sampling=sampling,
+            )
+        )
+
+    def release(self, row: int) -> None:
+        """End a row and free its blocks."""
+        self._free.extend(self.rows.pop(row).block_ids)
+        self._released.append(row)
+
+    def step(self, chunks: dict[int, int]) -> dict[int, int]:
+        """Compute so many tokens of each row; returns the tokens sampled by those that reached their end."""
+        return self.run(chunks)[0]
+
+    def run(self, chunks: dict[int, int]) -> tuple[dict[int, int], ModelRunnerOutput]:
+        """As ``step``, with the runner's whole output."""
+        for row in chunks:
+            self._append_blocks(row)
+        order = list(chunks)
+        firsts = [self.rows[row].num_computed for row in order]
+        ends = [first + chunks[row] for first, row in zip(firsts, order, strict=True)]
+        is_sampling = [end == len(self.rows[row].token_ids) for end, row in zip(ends, order, strict=True)]
+        appended = np.array(self._appended, dtype=np.int32).reshape(-1, 3)
+        output = SchedulerOutput(
+            step_id=self._step_id,
+            rows=np.array(order, dtype=np.int32),
+            first_positions=np.array(firsts, dtype=np.int32),
+            num_scheduled_tokens=np.array([chunks[row] for row in order], dtype=np.int32),
+            is_sampling=np.array(is_sampling, dtype=np.bool_),
+            released_rows=np.array(self._released, dtype=np.int32),
+            new_rows=tuple(self._new),
+            append_rows=appended[:, 0],
+            append_columns=appended[:, 1],
+            append_block_ids=appended[:, 2],
+        )
+        self._new, self._released, self._appended = [], [], []
+        self._step_id += 1
+        result = self.runner.execute(output)
+        sampled: dict[int, int] = {}
+        for index, row in enumerate(order):
+            self.rows[row].num_computed = ends[index]
+            if is_sampling[index]:
+                sampled[row] = int(result.sampled_token_ids[index])
+                self.rows[row].token_ids.append(sampled[row])
+        return sampled, result
+
+    def generate(self, row: int, num_tokens: int, *, chunk: int | None = None) -> list[int]:
+        """Prefill a row in chunks of at most ``chunk`` tokens and decode until it has ``num_tokens`` new tokens."""
+        tokens: list[int] = []
+        while len(tokens) < num_tokens:
+            driven = self.rows[row]
+            todo = len(driven.token_ids) - driven.num_computed
+            tokens.extend(self.step({row: min(todo, chunk or todo)}).values())
+        return tokens
+
+    def _append_blocks(self, row: int) -> None:
+        driven = self.rows[row]
+        before = len(driven.block_ids)
+        self._grow(driven, len(driven.token_ids))
+        for column in range(before, len(driven.block_ids)):
+            self._appended.append((row, column, driven.block_ids[column]))
+
+    def _grow(self, driven: DrivenRow, num_tokens: int) -> None:
+        while len(driven.block_ids) * self.runner.layout.block_size < num_tokens:
+            driven.block_ids.append(self._free.pop())

@@ -1,0 +1,34 @@
+"""A runner whose steps the test counts out."""
+
+from __future__ import annotations
+
+import threading
+
+from engine.contract.step import PendingStep, SchedulerOutput
+from engine.frontend.engine_core import StepRunner
+
+TIMEOUT_S = 30.0
+
+
+class StepwiseRunner:
+    """Wraps a runner that computes only as many steps as ``allow`` let through, or all after ``open``."""
+
+    def __init__(self, inner: StepRunner) -> None:
+        self._inner = inner
+        self._steps = threading.Semaphore(0)
+        self._is_open = False
+
+    def allow(self, num_steps: int) -> None:
+        """Let so many more steps run."""
+        self._steps.release(num_steps)
+
+    def open(self) -> None:
+        """Let all steps run from now on."""
+        self._is_open = True
+        self._steps.release()
+
+    def launch(self, output: SchedulerOutput) -> PendingStep:
+        """Wait for permission, then run."""
+        if output.has_work and not self._is_open:
+            assert self._steps.acquire(timeout=TIMEOUT_S), "nobody let the step go"
+        return self._inner.launch(output)

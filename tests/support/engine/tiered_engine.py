@@ -1,0 +1,154 @@
+"""An engine without a model whose connector is a chain with a host tier."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import FinishReason, GenerateRequest
+from engine.frontend.engine_core import EngineCore
+from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
+from kv_transfer.chain.worker_connector import ChainWorker
+from kv_transfer.connector import Connector, ConnectorBuilder, TransferStats, WakeCallback
+from kv_transfer.factory import build_connector
+from kv_transfer.fault_options import FaultOptions
+from kv_transfer.host.scheduler_connector import HostSchedulerConnector
+from kv_transfer.host.worker_connector import HostWorker
+from kv_transfer.inproc import InProcessFabric
+from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.options import ConnectorOptions
+from kv_transfer.params import PeerIdentity
+from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.chain_runner import ChainRunner
+from tests.support.engine.kv_engine import wait_until
+from tests.support.kv.faulty_pair import fast_clock
+
+BLOCK_SIZE = 4
+BLOCK_BYTES = 8 * BLOCK_SIZE
+
+
+@dataclass
+class TieredEngine:
+    """``run`` drives it until every request has ended."""
+
+    core: EngineCore
+    connector: Connector
+
+    @property
+    def runner(self) -> ChainRunner:
+        """The model's place."""
+        assert isinstance(self.core.runner, ChainRunner)
+        return self.core.runner
+
+    @property
+    def tier(self) -> HostSchedulerConnector:
+        """The host tier's books."""
+        books = self.connector.scheduler
+        assert isinstance(books, ChainSchedulerConnector)
+        (tier,) = [source for source in books.sources if isinstance(source, HostSchedulerConnector)]
+        return tier
+
+    def kept_content(self, block_hash: bytes) -> bytes | None:
+        """The bytes that the tier keeps under an address."""
+        slots = self.tier.store.find([block_hash])
+        if not slots:
+            return None
+        chain = self.connector.worker
+        assert isinstance(chain, ChainWorker)
+        (worker,) = [source for source in chain.sources if isinstance(source, HostWorker)]
+        return ctypes.string_at(worker.arena.region.block_address(slots[0]), BLOCK_BYTES)
+
+    def run(self, *requests: GenerateRequest) -> dict[str, list[int]]:
+        """The tokens of each request; one that ends with an error fails the test."""
+        tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        for request in requests:
+            self.core.add_request(request)
+        while self.core.has_unfinished():
+            deltas = self.core.step().deltas()
+            for delta in deltas:
+                assert delta.finish_reason is not FinishReason.ERROR, delta.error
+                tokens[delta.request_id].extend(delta.token_ids)
+            if not deltas:
+                self.core.wake.wait(0.01)
+                self.core.wake.clear()
+        return tokens
+
+    def num_computed_by(self, *requests: GenerateRequest) -> int:
+        """Run, and return how many positions were computed."""
+        before = self.runner.num_computed_positions
+        self.run(*requests)
+        return self.runner.num_computed_positions - before
+
+    def _tier_reads_nothing(self) -> bool:
+        self.core.collect()
+        return not self.tier.num_loading
+
+    def stats(self) -> TransferStats:
+        """The connector's counters."""
+        return self.core.stats().transfer
+
+    def assert_rests(self) -> None:
+        """Nothing is held but what is kept."""
+        wait_until(self._tier_reads_nothing)
+        self.core.scheduler.check_integrity()
+        self.tier.check_integrity()
+        load = self.core.load_report()
+        assert (load.num_running, load.num_waiting, load.num_loading, load.num_held_blocks) == (0, 0, 0, 0)
+
+
+@contextmanager
+def tiered_engine(
+    *,
+    num_blocks: int = 16,
+    num_host_blocks: int = 64,
+    order: Sequence[str] = ("host", "inproc"),
+    fabric: InProcessFabric | None = None,
+    engine_id: str = "engine",
+    faults: FaultOptions | None = None,
+    scheduler: SchedulerConfig | None = None,
+) -> Iterator[TieredEngine]:
+    """A small device cache before a larger tier; the connector is closed at the end."""
+    fabric = fabric or InProcessFabric()
+    options = ConnectorOptions(
+        connector="chain",
+        chain=tuple(order),
+        host_bytes=num_host_blocks * BLOCK_BYTES,
+        faults=faults,
+        allow_faults=faults is not None,
+    )
+    built: list[Connector] = []
+    core = chain_engine(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        scheduler=scheduler or SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8),
+        build_connector=_builder(fabric, engine_id, options, built),
+    )
+    try:
+        yield TieredEngine(core, built[0])
+    finally:
+        core.close()
+        core.collect()
+
+
+def _builder(
+    fabric: InProcessFabric, engine_id: str, options: ConnectorOptions, built: list[Connector]
+) -> ConnectorBuilder:
+    def build(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
+        built.append(
+            build_connector(
+                options,
+                identity=PeerIdentity(engine_id=engine_id, incarnation="1"),
+                layout=layout,
+                region=region,
+                rendezvous=fabric,
+                wake=wake,
+                clock=fast_clock,
+                fabric=fabric,
+            )
+        )
+        return built[-1]
+
+    return build

@@ -1,0 +1,1 @@
+"""Two sides of a hand-over, in one process or in several."""

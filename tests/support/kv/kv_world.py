@@ -1,0 +1,66 @@
+"""Where a contract test gets its engines: readers in this process, sources wherever the connector needs them."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from kv_transfer.inproc import InProcessFabric
+from kv_transfer.options import TransportChoice
+from tests.support.engine.kv_engine import KVEngine, KVEngineSpec
+from tests.support.kv.kv_child import ChildProcess, PipeRendezvous
+
+
+class KVWorld:
+    """Engines of one connector. Closing it closes them, and ends the process that it started."""
+
+    def __init__(self, connector: str, *, is_chain: bool = False, transport: TransportChoice = "network") -> None:
+        self.connector = connector
+        self.transport: TransportChoice = transport
+        self.is_chain = is_chain
+        self.fabric = InProcessFabric()
+        self.rendezvous = PipeRendezvous()
+        self.child = ChildProcess() if connector == "nixl" else None
+        self.engines: list[Any] = []
+        self._serial = itertools.count()
+
+    def unique(self, name: str) -> str:
+        """A name that was not used before."""
+        return f"{name}-{next(self._serial)}"
+
+    def seed(self) -> int:
+        """A seed that was not used before."""
+        return next(self._serial)
+
+    def spec(self, name: str, **changes: Any) -> KVEngineSpec:
+        """A spec with an engine id of its own."""
+        spec = KVEngineSpec(engine_id=self.unique(name), connector=self.connector, transport=self.transport)
+        if self.is_chain:
+            spec = replace(spec, connector="chain", chain=("host", self.connector), num_host_blocks=16)
+        return replace(spec, **changes)
+
+    def make_reader(self, spec: KVEngineSpec) -> KVEngine:
+        """An engine in this process."""
+        engine = KVEngine(spec, self.rendezvous, self.fabric)
+        self.engines.append(engine)
+        return engine
+
+    def make_source(self, spec: KVEngineSpec) -> Any:
+        """An engine that can be read from: in the other process where there is one."""
+        if self.child is None:
+            return self.make_reader(spec)
+        engine = self.child.create(spec)
+        self.rendezvous.engines[spec.engine_id] = engine
+        self.engines.append(engine)
+        return engine
+
+    def close(self) -> None:
+        """Close all engines, then the process."""
+        with ExitStack() as stack:
+            if self.child is not None:
+                stack.callback(self.child.close)
+                self.child.go_on()
+            for engine in reversed(self.engines):
+                stack.callback(engine.close)

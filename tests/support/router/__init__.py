@@ -1,0 +1,1 @@
+"""Routers with fake or real workers behind them."""

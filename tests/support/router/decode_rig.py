@@ -1,0 +1,154 @@
+"""A small model over a cache full of numbers, and decode steps of any batch on it, with graphs and without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.attention.backend import AttentionBatch
+from engine.attention.cuda import CUDAAttention
+from engine.device.kv_cache import KVCache
+from engine.runner.decode_graphs import DecodeGraphs, GraphSettings
+from engine.runner.step_inputs import StepInputs
+from tests.support.attention.fake_graph_device import FakeGraphDevice
+from tests.support.engine.checkpoints import VOCAB_SIZE
+from tests.support.engine.model_harness import ModelHarness
+
+NUM_BLOCKS = 96
+MAX_MODEL_LEN = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRig:
+    """``cache`` has a scratch block behind its NUM_BLOCKS blocks."""
+
+    harness: ModelHarness
+    device: FakeGraphDevice
+    cache: KVCache
+    attention: CUDAAttention
+    graphs: DecodeGraphs
+
+    @classmethod
+    def build(
+        cls,
+        path: Path,
+        *,
+        sizes: tuple[int, ...],
+        device: FakeGraphDevice | None = None,
+        block_multiple: int = 1,
+        is_required: bool = False,
+    ) -> DecodeRig:
+        """Nothing is captured yet."""
+        device = device or FakeGraphDevice()
+        harness = ModelHarness(path, num_blocks=1)
+        cache = _full_cache(harness)
+        settings = GraphSettings(sizes=sizes, max_model_len=MAX_MODEL_LEN, is_required=is_required)
+        return cls(
+            harness=harness,
+            device=device,
+            cache=cache,
+            attention=device.attention(cache, block_multiple=block_multiple),
+            graphs=DecodeGraphs(device, harness.model.forward, settings),
+        )
+
+    def capture(self) -> None:
+        """Capture all sizes."""
+        self.graphs.capture(self.cache, self.attention)
+
+    @torch.inference_mode()
+    def run(self, inputs: StepInputs) -> torch.Tensor | None:
+        """A step by its graph, if it is for graphs."""
+        return self.graphs.run(inputs)
+
+    @torch.inference_mode()
+    def run_eagerly(self, inputs: StepInputs) -> torch.Tensor:
+        """The same step without."""
+        plan = self.attention.plan(inputs.attention)
+        return self.harness.model.forward(
+            torch.from_numpy(inputs.input_ids), torch.from_numpy(inputs.positions), plan
+        ).clone()
+
+    def random_step(self, rng: np.random.Generator, lengths: list[int]) -> StepInputs:
+        """Rows that compute their last token; no two have a block in common."""
+        block_size = self.cache.layout.block_size
+        seq_lens = np.array(lengths)
+        positions = seq_lens - 1
+        counts = -(-seq_lens // block_size)
+        blocks = rng.permutation(NUM_BLOCKS)[: counts.sum()].astype(np.int32)
+        tables = np.full((len(lengths), counts.max()), blocks[0], dtype=np.int32)
+        for row, count in enumerate(counts.tolist()):
+            tables[row, :count], blocks = blocks[:count], blocks[count:]
+        last_blocks = tables[np.arange(len(lengths)), positions // block_size].astype(np.int64)
+        return _step(
+            rng.integers(0, VOCAB_SIZE, len(lengths)),
+            positions,
+            tables,
+            last_blocks * block_size + positions % block_size,
+        )
+
+    def padded(self, inputs: StepInputs, batch_size: int) -> StepInputs:
+        """The step with rows behind it that compute token 0 at position 0 of the scratch block."""
+        attention, missing = inputs.attention, batch_size - inputs.attention.num_reqs
+        scratch = self.cache.scratch_block
+        zeros = np.zeros(missing, dtype=np.int64)
+        tables = np.full((missing, attention.block_tables.shape[1]), scratch, dtype=np.int32)
+        return _step(
+            np.concatenate((inputs.input_ids, zeros)),
+            np.concatenate((inputs.positions, zeros)),
+            np.concatenate((attention.block_tables, tables)),
+            np.concatenate((attention.slots, zeros + scratch * self.cache.layout.block_size)),
+        )
+
+    def with_longer_row(self, inputs: StepInputs) -> StepInputs:
+        """The step with one more token in its last row, which makes it none for graphs."""
+        attention = inputs.attention
+        again = np.array([len(inputs.positions) - 1])
+        starts = attention.query_starts.copy()
+        starts[-1] += 1
+        return replace(
+            inputs,
+            input_ids=np.append(inputs.input_ids, inputs.input_ids[again]),
+            positions=np.append(inputs.positions, inputs.positions[again] + 1),
+            attention=replace(
+                attention, query_starts=starts, slots=np.append(attention.slots, attention.slots[again] + 1)
+            ),
+        )
+
+    def blocks_without_scratch(self) -> torch.Tensor:
+        """A copy of all that a request can have."""
+        return self.cache.blocks[:NUM_BLOCKS].clone()
+
+
+def _full_cache(harness: ModelHarness) -> KVCache:
+    layout = harness.cache.layout
+    cache = KVCache(
+        layout,
+        num_blocks=NUM_BLOCKS,
+        dtype=harness.cache.blocks.dtype,
+        device=harness.cache.blocks.device,
+        num_scratch_blocks=1,
+    )
+    generator = torch.Generator().manual_seed(11)
+    cache.blocks[:NUM_BLOCKS] = torch.randn(cache.blocks[:NUM_BLOCKS].shape, generator=generator)
+    return cache
+
+
+def _step(input_ids: np.ndarray, positions: np.ndarray, tables: np.ndarray, slots: np.ndarray) -> StepInputs:
+    num_rows = len(input_ids)
+    rows = np.arange(num_rows, dtype=np.int32)
+    return StepInputs(
+        input_ids=input_ids.astype(np.int64),
+        positions=positions.astype(np.int64),
+        attention=AttentionBatch(
+            query_starts=np.arange(num_rows + 1, dtype=np.int32),
+            first_positions=positions.astype(np.int32),
+            block_tables=tables,
+            slots=slots.astype(np.int64),
+        ),
+        last_tokens=rows.astype(np.int64),
+        sampled_rows=rows,
+        sampled_positions=positions.astype(np.int32) + 1,
+    )

@@ -1,0 +1,49 @@
+"""Routers of one process that know each other: what a cluster's handles do, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.pool.workers import WorkerUnavailableError
+from router.report.cluster_view import ClusterView
+from router.report.router_report import RouterReport
+
+
+@dataclass(slots=True, kw_only=True)
+class PeerNet:
+    """All routers by name. ``silent`` ones are there and never answer."""
+
+    views: dict[str, ClusterView] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+
+    def seen_by(self, name: str) -> Peers:
+        """The net as one router sees it."""
+        return Peers(self, name)
+
+
+class Peers:
+    """``router.report.router_report.RouterPeers``."""
+
+    def __init__(self, net: PeerNet, own_name: str) -> None:
+        self._net = net
+        self._own_name = own_name
+
+    def peer_ids(self) -> Sequence[str]:
+        """Everybody else."""
+        return [name for name in self._net.views if name != self._own_name]
+
+    async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
+        """Tell one."""
+        if (view := self._net.views.get(router_id)) is not None:
+            view.note_farewell(report)
+
+    async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
+        """Ask one, or wait in vain."""
+        if router_id in self._net.silent:
+            await asyncio.Event().wait()
+        view = self._net.views.get(router_id)
+        if view is None:
+            raise WorkerUnavailableError(replica_id=router_id, reason="it is gone")
+        return view.report()

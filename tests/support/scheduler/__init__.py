@@ -1,0 +1,1 @@
+"""Schedulers with scripted connectors, and random worlds around them."""

@@ -1,0 +1,70 @@
+"""What random worlds around a scheduler are made of: configurations, prompts, sampling, and what a peer has of them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import SamplingParams
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 40
+
+
+def make_config(**options: object) -> SchedulerConfig:
+    """A configuration whose options do not contradict each other."""
+    if options["policy"] == "fcfs":
+        options["enable_priority_preemption"] = False
+    if not options["enable_chunked_prefill"]:
+        options |= {"max_num_batched_tokens": 48, "long_prefill_token_threshold": 0, "max_num_partial_prefills": 0}
+    return SchedulerConfig(**options)  # type: ignore[arg-type]
+
+
+CONFIGS = st.builds(
+    make_config,
+    max_num_batched_tokens=st.sampled_from([8, 16, 48]),
+    max_num_seqs=st.sampled_from([2, 1, 2, 5]),
+    enable_chunked_prefill=st.sampled_from([True, True, False]),
+    long_prefill_token_threshold=st.sampled_from([0, 0, 3]),
+    policy=st.sampled_from(["priority", "priority", "fcfs"]),
+    load_failure_policy=st.sampled_from(["recompute", "recompute", "recompute", "fail"]),
+    recompute_damaged_only=st.booleans(),
+    watermark=st.sampled_from([0.0, 0.1]),
+    enable_priority_preemption=st.sampled_from([True, True, False]),
+    max_num_partial_prefills=st.sampled_from([0, 0, 1, 2]),
+    scheduler_delay_factor=st.sampled_from([0.0, 0.0, 1.0]),
+    artificial_preemption_probability=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
+    max_num_artificial_preemptions=st.just(3),
+    enable_cache_events=st.booleans(),
+)
+PROMPTS = st.sampled_from(
+    [
+        tuple([stem] * num_tokens + tail)
+        for num_tokens in (8, 12, 4, 1, 3, 7, 16, 20)
+        for stem in (0, 0, 1)
+        for tail in ([], [2], [2, 3, 1])
+    ]
+)
+"""Prompts of few stems, so that most have a prefix in common with most."""
+
+SAMPLING = st.sampled_from(
+    [
+        SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=stop_token_ids,
+            eos_token_ids=(3,),
+            ignore_eos=ignore_eos,
+        )
+        for max_tokens in (2, 1, 5, 12, 20)
+        for min_tokens, stop_token_ids, ignore_eos in [(0, (), False), (0, (0, 2), False), (3, (1,), True)]
+    ]
+)
+SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.7, 0.4])
+"""How much of a prompt a peer hands over."""
+
+FAILED_BLOCKS = st.sampled_from([1, 0, 0, 1, 2, 3, 5, 9, 10, 63])
+"""Which blocks of a load fail: bits, the first block's lowest."""
+
+PRIORITIES = st.sampled_from([(0,), (1,), (2,), (1,), (0, 1), (1, 1, 0), (2, 0, 1)])
+"""Priorities of the choices of one prompt, most often of its only one."""

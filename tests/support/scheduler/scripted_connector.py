@@ -1,0 +1,223 @@
+"""The scheduler's half of a connector under a test's control: loads and leases end when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from kv_transfer.connector import ConnectorOrders, LoadOrder, RemoteMatch
+from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
+
+PEER = PeerIdentity(engine_id="peer", incarnation="1")
+
+
+@dataclass(slots=True)
+class OpenLoad:
+    """A load that has not ended. ``token_ids`` is what the test knows of its content."""
+
+    request_id: str
+    params: KVTransferParams
+    first_block: int
+    block_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
+    is_cancelled: bool = False
+    stream_id: str | None = None
+
+
+@dataclass(slots=True)
+class OpenStream:
+    """A stream that nobody took over. ``is_reading``: a read of it is under way, so that it cannot end at once."""
+
+    request_id: str
+    params: KVStreamParams
+    first_block: int
+    block_ids: tuple[int, ...]
+    is_reading: bool = False
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class OpenLease:
+    """A lease that has not ended."""
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    num_tokens: int
+
+
+class ScriptedConnector:
+    """Implements ``SchedulerConnector``. ``offers`` knows the tokens behind hand-overs, by lease id."""
+
+    def __init__(self, *, block_size: int) -> None:
+        self.offers: dict[str, tuple[int, ...]] = {}
+        self.undecided: set[str] = set()
+        self.expected: set[str] = set()
+        self.open_loads: dict[str, OpenLoad] = {}
+        self.open_streams: dict[str, OpenStream] = {}
+        self.announced: dict[str, list[int]] = {}
+        self.withdrawn: list[str] = []
+        self.can_stream = True
+        self.open_leases: dict[str, OpenLease] = {}
+        self.released: list[str] = []
+        self.passed_on: list[str] = []
+        self.cancelled: list[str] = []
+        self.aborted_leases: list[str] = []
+        self.num_matches = 0
+        self._block_size = block_size
+        self._lease_ids = count()
+        self._orders: list[LoadOrder] = []
+        self._releases: list[KVTransferParams] = []
+        self._cancels: list[str] = []
+
+    def offer(self, token_ids: tuple[int, ...], *, is_known: bool = True) -> KVTransferParams:
+        """A hand-over of these tokens' KV; when not ``is_known`` the connector cannot tell yet how much it has."""
+        lease_id = f"peer-{next(self._lease_ids)}"
+        self.offers[lease_id] = token_ids
+        if not is_known:
+            self.undecided.add(lease_id)
+        return self._params(lease_id, tuple(range(-(-len(token_ids) // self._block_size))), len(token_ids))
+
+    def expect(self, params: KVTransferParams) -> None:
+        """Note that a hand-over's request waits here."""
+        assert params.lease_id in self.offers
+        self.expected.add(params.lease_id)
+
+    def pass_on(self, params: KVTransferParams) -> None:
+        """Note that a hand-over's request goes on elsewhere; once."""
+        self.expected.remove(params.lease_id)
+        del self.offers[params.lease_id]
+        self.passed_on.append(params.lease_id)
+
+    def match(
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        num_prompt_tokens: int,
+        num_local_tokens: int,
+        block_hashes: Sequence[bytes] = (),
+    ) -> RemoteMatch | None:
+        """Offer all of the hand-over beyond the local prefix."""
+        if params is None:
+            return RemoteMatch(num_tokens=0)
+        self.num_matches += 1
+        if params.lease_id in self.undecided:
+            return None
+        return RemoteMatch(num_tokens=max(params.num_tokens - num_local_tokens, 0))
+
+    def begin_load(
+        self,
+        *,
+        request_id: str,
+        params: KVTransferParams | None,
+        first_block: int,
+        block_ids: tuple[int, ...],
+        stream_id: str | None = None,
+    ) -> None:
+        """Open a load."""
+        assert params is not None, "nothing but hand-overs is offered"
+        assert request_id not in self.open_loads, "one load a request"
+        assert params.lease_id in self.offers, "a hand-over is used once"
+        assert params.lease_id in self.expected, "a hand-over is kept alive while its request waits"
+        assert block_ids, "nothing to load"
+        assert first_block + len(block_ids) <= len(params.block_ids)
+        if stream_id is not None:
+            stream = self.open_streams.pop(stream_id)
+            assert not stream.is_cancelled
+            assert stream.request_id == request_id
+            assert (stream.first_block, stream.block_ids[: len(block_ids)]) == (first_block, block_ids)
+        token_ids = self.offers.pop(params.lease_id)
+        self.open_loads[request_id] = OpenLoad(
+            request_id, params, first_block, block_ids, token_ids, stream_id=stream_id
+        )
+        source = params.block_ids[first_block : first_block + len(block_ids)]
+        self._orders.append(
+            LoadOrder(request_id=request_id, params=params, source_block_ids=source, block_ids=block_ids)
+        )
+
+    def begin_stream(
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+    ) -> bool:
+        """Open a stream."""
+        assert stream_id not in self.open_streams
+        if self.can_stream:
+            self.open_streams[stream_id] = OpenStream(request_id, params, first_block, block_ids)
+        return self.can_stream
+
+    def cancel_stream(self, stream_id: str) -> bool:
+        """Close a stream, at once unless it reads."""
+        stream = self.open_streams[stream_id]
+        assert not stream.is_cancelled
+        stream.is_cancelled = True
+        if not stream.is_reading:
+            del self.open_streams[stream_id]
+        return not stream.is_reading
+
+    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+        """Note what is announced; in order."""
+        blocks = self.announced.setdefault(request_id, [])
+        assert first_block == len(blocks)
+        assert block_ids
+        blocks.extend(block_ids)
+
+    def withdraw(self, request_id: str) -> None:
+        """Note that announced blocks are given up."""
+        del self.announced[request_id]
+        self.withdrawn.append(request_id)
+
+    def cancel_load(self, request_id: str) -> None:
+        """Note that nobody wants a load any more; one that another source does is not ours."""
+        if request_id in self.open_loads:
+            self.open_loads[request_id].is_cancelled = True
+            self._cancels.append(request_id)
+
+    def release(self, params: KVTransferParams) -> None:
+        """Note that a hand-over will not be read; once."""
+        del self.offers[params.lease_id]
+        self.undecided.discard(params.lease_id)
+        self.released.append(params.lease_id)
+        self._releases.append(params)
+
+    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Keep nothing."""
+        return block_hashes
+
+    def forget_evicted(self) -> int:
+        """There is nothing to forget."""
+        return 0
+
+    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        """Open a lease."""
+        lease_id = f"own-{next(self._lease_ids)}"
+        assert len(block_ids) == -(-num_tokens // self._block_size), "the blocks cover the prompt"
+        announced = self.announced.pop(request_id, [])
+        assert list(block_ids[: len(announced)]) == announced, "what was announced is what is handed over"
+        self.open_leases[lease_id] = OpenLease(request_id, block_ids, num_tokens)
+        return self._params(lease_id, block_ids, num_tokens)
+
+    def abort_lease(self, request_id: str) -> None:
+        """Note that a lease is to end."""
+        self.aborted_leases.append(request_id)
+
+    def take_orders(self) -> ConnectorOrders:
+        """Hand over what was queued."""
+        orders = ConnectorOrders(
+            loads=tuple(self._orders), cancelled_loads=tuple(self._cancels), releases=tuple(self._releases)
+        )
+        self._orders, self._cancels, self._releases = [], [], []
+        return orders
+
+    def take_in(self, orders: ConnectorOrders) -> None:
+        """The worker's side of a step: remember what was really ordered."""
+        self.cancelled.extend(orders.cancelled_loads)
+
+    def _params(self, lease_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+        return KVTransferParams(
+            protocol_version=PROTOCOL_VERSION,
+            source=PEER,
+            lease_id=lease_id,
+            layout_hash="layout",
+            block_ids=block_ids,
+            num_tokens=num_tokens,
+        )
