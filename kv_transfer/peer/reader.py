@@ -100,6 +100,8 @@ class Reader:
     def begin(self, order: LoadOrder) -> None:
         """Start a load."""
         load = self._make_load(order)
+        if not any(other.awaits_source and other.source_id == load.source_id for other in self._loads.values()):
+            self._silence.end(load.source_id)
         self._loads[load.reader_id] = load
         if self._is_closing:
             self._fail(load, "the connector is closed")

@@ -59,6 +59,25 @@ def test_source_that_fell_silent_is_not_waited_for_when_it_is_to_be_met_again() 
     assert bench.ended[0].error == "source was silent for 5 s"
 
 
+def test_load_that_begins_right_after_a_silence_has_the_whole_time_to_itself() -> None:
+    """The source may have gone on, and be about to say so."""
+    limits = ReaderLimits(load_timeout_s=30.0, renewal_period_s=10.0, part_bytes=2 * BLOCK_BYTES, done_retry_s=10.0)
+    bench = ReaderBench(limits=limits)
+    bench.begin("first")
+    bench.advance()
+    bench.end_reads()
+    while not bench.ended:
+        wait(bench, 0.1)
+
+    bench.begin("second")
+    bench.advance()
+    bench.end_reads()
+    bench.advance()
+    assert bench.acknowledge()
+
+    assert [ended.error for ended in bench.ended] == ["source was silent for 5 s", None]
+
+
 def test_source_that_says_anything_is_not_silent() -> None:
     bench = ReaderBench()
     bench.begin()
