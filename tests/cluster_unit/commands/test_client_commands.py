@@ -16,7 +16,7 @@ from cluster.chaos.scenario import ScenarioError
 from cluster.cli import app
 from cluster.commands.chaos import chaos
 
-SCENARIO = Path(__file__).parents[2] / "deploy" / "chaos" / "decode-killed.yaml"
+SCENARIO = Path(__file__).parents[3] / "deploy" / "chaos" / "decode-killed.yaml"
 BODIES = {"html": b"<!doctype html>", "object": b'{"status": "ok"}', "list": b"[]", "no models": b'{"data": []}'}
 
 

@@ -16,7 +16,7 @@ from scripts.dashboard import dashboard
 from tests.support.engine.engine_pools import engine_pools
 from tests.support.router.router_rig import FAST, until
 
-FILE = Path(__file__).resolve().parents[2] / "deploy" / "dashboards" / "baton.json"
+FILE = Path(__file__).resolve().parents[3] / "deploy" / "dashboards" / "baton.json"
 TARGET_LABELS = {"job", "instance"}
 """Prometheus itself adds them to whatever it scrapes."""
 

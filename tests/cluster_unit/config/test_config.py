@@ -103,7 +103,7 @@ def test_every_flag_of_serve_is_a_key() -> None:
 
 
 def test_configuration_page_is_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+    page = Path(__file__).parents[3] / "docs" / "configuration.md"
 
     assert page.read_text() == configuration_page(), "run: python -m scripts.config_page > docs/configuration.md"
 

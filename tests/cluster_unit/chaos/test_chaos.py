@@ -20,7 +20,7 @@ from router.api.errors import error_event, error_response
 from router.errors import InternalError
 from tests.support.router.live_app import live_app
 
-SAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "chaos").glob("*.yaml"))
+SAMPLES = sorted((Path(__file__).parents[3] / "deploy" / "chaos").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)

@@ -17,7 +17,7 @@ from cluster.config.names import ROUTER
 from cluster.serve_app import application, build
 from engine.contract.errors import ConfigError
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 HEAD = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"memory": float(8 << 30)}}
 
 
