@@ -125,7 +125,12 @@ class BatonConfig(Section):
     )
     prefill_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that compute prompts.")
     decode_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that generate.")
-    router_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Processes that speak HTTP.")
+    router_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_REPLICAS,
+        description="Processes that speak HTTP; without a proxy in front, a connection stays with one.",
+    )
     router_per_node: bool = Field(
         default=False, description="One router on each machine of the cluster, whatever `router_replicas` says."
     )
