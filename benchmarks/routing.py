@@ -36,6 +36,7 @@ from router.policies import policy_names
 from router.pool.demand import Demand
 from router.pool.pool import ReplicaPool
 from router.pool.workers import ReplicaStatus
+from router.roles import ROLES
 from router.settings import RouterSettings
 
 SCALE = 32
@@ -118,7 +119,7 @@ class Names:
 
 def make_pool(role: str, policy: str, sizes: dict[str, int]) -> ReplicaPool:
     """A real pool that knows its replicas."""
-    pool = ReplicaPool(role, Names(sizes), policy=policy, settings=SETTINGS, mirrors_cache=True)  # type: ignore[arg-type]
+    pool = ReplicaPool(ROLES[role], Names(sizes), policy=policy, settings=SETTINGS, mirrors_cache=True)  # type: ignore[arg-type]
 
     async def meet() -> None:
         await asyncio.gather(*pool.refresh())

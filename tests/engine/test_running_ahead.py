@@ -22,6 +22,8 @@ from kv_transfer.connector import ConnectorBuilder
 from tests.support.engine.chain_engine import DEFAULT_SCHEDULER, chain_engine
 from tests.support.engine.chain_runner import ChainRunner, expected_tokens
 from tests.support.engine.disaggregated import joined_cores
+from tests.support.engine.local_client import generate as stream
+from tests.support.engine.local_client import run_to_end
 from tests.support.engine.requests import greedy_request
 
 AHEAD = replace(DEFAULT_SCHEDULER, async_scheduling=True)
@@ -226,21 +228,21 @@ async def test_f5_drain_with_a_step_in_flight_moves_requests_that_lose_nothing()
         return chain_engine(scheduler=AHEAD, build_connector=build_connector)
 
     with joined_cores(build, build) as (source, target):
-        engine, other = AsyncEngine(source), AsyncEngine(target)
-        engine.start()
-        other.start()
+        engine, other = AsyncEngine(lambda: source), AsyncEngine(lambda: target)
+        await engine.start()
+        await other.start()
         request = greedy_request("a", [4, 5, 6], max_tokens=120)
         tokens: list[int] = []
-        draining: asyncio.Task[None] | None = None
+        draining: asyncio.Task[bool] | None = None
         params = None
-        async for delta in engine.generate(request):
+        async for delta in stream(engine, request):
             tokens.extend(delta.token_ids)
             params = delta.kv_transfer
-            draining = draining or asyncio.create_task(engine.drain(moves_out=True))
+            draining = draining or asyncio.create_task(engine.drain(moves_out=True, timeout_s=60))
         assert delta.finish_reason is FinishReason.HANDED_OVER
-        rest = await other.run_to_end(replace(request, output_token_ids=tuple(tokens), kv_transfer=params))
+        rest = await run_to_end(other, replace(request, output_token_ids=tuple(tokens), kv_transfer=params))
         assert draining is not None
-        await asyncio.wait_for(draining, 60)
+        assert await draining
 
         assert [*tokens, *rest.token_ids] == expected_tokens([4, 5, 6], 120)
         assert target.stats().scheduler.recomputed_tokens == 0
