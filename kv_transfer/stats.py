@@ -83,9 +83,7 @@ class TransferStats:
     num_streamed_blocks: int = counted(total="streamed_blocks")
     num_streamed_bytes: int = counted()
     num_announced_blocks: int = counted()
-    num_leases_granted: int = counted(
-        "Leases on KV blocks given.", metric="leases_granted", total="leases_granted"
-    )
+    num_leases_granted: int = counted("Leases on KV blocks given.", metric="leases_granted", total="leases_granted")
     num_leases_done: int = counted("Leases ended by their reader.", metric="leases_done")
     num_leases_expired: int = counted("Leases that ran out.", metric="leases_expired", total="leases_expired")
     num_leases_aborted: int = counted(
