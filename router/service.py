@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
 from engine.contract.role import Role
+from engine.contract.token_ids import TokenIds
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
 from router.body_room import BodyRoom
@@ -49,7 +50,7 @@ class TextRequest:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     sampling: SamplingParams
     seed: int | None = None
     stop: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from engine.contract.stats import GAUGES, EngineStats, StepCounters
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
-from kv_transfer.connector import NO_EVENTS, ConnectorOrders, WorkerConnector
+from kv_transfer.connector import ConnectorOrders, WorkerConnector
 from kv_transfer.stats import TransferStats
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -161,8 +161,6 @@ class EngineCore:
         self._counters.num_waited_steps += result.has_waited
         self._is_landing = self._is_landing and bool(self._in_flight)
         step_result = self.scheduler.update(output, result)
-        if result.connector_events is not NO_EVENTS:
-            self.num_load_changes += 1
         if self._num_ahead and self.connector is not None:
             # What this step completed is there now: peers need not wait until the step after the next is scheduled.
             self._execute(self.scheduler.take_orders())

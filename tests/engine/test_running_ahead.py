@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams, TokenDelta
+from engine.contract.token_ids import TokenIds
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate
@@ -39,7 +40,7 @@ def stopping_request(request_id: str, prompt: Sequence[int], *, max_tokens: int,
     """Its output ends with its ``stop_at``-th token, or earlier if that token occurs before; 0: by length only."""
     tokens = expected_tokens(prompt, max_tokens)
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=tuple(tokens[:stop_at][-1:]))
-    return GenerateRequest(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=sampling)
+    return GenerateRequest(request_id=request_id, prompt_token_ids=TokenIds.of(prompt), sampling=sampling)
 
 
 def undisturbed(request: GenerateRequest) -> list[int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.contract.messages import SamplingParams
+from engine.contract.token_ids import TokenIds
 from router.service import RouterService, TextRequest
 from router.settings import RouterSettings
 from tests.support.engine.chain_runner import expected_tokens
@@ -47,7 +48,7 @@ class Bench:
         self.num_sent += 1
         request = TextRequest(
             request_id=f"r{self.num_sent}",
-            prompt_token_ids=tuple(prompt),
+            prompt_token_ids=TokenIds.of(prompt),
             sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True),
             cache_salt=salt,
             session_id=session,

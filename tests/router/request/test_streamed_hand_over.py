@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import StepRunner
 from kv_transfer.options import ConnectorOptions
 from router.request.generation import Generation
@@ -38,7 +39,7 @@ class Rig:
     def start(self, prompt: list[int], *, num_tokens: int = NUM_TOKENS) -> Generation:
         request = GenerateRequest(
             request_id=f"r-{random.getrandbits(64):x}",
-            prompt_token_ids=tuple(prompt),
+            prompt_token_ids=TokenIds.of(prompt),
             sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True),
         )
         return self.service._orchestrator.start(request, timeout_s=60.0)
