@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.build import BuiltEngine, build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.offline import generate
 
 MODEL = Path(__file__).parent.parent / "engine" / "builtin_model"
@@ -44,7 +45,7 @@ def _seconds(num_prompt_tokens: int, num_tokens: int) -> Iterator[float]:
     for number in range(NUM_REPEATS + 1):
         request = GenerateRequest(
             request_id=f"{num_prompt_tokens}/{num_tokens}/{number}",
-            prompt_token_ids=tuple(rng.randrange(10, 1000) for _ in range(num_prompt_tokens)),
+            prompt_token_ids=TokenIds.of(rng.randrange(10, 1000) for _ in range(num_prompt_tokens)),
             sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True),
         )
         started = time.perf_counter()

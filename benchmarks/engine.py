@@ -27,6 +27,7 @@ from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
 from benchmarks.peers.process import PEERS, PeerProcess
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 
 PREFILL_BATCH, PREFILL_TOKENS, DECODE_PROMPT_TOKENS = 16, 512, 32
@@ -93,7 +94,7 @@ class BatonSide:
             self._core.add_request(
                 GenerateRequest(
                     request_id=str(self._num_requests),
-                    prompt_token_ids=tuple(prompt),
+                    prompt_token_ids=TokenIds.of(prompt),
                     sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
                 )
             )

@@ -24,6 +24,7 @@ from benchmarks.report import Row, add_json_option, publish
 from engine.build import build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate
 from kv_transfer.block_memory import open_block_memory
@@ -81,7 +82,7 @@ def prompt_of(seed: int, num_tokens: int) -> tuple[int, ...]:
 def ttft_ms(core: EngineCore, prompt: tuple[int, ...], name: str) -> float:
     """Milliseconds until one token of a greedy request is there."""
     request = GenerateRequest(
-        request_id=name, prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=1, ignore_eos=True)
+        request_id=name, prompt_token_ids=TokenIds.of(prompt), sampling=SamplingParams(max_tokens=1, ignore_eos=True)
     )
     started = time.perf_counter()
     generate(core, [request])

@@ -33,6 +33,7 @@ from benchmarks.report import Row, add_json_option, publish
 from engine.build import build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import Connector, Rendezvous, WakeCallback
 from kv_transfer.errors import PeerUnreachableError
@@ -74,7 +75,7 @@ def _prefill(core: EngineCore, request_id: str, prompt: tuple[int, ...]) -> tupl
     core.add_request(
         GenerateRequest(
             request_id=request_id,
-            prompt_token_ids=prompt,
+            prompt_token_ids=TokenIds.of(prompt),
             sampling=SamplingParams(max_tokens=2, ignore_eos=True),
             hand_over=True,
         )

@@ -32,10 +32,12 @@ from benchmarks.report import Row, add_json_option, publish
 from benchmarks.simulated_replicas import Events, Job, SimulatedDecode, SimulatedPrefill, SimulatedReplica
 from engine.contract.block_hash import NO_KEYS_ROOT, BlockHash, hash_chain
 from engine.contract.messages import CacheChanges, GenerateRequest, LoadReport, SamplingParams, WorkerInfo
+from engine.contract.token_ids import TokenIds
 from router.policies import policy_names
 from router.pool.demand import Demand
 from router.pool.pool import ReplicaPool
 from router.pool.workers import ReplicaStatus
+from router.roles import ROLES
 from router.settings import RouterSettings
 
 SCALE = 32
@@ -71,7 +73,9 @@ def read_trace(path: Path, num_requests: int) -> list[TraceRequest]:
             row = json.loads(line)
             tokens = np.repeat(np.array(row["hash_ids"], np.int32), BLOCK_SIZE)
             message = GenerateRequest(
-                request_id=str(number), prompt_token_ids=tuple(tokens.tolist()), sampling=SamplingParams(max_tokens=1)
+                request_id=str(number),
+                prompt_token_ids=TokenIds.of(tokens.tolist()),
+                sampling=SamplingParams(max_tokens=1),
             )
             requests.append(
                 TraceRequest(
@@ -118,7 +122,7 @@ class Names:
 
 def make_pool(role: str, policy: str, sizes: dict[str, int]) -> ReplicaPool:
     """A real pool that knows its replicas."""
-    pool = ReplicaPool(role, Names(sizes), policy=policy, settings=SETTINGS, mirrors_cache=True)  # type: ignore[arg-type]
+    pool = ReplicaPool(ROLES[role], Names(sizes), policy=policy, settings=SETTINGS, mirrors_cache=True)  # type: ignore[arg-type]
 
     async def meet() -> None:
         await asyncio.gather(*pool.refresh())
@@ -237,7 +241,7 @@ def choice_rows(num_replicas: int = 256, num_repeats: int = 50) -> list[Row]:
     other things meanwhile.
     """
     message = GenerateRequest(
-        request_id="a", prompt_token_ids=tuple(range(8192)), sampling=SamplingParams(max_tokens=1)
+        request_id="a", prompt_token_ids=TokenIds.of(range(8192)), sampling=SamplingParams(max_tokens=1)
     )
     demands = {"": Demand(message), "/session": Demand(message, session_id="alice")}
     rows: list[Row] = []

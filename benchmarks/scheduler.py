@@ -27,6 +27,7 @@ from engine.contract.block_hash import hash_chain, root_hash
 from engine.contract.config import CacheConfig, SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.step import ModelRunnerOutput, SchedulerOutput
+from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.scheduler import Scheduler
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, RemoteMatch
@@ -149,7 +150,7 @@ def request(name: str, prompt: tuple[int, ...], *, is_remote: bool = False) -> G
     """A request that never ends by itself."""
     return GenerateRequest(
         request_id=name,
-        prompt_token_ids=prompt,
+        prompt_token_ids=TokenIds.of(prompt),
         sampling=SamplingParams(max_tokens=1 << 20, ignore_eos=True),
         kv_transfer=hand_over_params(name, len(prompt)) if is_remote else None,
     )

@@ -68,9 +68,7 @@ def _application(kind: str, config: BatonConfig) -> object:
     from cluster.serve.graph import build_graph
 
     if kind == "baton":
-        return build_graph(
-            config, served_model(config), place(config, [this_machine(config)]), workers=(TokenWorker, TokenWorker)
-        )
+        return build_graph(config, served_model(config), place(config, [this_machine(config)]), worker=TokenWorker)
     options = {"max_ongoing_requests": 10_000, "ray_actor_options": {"num_cpus": 0.1}}
     if kind == "one_hop":
         return serve.deployment(**options)(PlainOneHop).bind()

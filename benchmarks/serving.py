@@ -24,6 +24,7 @@ from benchmarks.arguments import at_least, count, positive
 from benchmarks.load import LoadResult, LoadSpec, run_load
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
+from engine.contract.token_ids import TokenIds
 
 METRICS = {
     "ttft_p50_ms": "ms",
@@ -68,7 +69,9 @@ def _engine_main() -> None:
         for number in range(count):
             prompt = tuple(rng.randrange(1, built.runner.model_config.vocab_size) for _ in range(num_prompt))
             sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
-            yield GenerateRequest(request_id=f"{prefix}{number}", prompt_token_ids=prompt, sampling=sampling)
+            yield GenerateRequest(
+                request_id=f"{prefix}{number}", prompt_token_ids=TokenIds.of(prompt), sampling=sampling
+            )
 
     generate(built.core, requests("warm", 2))
     started = time.perf_counter()

@@ -39,8 +39,8 @@ from benchmarks.report import Row, add_json_option, publish
 from benchmarks.two_nodes import SECOND_NODE_IP, TwoNodes, two_nodes
 from cluster.chaos.live_cluster import LiveCluster, is_whole, members
 from cluster.chaos.report import ChaosReport
-from cluster.chaos.runner import ROLES, ChaosRunner
-from cluster.chaos.scenario import Scenario, parse_scenario
+from cluster.chaos.runner import ChaosRunner
+from cluster.chaos.scenario import MEMBERS, Scenario, parse_scenario
 
 RECOVERY_S = 180
 POLL_PERIOD_S = 0.2
@@ -160,7 +160,7 @@ def processes_of(cluster: TwoNodes) -> list[tuple[str, int]]:
     status = httpx.get(
         f"{cluster.url}/status", headers=cluster.headers, timeout=STATUS_TIMEOUT_S, trust_env=False
     ).json()
-    found = [(role, int(row["pid"])) for role in ROLES for row in members(status, role)]
+    found = [(role, int(row["pid"])) for role in MEMBERS for row in members(status, role)]
     return found + proxies_of(cluster.ray.address)
 
 

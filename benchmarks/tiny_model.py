@@ -23,6 +23,7 @@ from benchmarks.report import Row, add_json_option, publish
 from engine.build import build_engine
 from engine.contract.config import EngineConfig, ModelConfigSource
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.offline import generate
 from scripts.train_tiny.messages import Message, Role
 from scripts.train_tiny.probes import Probe, probes
@@ -99,7 +100,7 @@ class BatonAnswerer:
         prompt = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         return GenerateRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(prompt["input_ids"]),
+            prompt_token_ids=TokenIds.of(prompt["input_ids"]),
             sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS, eos_token_ids=self._eos),
         )
 

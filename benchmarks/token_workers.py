@@ -36,7 +36,7 @@ class TokenWorker:
     async def status(self) -> tuple[WorkerInfo, LoadReport]:
         """Constants and load."""
         info = WorkerInfo(
-            role=self._role,
+            role=self._role.name,
             engine_id=self._replica_id,
             incarnation="1",
             node_ip="127.0.0.1",
@@ -57,7 +57,7 @@ class TokenWorker:
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[None]:
         """Take requests; a prompt's first token comes at once, later ones step by step."""
-        if self._role == "prefill":
+        if not self._role.decodes:
             for request in requests:
                 self._streams[request.client_id].put((self._first(request),))
         else:

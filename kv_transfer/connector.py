@@ -15,6 +15,7 @@ from typing import Protocol
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.params import Hello, KVStreamParams, KVTransferParams
+from kv_transfer.stats import TransferStats
 from kv_transfer.stream_gate import StreamGate
 
 
@@ -127,50 +128,6 @@ class LeaseEnded:
     request_id: str
     lease_id: str
     reason: LeaseEnd
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferStats:
-    """Counters since the start of the connector.
-
-    ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good. A failed load may
-    have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong. ``num_blocks`` is what was
-    moved, of whatever load and of whatever use: ``num_bytes`` is always that many blocks' bytes.
-    ``num_streamed_blocks`` are those of good loads that were here before the load was ordered: their transfer hid
-    behind the prefill. ``num_host_*`` are those of the host tier: ``num_host_loaded_*`` are part of ``num_blocks`` and
-    ``num_bytes``, and ``num_host_refused_blocks`` found no room because every slot was being read.
-    """
-
-    num_transfers: int = 0
-    num_blocks: int = 0
-    num_bytes: int = 0
-    transfer_s: float = 0.0
-    num_failed_loads: int = 0
-    num_failed_blocks: int = 0
-    num_corrupt_blocks: int = 0
-    num_cancelled_loads: int = 0
-    num_retried_loads: int = 0
-    num_stalled_loads: int = 0
-    num_streams: int = 0
-    num_streamed_blocks: int = 0
-    num_streamed_bytes: int = 0
-    num_announced_blocks: int = 0
-    num_leases_granted: int = 0
-    num_leases_done: int = 0
-    num_leases_expired: int = 0
-    num_leases_aborted: int = 0
-    num_handshakes: int = 0
-    num_handshakes_failed: int = 0
-    num_unknown_notifications: int = 0
-    num_injected_faults: int = 0
-    num_host_hit_blocks: int = 0
-    num_host_stored_blocks: int = 0
-    num_host_stored_bytes: int = 0
-    num_host_loaded_blocks: int = 0
-    num_host_loaded_bytes: int = 0
-    num_host_evicted_blocks: int = 0
-    num_host_evicted_bytes: int = 0
-    num_host_refused_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,11 +70,13 @@ class Administration:
         except WorkerRefusedError as error:
             raise InvalidRequestError(str(error), code=error.code) from error
         except (WorkerError, TimeoutError) as error:
-            raise NoReplicaError(role=role or "prefill or decode", retry_after_s=1.0, reason=str(error)) from error
+            raise NoReplicaError(
+                role=role or " or ".join(pool.role for pool in self._pools), retry_after_s=1.0, reason=str(error)
+            ) from error
         return sorted(replica.replica_id for _, replica in targets)
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> list[ResetAnswer]:
-        """Have every worker of both roles drop its prefix cache, and forget here what they had.
+        """Have every worker drop its prefix cache, and forget here what they had.
 
         Other routers learn of it from the workers, with the next report.
         """

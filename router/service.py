@@ -1,4 +1,4 @@
-"""The router without HTTP: text in, text out, over two pools of workers."""
+"""The router without HTTP: text in, text out, over pools of workers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
+from engine.contract.role import Role
+from engine.contract.token_ids import TokenIds
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
 from router.body_room import BodyRoom
@@ -25,6 +27,7 @@ from router.report.router_report import NoPeers, RouterPeers
 from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.request.text_output import TextOutput
+from router.roles import ROLES
 from router.settings import RouterSettings
 from router.text.chat_renderer import ChatRenderer
 from router.text.chat_template import load_chat_template
@@ -47,7 +50,7 @@ class TextRequest:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     sampling: SamplingParams
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -63,14 +66,13 @@ class TextRequest:
 
 
 class RouterService:
-    """One router: its tokenizer and template, its view of the two pools, and all its requests."""
+    """One router: its tokenizer and template, its view of the pools, and all its requests."""
 
     def __init__(
         self,
         model_dir: Path,
         model_name: str,
-        prefill: WorkerPool,
-        decode: WorkerPool,
+        pools: Mapping[str, WorkerPool],
         settings: RouterSettings | None = None,
         *,
         router_id: str | None = None,
@@ -78,7 +80,10 @@ class RouterService:
         node_ip: str | None = None,
         aliases: Sequence[str] = (),
     ) -> None:
-        """Load what turns text into tokens. ``peers`` know this router by its id, clients the model by ``aliases`` too.
+        """Load what turns text into tokens.
+
+        ``pools`` are the workers of every role, by its name; ``peers`` know this router by its id, clients the model
+        by ``aliases`` too.
 
         Raises:
             ModelDirectoryError: The directory has no usable tokenizer or template.
@@ -98,16 +103,13 @@ class RouterService:
         self.speller = TokenSpeller(self.tokenizer, self._detokenizers.table)
         self.counters = RouterCounters()
         self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
-        self._links = (
-            self._link("prefill", prefill, self.settings.prefill_policy, self.settings.mirrors_prefill_cache),
-            self._link("decode", decode, self.settings.decode_policy, self.settings.mirrors_decode_cache),
-        )
-        self.prefill_pool, self.decode_pool = (link.pool for link in self._links)
+        self._links = {name: self._link(ROLES[name], workers) for name, workers in pools.items()}
+        self._pools = tuple(link.pool for link in self._links.values())
+        prefill, decode = self._links["prefill"], self._links["decode"]
+        self.prefill_pool, self.decode_pool = prefill.pool, decode.pool
         self.metrics = RouterMetrics(self.counters)
-        self.administration = Administration(
-            (self.prefill_pool, self.decode_pool), timeout_s=self.settings.abort_timeout_s
-        )
-        self._orchestrator = Orchestrator(*self._links, settings=self.settings, counters=self.counters)
+        self.administration = Administration(self._pools, timeout_s=self.settings.abort_timeout_s)
+        self._orchestrator = Orchestrator(prefill, decode, settings=self.settings, counters=self.counters)
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
         )
@@ -115,7 +117,7 @@ class RouterService:
             router_id=self.router_id,
             model_name=model_name,
             load=self._orchestrator,
-            pools=(self.prefill_pool, self.decode_pool),
+            pools=self._pools,
             metrics=self.metrics,
             counters=self.counters,
             peers=peers or NoPeers(),
@@ -131,11 +133,17 @@ class RouterService:
         )
         return ChatRenderer(template, wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s)
 
-    def _link(self, role: str, workers: WorkerPool, policy: str, mirrors_cache: bool) -> WorkerLink:
+    def _link(self, role: Role, workers: WorkerPool) -> WorkerLink:
+        settings = self.settings
         pool = ReplicaPool(
-            role, workers, policy=policy, settings=self.settings, mirrors_cache=mirrors_cache, clock=self._clock
+            role,
+            workers,
+            policy=settings.policy_of(role),
+            settings=settings,
+            mirrors_cache=settings.mirrors_cache(role),
+            clock=self._clock,
         )
-        return WorkerLink(workers, pool, settings=self.settings, clock=self._clock)
+        return WorkerLink(workers, pool, settings=settings, clock=self._clock)
 
     async def start(self) -> None:
         """Meet the replicas that are there, and keep following them. Idempotent."""
@@ -154,8 +162,8 @@ class RouterService:
         await self._orchestrator.close()
         await self.chat_renderer.close()
         await self.view.close()
-        await self.prefill_pool.close()
-        await self.decode_pool.close()
+        for pool in self._pools:
+            await pool.close()
 
     @property
     def num_alive(self) -> int:
@@ -197,10 +205,9 @@ class RouterService:
         return min(info.vocab_size for info in self._infos())
 
     def _infos(self) -> list[WorkerInfo]:
-        pools = (self.prefill_pool, self.decode_pool)
-        infos = [replica.info for pool in pools for replica in pool.replicas if replica.info is not None]
+        infos = [replica.info for pool in self._pools for replica in pool.replicas if replica.info is not None]
         if not infos:
-            raise NoReplicaError(role="prefill or decode", retry_after_s=self.settings.retry_after_s)
+            raise NoReplicaError(role=" or ".join(self._links), retry_after_s=self.settings.retry_after_s)
         return infos
 
     def check_model(self, model: str | None) -> None:
@@ -312,8 +319,8 @@ class RouterService:
         return min(self.settings.report_period_s, self.settings.backoff_min_s) / 2
 
     async def _refresh(self, *, wait: bool) -> None:
-        tasks = self.prefill_pool.refresh() | self.decode_pool.refresh()
+        tasks = set().union(*(pool.refresh() for pool in self._pools))
         if wait and tasks:
             await asyncio.gather(*tasks)
-        for link in self._links:
+        for link in self._links.values():
             link.follow()

@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from engine.contract.role import Role
 from router.policies import PREFIX, make_policy
+from router.roles import ROLES
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -102,19 +104,20 @@ class RouterSettings:
     session_max_usage_lead: float = 0.2
     session_max_queue_lead: int = 8192
     max_mirrored_blocks: int = 500_000
-    prefill_policy: str = "prefix"
-    decode_policy: str = "kv_usage"
+    prefill_policy: str = ROLES["prefill"].policy
+    decode_policy: str = ROLES["decode"].policy
     metrics_compat: MetricsCompat = "none"
 
-    @property
-    def mirrors_prefill_cache(self) -> bool:
-        """True when the choice of a prefill replica depends on what is cached there."""
-        return self.prefill_policy == PREFIX
+    def policy_of(self, role: Role) -> str:
+        """The name of the policy by which a replica of a role is chosen: the setting ``<role>_policy`` where there is
+        one, else the role's own.
+        """
+        policy: str = getattr(self, f"{role.name}_policy", role.policy)
+        return policy
 
-    @property
-    def mirrors_decode_cache(self) -> bool:
-        """True when the choice of a decode replica, or of who computes a prompt, depends on what is cached there."""
-        return self.decode_policy == PREFIX or self.local_prefill_tokens > 0
+    def mirrors_cache(self, role: Role) -> bool:
+        """True when the choice of a replica of a role, or of who computes a prompt, depends on what is cached there."""
+        return self.policy_of(role) == PREFIX or (role.decodes and self.local_prefill_tokens > 0)
 
     @property
     def stale_after_s(self) -> float:
@@ -140,8 +143,8 @@ class RouterSettings:
                 "the largest bodies would never find room"
             )
         self._check_times()
-        for role in ("prefill", "decode"):
-            make_policy(getattr(self, f"{role}_policy"), role)
+        for role in ROLES.values():
+            make_policy(self.policy_of(role), role)
         if self.session_header is not None and not _HEADER_NAME.fullmatch(self.session_header):
             raise ValueError(f"session_header must be the name of a header, got {self.session_header!r}")
         if self.default_max_tokens is not None and self.default_max_tokens < 1:

@@ -15,6 +15,7 @@ from benchmarks.gpu_parts.shape import LlamaShape
 from engine.build import BuiltEngine, build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.offline import run_requests
 from kv_transfer.connector import ConnectorBuilder
 
@@ -67,7 +68,7 @@ class EngineBench:
         ids: list[int] = torch.randint(1, self._shape.vocab_size, (num_tokens,), generator=self._generator).tolist()
         return GenerateRequest(
             request_id=f"bench-{next(self._numbers)}",
-            prompt_token_ids=tuple(ids),
+            prompt_token_ids=TokenIds.of(ids),
             sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
-from cluster.chaos.scenario import Choice, ScenarioError
+from cluster.chaos.scenario import MEMBERS, Choice, ScenarioError
 from cluster.client import answer_of
 
 PARTITION = {"handshake_refused": 1.0, "read_fails": 1.0, "notification_lost": 1.0}
@@ -109,7 +109,7 @@ class LiveCluster:
         if raylet is None:
             raise ScenarioError(f"no raylet is above process {row['pid']}")
         status = await self.status()
-        rows = [found for role in ("prefill", "decode", "router") for found in members(status, role)]
+        rows = [found for role in MEMBERS for found in members(status, role)]
         lost = [found for found in rows if ancestor(local_process(found), "raylet") == raylet]
         processes = [local_process(found) for found in lost]
         raylet.kill()
@@ -125,7 +125,7 @@ class LiveCluster:
         port = self._client.base_url.port
         status = await self.status()
         # Of all roles: a proxy may be on a node without a router.
-        rows = [row for role in ("router", "prefill", "decode") for row in members(status, role)]
+        rows = [row for role in MEMBERS for row in members(status, role)]
         # In a thread: it takes a while, and the load must go on, or nothing would be open when they are killed.
         listening = await asyncio.to_thread(listening_beside, rows, port)
         if not listening:
@@ -170,7 +170,7 @@ def is_whole(status: dict[str, Any], wanted: dict[str, int], *, ended: Set[str] 
     the cluster may not have noticed yet, are none."""
     return all(
         len([row for row in members(status, role) if name_of(row) not in ended and takes_requests(row)]) >= wanted[role]
-        for role in ("prefill", "decode", "router")
+        for role in MEMBERS
     )
 
 

@@ -15,14 +15,14 @@ import psutil
 from cluster.chaos.live_cluster import PARTITION, LiveCluster, Row, is_whole, leaks_of, members, name_of, running_of
 from cluster.chaos.load import LoadRun, make_asks
 from cluster.chaos.report import ChaosReport, FaultRecord, ProxyLoss, RouterLoss
-from cluster.chaos.scenario import Choice, Command, Scenario, ScenarioError, Step
+from cluster.chaos.scenario import MEMBERS, Choice, Command, Scenario, ScenarioError, Step
 from cluster.chaos.tally import Tally
+from router.roles import ROLES
 
 POLL_PERIOD_S = 0.2
 TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 ANSWER_TIMEOUT_S = 15.0
 TOKENS_TIMEOUT_S = 120.0
-ROLES = ("prefill", "decode", "router")
 COUNTED = ("migrations", "drain_moves", "prefill_retries", "failed_loads", "recomputed_tokens", "leases_expired")
 Tell = Callable[[str], None]
 
@@ -54,9 +54,7 @@ class ChaosRunner:
             base_url=self._url, headers=self._headers, timeout=TIMEOUT, limits=limits, trust_env=False
         ) as client:
             cluster = LiveCluster(client, seed=self._scenario.seed)
-            self._wanted = {
-                role: len(members(await cluster.status(), role)) for role in ("prefill", "decode", "router")
-            }
+            self._wanted = {role: len(members(await cluster.status(), role)) for role in MEMBERS}
             load = LoadRun(client, make_asks(self._scenario.load), num_streams=self._scenario.load.streams)
             self._tell(f"{self._scenario.name}: the undisturbed run")
             undisturbed = await load.once()
@@ -153,7 +151,7 @@ class ChaosRunner:
 
     async def _replace(self, timeout_s: float, cluster: LiveCluster) -> str:
         status = await self._ask(cluster)
-        rows = [row for role in ("prefill", "decode") for row in members(status, role)]
+        rows = [row for role in ROLES for row in members(status, role)]
         for row in rows:
             await cluster.drain(row)
             self._ended.add(name_of(row))
@@ -280,7 +278,7 @@ class ChaosRunner:
 
     async def _note_memory(self, cluster: LiveCluster) -> None:
         status = await self._ask(cluster)
-        for role in ROLES:
+        for role in MEMBERS:
             for row in members(status, role):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     size = psutil.Process(row["pid"]).memory_info().rss

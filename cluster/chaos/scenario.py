@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cluster.config.config_file import parse_yaml, reason
 from cluster.config.config_section import Section
+from cluster.config.names import ROUTER
+from router.roles import ROLES
 
-Role = Literal["prefill", "decode", "router"]
+MEMBERS = (*ROLES, ROUTER)
+"""What a scenario can break: the workers of a role, or the routers."""
+
 Pick = Literal["busiest", "idlest", "random", "all"]
 
 
@@ -29,10 +33,16 @@ class LoadSection(Section):
     seed: int = Field(default=1, description="Same seed, same requests.")
 
 
+def _known(member: str) -> str:
+    if member not in MEMBERS:
+        raise ValueError(f"should be one of {', '.join(MEMBERS)}")
+    return member
+
+
 class Choice(Section):
     """One worker or router, or all of them. ``random`` is drawn from the scenario's seed."""
 
-    role: Role
+    role: Annotated[str, AfterValidator(_known)]
     choose: Pick = "busiest"
     node_ip: str | None = Field(default=None, description="Only among those on the node of this address.")
     min_running: int = Field(

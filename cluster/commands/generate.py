@@ -14,6 +14,7 @@ from engine.build import build_engine
 from engine.contract.config import DeviceName, DTypeName, EngineConfig, ModelConfigSource
 from engine.contract.errors import ConfigError, RequestRefusedError
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import run_requests
 from engine.model.registry import load_model_config
@@ -75,7 +76,7 @@ def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) ->
         check_length(len(prompt_token_ids), options.max_tokens, load_model_config(path).max_model_len)
     return GenerateRequest(
         request_id=REQUEST_ID,
-        prompt_token_ids=prompt_token_ids,
+        prompt_token_ids=TokenIds.of(prompt_token_ids),
         sampling=SamplingParams(
             max_tokens=DEFAULT_MAX_TOKENS if options.max_tokens is None else options.max_tokens,
             temperature=options.temperature,

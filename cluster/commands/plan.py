@@ -13,7 +13,7 @@ from cluster.config.config import BatonConfig
 from cluster.config.served_model import ServedModel
 from cluster.plan.inventory import GIB, Node, load_nodes
 from cluster.plan.place_remedies import describe
-from cluster.plan.placement import Placement, first_replicas, pool_section, this_machine
+from cluster.plan.placement import POOLS, Placement, first_replicas, this_machine
 from cluster.plan.plan import Plan, make_plan
 from cluster.plan.sizing import EngineSize
 from engine.contract.errors import ConfigError
@@ -55,14 +55,14 @@ def report(config: BatonConfig, model: ServedModel, made: Plan) -> Iterator[str]
         yield f"  {node.address}: {_describe_node(node)} -> {_describe_places(made.placement, node)}"
     for pool, engine in made.sizes.items():
         count = first_replicas(config, pool)
-        scaling = pool_section(config, pool).scaling
+        scaling = config.pool(pool).scaling
         bounds = f" ({scaling.min_replicas} to {scaling.max_replicas}, as the load asks)" if scaling else ""
         yield f"{pool}: {count} {'worker' if count == 1 else 'workers'}{bounds}, each:"
         yield from (f"  {line}" for line in _describe_engine(engine, made.placement.shares[pool].num_gpus))
     for problem in made.problems:
         yield f"does not fit: {problem}"
     yield from (f"warning: {warning}" for warning in made.warnings)
-    for name in ("prefill", "decode"):
+    for name in POOLS:
         if not made.placement.room[name] and not made.problems:
             yield f"note: no room for one more {name} worker: an update stops one before it starts its successor"
 

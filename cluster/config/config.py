@@ -31,15 +31,16 @@ from engine.contract.config import (
     SchedulerConfig,
 )
 from engine.contract.errors import ConfigError
+from engine.contract.role import Role
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
 from router.host_rule import is_loopback_name
+from router.roles import ROLES
 from router.security import SecuritySettings
 from router.settings import MetricsCompat, RouterSettings
 
 HttpProxy = Literal["auto", "none", "serve", "haproxy"]
-PoolName = Literal["prefill", "decode"]
 
 MAX_PER_NODE = 100
 """Serve's own limit."""
@@ -54,7 +55,7 @@ class MetricsSection(Section):
 
 
 class PoolSection(Section):
-    """What differs between the two pools; everything is optional."""
+    """What differs between pools; everything is optional."""
 
     num_threads: int | None = Field(
         default=None, ge=1, description="CPU threads of one worker; null shares the machine's cores evenly."
@@ -194,18 +195,20 @@ class BatonConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        prefill, decode = self._checked_engine("prefill"), self._checked_engine("decode")
+        engines = {pool: self._checked_engine(pool) for pool in ROLES}
         try:
             transfer = self.transfer_options()
             self.router_settings()
             self.security_settings()
         except (ConfigError, KVTransferError) as error:
             raise ValueError(str(error)) from error
-        if prefill.cache.block_size != decode.cache.block_size:
-            raise ValueError(
-                f"prefill.cache.block_size ({prefill.cache.block_size}) and decode.cache.block_size "
-                f"({decode.cache.block_size}) differ: blocks could not be handed over"
-            )
+        (first, *others), sizes = engines, {pool: engine.cache.block_size for pool, engine in engines.items()}
+        for other in others:
+            if sizes[first] != sizes[other]:
+                raise ValueError(
+                    f"{first}.cache.block_size ({sizes[first]}) and {other}.cache.block_size ({sizes[other]}) differ: "
+                    "blocks could not be handed over"
+                )
         if self.http_proxy in ("none", "haproxy") and self.address is not None:
             raise ValueError(
                 f"http_proxy {self.http_proxy!r} is for the private Ray of `baton serve`: on one that is there before "
@@ -217,8 +220,8 @@ class BatonConfig(Section):
                 f"kv_transfer.{'chain' if transfer.chain else 'connector'} {transfer.peer_source!r} works within one "
                 "process only; a cluster needs 'nixl'"
             )
-        for pool, cache in (("prefill", prefill.cache), ("decode", decode.cache)):
-            if transfer.host_bytes and not cache.enable_prefix_caching:
+        for pool, engine in engines.items():
+            if transfer.host_bytes and not engine.cache.enable_prefix_caching:
                 raise ValueError(
                     f"kv_transfer.host_bytes is {transfer.host_bytes}, but {pool}.cache.enable_prefix_caching is "
                     "false: the host tier keeps what the prefix cache evicts"
@@ -230,15 +233,15 @@ class BatonConfig(Section):
         """True where clients' connections end in the routers."""
         return self.http_proxy == "none" or (self.http_proxy == "auto" and self.address is None)
 
-    def _checked_engine(self, pool: PoolName) -> EngineConfig:
+    def _checked_engine(self, pool: str) -> EngineConfig:
         try:
             return self.engine_config(pool, model=Path(), num_threads=1)
         except ConfigError as error:
             raise ValueError(self.with_keys(str(error), pool)) from error
 
-    def with_keys(self, message: str, pool: PoolName) -> str:
+    def with_keys(self, message: str, pool: str) -> str:
         """What an engine of a pool says, with every setting as it is written in the file."""
-        section: PoolSection = self.prefill if pool == "prefill" else self.decode
+        section = self.pool(pool)
         return with_keys(
             message,
             *((f"{pool}.cache", section.cache), (f"{pool}.scheduler", section.scheduler), (f"{pool}.gpu", section.gpu)),
@@ -247,7 +250,8 @@ class BatonConfig(Section):
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:
-        for pool, section in (("prefill", self.prefill), ("decode", self.decode)):
+        for pool in ROLES:
+            section = self.pool(pool)
             if section.num_gpus is not None and (section.num_gpus > 0) == (self.device == "cpu"):
                 raise ValueError(
                     f"{pool}.num_gpus ({section.num_gpus:g}) and device ({self.device}) contradict each other: with "
@@ -255,9 +259,19 @@ class BatonConfig(Section):
                 )
         return self
 
-    def engine_config(self, pool: PoolName, *, model: Path, num_threads: int) -> EngineConfig:
+    def pool(self, name: str) -> PoolSection:
+        """What is said of one pool, by the name of its role."""
+        section: PoolSection = getattr(self, name)
+        return section
+
+    def num_replicas(self, pool: str) -> int:
+        """So many workers a pool has where it does not follow its load."""
+        number: int = getattr(self, f"{pool}_replicas")
+        return number
+
+    def engine_config(self, pool: str, *, model: Path, num_threads: int) -> EngineConfig:
         """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
-        section: PoolSection = self.prefill if pool == "prefill" else self.decode
+        section, role = self.pool(pool), ROLES[pool]
         return EngineConfig(
             model=ModelConfigSource(
                 path=model, device=self.device, dtype=self.dtype, num_threads=section.num_threads or num_threads
@@ -268,14 +282,14 @@ class BatonConfig(Section):
                 self.scheduler,
                 section.scheduler,
                 max_model_len=self.max_model_len,
-                **({"enable_cache_events": True} if self._is_mirrored(pool) else {}),
+                **({"enable_cache_events": True} if self.router_settings().mirrors_cache(role) else {}),
             ),
-            gpu=self._gpu_config(pool, section),
+            gpu=self._gpu_config(role, section),
         )
 
-    def _gpu_config(self, pool: PoolName, section: PoolSection) -> GPUConfig:
+    def _gpu_config(self, role: Role, section: PoolSection) -> GPUConfig:
         gpu = settings_from(GPUConfig, self.gpu, section.gpu)
-        if pool == "prefill" and gpu.cuda_graphs == "auto":  # its requests end before their first decode step
+        if not role.decodes and gpu.cuda_graphs == "auto":  # its requests end before their first decode step
             return dataclasses.replace(gpu, cuda_graphs=False)
         return gpu
 
@@ -305,8 +319,3 @@ class BatonConfig(Section):
         security = dataclasses.replace(self.security_settings().loaded(), own_admin_key=own_admin_key)
         router = self.router_settings()
         return security, dataclasses.replace(router, admin_api=router.admin_api and security.has_admin_keys)
-
-    def _is_mirrored(self, pool: PoolName) -> bool:
-        """True when the routers need to know what is cached in a pool."""
-        router = self.router_settings()
-        return router.mirrors_prefill_cache if pool == "prefill" else router.mirrors_decode_cache

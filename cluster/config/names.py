@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 APP_NAME = "baton"
-PREFILL = "prefill"
-DECODE = "decode"
 ROUTER = "router"
+"""The deployment of the routers; the others are called as the roles of their workers (router/roles.py)."""
+
 NAMESPACE = "baton"
 
 EFFECTIVE = "effective"

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from cluster.config.config_section import Section
 from engine.contract.messages import LoadReport
+from engine.contract.role import LoadMeasure, Role
 
 MAX_RATIO = 4.0
 MAX_REPLICAS = 10_000
@@ -41,10 +42,10 @@ class ScalingSection(Section):
         """How many workers to begin with where so many were asked for."""
         return min(max(num_replicas, self.min_replicas), self.max_replicas)
 
-    def load_of(self, role: str, load: LoadReport) -> float:
+    def load_of(self, role: Role, load: LoadReport) -> float:
         """A worker's load as a share of its target, bounded: one stuck queue must not ask for the whole cluster."""
-        if role == "prefill":
-            ratio = load.queued_prefill_tokens / self.target_queued_tokens
-        else:
-            ratio = load.kv_usage / self.target_kv_usage
-        return min(ratio, MAX_RATIO)
+        targets = {
+            LoadMeasure.QUEUED_TOKENS: self.target_queued_tokens,
+            LoadMeasure.KV_USAGE: self.target_kv_usage,
+        }
+        return min(role.measure.of(load) / targets[role.measure], MAX_RATIO)

@@ -137,9 +137,8 @@ class Deployment:
 
     def _explained(self, report: StartReport) -> str:
         """Why a worker refuses to start, in words of the configuration."""
-        pool = next((pool for pool in POOLS if pool == report.role), None)
         refusal = report.refusal or ""
-        return self.config.with_keys(refusal, pool) if pool is not None else refusal
+        return self.config.with_keys(refusal, report.role) if report.role in POOLS else refusal
 
     def wait(self, progress: Progress) -> None:
         """Return when every replica is ready.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from cluster.config.config import BatonConfig, PoolName
+from cluster.config.config import BatonConfig
 from cluster.plan.change import Change, Key
 from cluster.plan.place_remedies import fewer
-from cluster.plan.placement import POOLS, first_replicas, pool_section
+from cluster.plan.placement import POOLS, first_replicas
 from cluster.plan.sizing import EngineRoom, size_engine
 from engine.contract.config import CacheConfig
 from engine.contract.errors import ConfigError
@@ -24,7 +24,7 @@ MAX_CPU_SHARE = 0.8
 PLENTY = 1 << 20
 
 
-def memory_changes(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iterator[Iterator[Change]]:
+def memory_changes(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Iterator[Change]]:
     """Groups of changes; the first of a group that helps is the one to name."""
     if room.on_gpu and room.dtype == "float32":
         yield iter([Change.of((("dtype",), "bfloat16"))])
@@ -63,7 +63,7 @@ def _smaller_host_tier(room: EngineRoom) -> Iterator[Change]:
             yield Change.of((("kv_transfer", "host_bytes"), rounded))
 
 
-def _more_blocks(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+def _more_blocks(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
     """As many as the longest request needs, and one for each request, by the key that says how many there are."""
     cache, demand = room.engine.cache, room.demand
     num_blocks = max(demand.blocks_per_sequence, demand.max_num_seqs)
@@ -82,7 +82,7 @@ def _more_blocks(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Itera
         yield Change.of((_key(config, pool, "cache", "kv_cache_bytes"), num_bytes))
 
 
-def _less_in_them(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+def _less_in_them(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
     """Shorter requests, or fewer at once, or both."""
     num_blocks = room.num_affordable_blocks
     if not num_blocks:
@@ -94,7 +94,7 @@ def _less_in_them(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iter
     yield Change.of(length, count)
 
 
-def _larger_steps(pool: PoolName, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+def _larger_steps(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
     """Steps that hold a block, or the longest prompt where prompts are not split."""
     scheduler = room.engine.scheduler
     yield Change.of((_key(config, pool, "scheduler", "max_num_batched_tokens"), room.demand.layout.block_size))
@@ -117,12 +117,12 @@ def _smaller_blocks(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
 
 
 def _on_cpu(config: BatonConfig) -> Change:
-    asked = [pool for pool in POOLS if pool_section(config, pool).num_gpus is not None]
+    asked = [pool for pool in POOLS if config.pool(pool).num_gpus is not None]
     return Change.of((("device",), "cpu"), *(((pool, "num_gpus"), None) for pool in asked))
 
 
-def _key(config: BatonConfig, pool: PoolName, section: str, name: str) -> Key:
+def _key(config: BatonConfig, pool: str, section: str, name: str) -> Key:
     """Where a setting of a pool stands: for both pools, if it is written there and nowhere else."""
-    own = getattr(pool_section(config, pool), section).model_fields_set
+    own = getattr(config.pool(pool), section).model_fields_set
     shared = getattr(config, section).model_fields_set
     return (section, name) if name in shared and name not in own else (pool, section, name)

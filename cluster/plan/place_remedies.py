@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from cluster.config.config import MAX_PER_NODE, BatonConfig, PoolName
+from cluster.config.config import MAX_PER_NODE, BatonConfig
 from cluster.config.names import ROUTER
 from cluster.plan.change import Change, Key
 from cluster.plan.inventory import Node
-from cluster.plan.placement import POOLS, SMALL_CPU_SHARE, Placed, Placement, first_replicas, pool_section
+from cluster.plan.placement import POOLS, SMALL_CPU_SHARE, Placed, Placement, first_replicas
 
 LITTLE = 0.001
 """Of a custom resource: enough to keep a worker on the machines that offer it, and no limit to their number."""
@@ -34,11 +34,11 @@ def place_changes(
         yield _less_of_amounts(config, pool, nodes)
 
 
-def fewer(config: BatonConfig, pool: PoolName, count: int) -> Change:
+def fewer(config: BatonConfig, pool: str, count: int) -> Change:
     """With so many workers to begin with, whatever decides about that."""
     replicas: Key = (f"{pool}_replicas",)
-    given = config.prefill_replicas if pool == "prefill" else config.decode_replicas
-    scaling = pool_section(config, pool).scaling
+    given = config.num_replicas(pool)
+    scaling = config.pool(pool).scaling
     if scaling is None or scaling.min_replicas <= count:
         return Change.of((replicas, count))
     bound: Key = (pool, "scaling", "min_replicas")
@@ -51,26 +51,26 @@ def _fewer_of_it(placed: Placed, placement: Placement, config: BatonConfig) -> I
     if count == 0:
         return
     if placed.deployment != ROUTER:
-        yield fewer(config, "prefill" if placed.deployment == "prefill" else "decode", count)
+        yield fewer(config, placed.deployment, count)
     elif not config.router_per_node:
         yield Change.of((("router_replicas",), count))
 
 
-def _fewer_of_pool(config: BatonConfig, pool: PoolName) -> Iterator[Change]:
+def _fewer_of_pool(config: BatonConfig, pool: str) -> Iterator[Change]:
     for count in range(first_replicas(config, pool) - 1, 0, -1):
         yield fewer(config, pool, count)
 
 
-def _more_per_node(config: BatonConfig, pool: PoolName) -> Iterator[Change]:
-    limit = pool_section(config, pool).max_per_node
+def _more_per_node(config: BatonConfig, pool: str) -> Iterator[Change]:
+    limit = config.pool(pool).max_per_node
     if limit is not None:
         for more in range(limit + 1, min(first_replicas(config, pool), MAX_PER_NODE) + 1):
             yield Change.of(((pool, "max_per_node"), more))
 
 
-def _less_of_amounts(config: BatonConfig, pool: PoolName, nodes: Sequence[Node]) -> Iterator[Change]:
+def _less_of_amounts(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Iterator[Change]:
     """Less of what a pool's workers reserve: as much as the largest machine has, even parts of that, the default."""
-    section = pool_section(config, pool)
+    section = config.pool(pool)
     for name, asked, most in (
         ("num_cpus", section.num_cpus, max((node.num_cpus for node in nodes), default=0.0)),
         ("num_gpus", section.num_gpus, max((node.num_gpus for node in nodes), default=0.0)),
@@ -85,7 +85,7 @@ def _less_of_amounts(config: BatonConfig, pool: PoolName, nodes: Sequence[Node])
 
 def _room_for_routers(config: BatonConfig) -> Iterator[Change]:
     """Every worker leaves the CPUs of one router, or more, to others."""
-    asked = {pool: pool_section(config, pool).num_cpus for pool in POOLS}
+    asked = {pool: config.pool(pool).num_cpus for pool in POOLS}
     for left in (SMALL_CPU_SHARE, 0.5, 1.0):
         keys = [((pool, "num_cpus"), _rounded_down(cpus - left)) for pool, cpus in asked.items() if cpus is not None]
         if keys and all(amount > 0 for _, amount in keys):
@@ -100,9 +100,9 @@ def _rounded_down(amount: float) -> float:
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def _less_of_resources(config: BatonConfig, pool: PoolName, nodes: Sequence[Node]) -> Iterator[Change]:
+def _less_of_resources(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Iterator[Change]:
     """Resources that machines do offer, but not as much; or that are called a little differently."""
-    asked = pool_section(config, pool).resources
+    asked = config.pool(pool).resources
     too_much = [name for name, amount in asked.items() if amount > LITTLE and _offer(nodes, name)]
     for name in too_much:
         yield Change.of(((pool, "resources", name), LITTLE))

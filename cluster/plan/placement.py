@@ -11,17 +11,19 @@ from dataclasses import dataclass
 
 import psutil
 
-from cluster.config.config import BatonConfig, PoolName, PoolSection
-from cluster.config.names import DECODE, PREFILL, ROUTER
+from cluster.config.config import BatonConfig
+from cluster.config.names import ROUTER
 from cluster.plan.free_resources import FreeResources
 from cluster.plan.inventory import Node
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
+from router.roles import ROLES
 
 SMALL_CPU_SHARE = 0.1
 """CPUs that Ray books for a process whose threads we size ourselves: enough to spread, never a reason not to start."""
 
-POOLS: tuple[PoolName, ...] = ("prefill", "decode")
+POOLS = tuple(ROLES)
+"""The pools, by the names of their roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class Placement:
     """Where everything goes."""
 
     placed: tuple[Placed, ...]
-    shares: Mapping[PoolName, WorkerShare]
+    shares: Mapping[str, WorkerShare]
     num_routers: int
     room: Mapping[str, bool]
     """Whether one more process of a deployment would fit, as an update without a gap needs."""
@@ -84,17 +86,10 @@ def place(config: BatonConfig, nodes: Sequence[Node]) -> Placement:
     num_routers = config.router_replicas
     if config.router_per_node:
         num_routers = max(1, sum(node.num_cpus >= SMALL_CPU_SHARE for node in nodes))
-    counts = {PREFILL: first_replicas(config, "prefill"), DECODE: first_replicas(config, "decode"), ROUTER: num_routers}
-    takes: dict[str, Mapping[str, float]] = {
-        PREFILL: demands["prefill"],
-        DECODE: demands["decode"],
-        ROUTER: {"CPU": SMALL_CPU_SHARE},
-    }
-    limits = {
-        PREFILL: config.prefill.max_per_node,
-        DECODE: config.decode.max_per_node,
-        ROUTER: 1 if config.router_per_node else None,
-    }
+    counts = {pool: first_replicas(config, pool) for pool in POOLS} | {ROUTER: num_routers}
+    takes: dict[str, Mapping[str, float]] = {**demands, ROUTER: {"CPU": SMALL_CPU_SHARE}}
+    limits = {pool: config.pool(pool).max_per_node for pool in POOLS}
+    limits[ROUTER] = 1 if config.router_per_node else None
     placed = tuple(
         Placed(
             deployment=name,
@@ -106,22 +101,19 @@ def place(config: BatonConfig, nodes: Sequence[Node]) -> Placement:
         for name, count in counts.items()
         for number in range(1, count + 1)
     )
-    shares: dict[PoolName, WorkerShare] = {
-        "prefill": _share(config, "prefill", demands["prefill"], placed),
-        "decode": _share(config, "decode", demands["decode"], placed),
-    }
+    shares = {pool: _share(config, pool, demands[pool], placed) for pool in POOLS}
     room = {name: board.has_room(name, takes[name], at_most=limits[name]) for name in counts}
     return Placement(placed=placed, shares=shares, num_routers=num_routers, room=room)
 
 
-def demands_of(config: BatonConfig, pool: PoolName, nodes: Sequence[Node]) -> Mapping[str, float]:
+def demands_of(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Mapping[str, float]:
     """What Ray books for one worker: a CPU share, a GPU or, where one machine has too few, a part of one, and what
     keeps the pool on its machines.
 
     Raises:
         ConfigError: GPUs were asked for, and there are none.
     """
-    section = pool_section(config, pool)
+    section = config.pool(pool)
     num_gpus = sum(node.num_gpus for node in nodes)
     wants_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus > 0)
     if wants_gpu and num_gpus < 1:
@@ -141,20 +133,14 @@ def demands_of(config: BatonConfig, pool: PoolName, nodes: Sequence[Node]) -> Ma
     return {"CPU": cpus, "GPU": share, **section.resources}
 
 
-def pool_section(config: BatonConfig, pool: PoolName) -> PoolSection:
-    """What the configuration says of one pool."""
-    section: PoolSection = config.prefill if pool == "prefill" else config.decode
-    return section
-
-
-def _share(config: BatonConfig, pool: PoolName, demands: Mapping[str, float], placed: Sequence[Placed]) -> WorkerShare:
+def _share(config: BatonConfig, pool: str, demands: Mapping[str, float], placed: Sequence[Placed]) -> WorkerShare:
     """Cores are shared evenly among the workers of a machine; the fewest that any worker gets hold for its pool."""
     homes = [item.node for item in placed if item.deployment == pool and item.node is not None]
     num_gpus = demands["GPU"]
     return WorkerShare(
         num_cpus=demands["CPU"],
         num_gpus=num_gpus,
-        num_threads=pool_section(config, pool).num_threads
+        num_threads=config.pool(pool).num_threads
         or min((max(1, node.num_cores // num_workers_on(node, placed)) for node in homes), default=1),
         gpu_share=num_gpus if 0.0 < num_gpus < 1.0 else 1.0,
         resources={name: amount for name, amount in demands.items() if name not in ("CPU", "GPU")},
@@ -217,7 +203,7 @@ def logical_cpus(config: BatonConfig, *, num_cores: int) -> int:
     """CPUs that a private Ray must claim to have, so that every process of the configuration can be placed."""
     workers = 0.0
     for pool in POOLS:
-        num_cpus = pool_section(config, pool).num_cpus
+        num_cpus = config.pool(pool).num_cpus
         workers += most_replicas(config, pool) * (num_cpus if num_cpus is not None else SMALL_CPU_SHARE)
     return max(num_cores, math.ceil(workers + config.router_replicas * SMALL_CPU_SHARE) + 1)
 
@@ -228,7 +214,7 @@ def wanted_resources(config: BatonConfig) -> dict[str, float]:
     """
     wanted: Counter[str] = Counter()
     for pool in POOLS:
-        section = pool_section(config, pool)
+        section = config.pool(pool)
         for name, amount in section.resources.items():
             wanted[name] += math.ceil(most_replicas(config, pool) * amount)
     return {name: float(amount) for name, amount in wanted.items()}
@@ -239,14 +225,14 @@ def _rounded_down(share: float) -> float:
     return math.floor(share * 100) / 100
 
 
-def first_replicas(config: BatonConfig, pool: PoolName) -> int:
+def first_replicas(config: BatonConfig, pool: str) -> int:
     """So many workers a pool begins with."""
-    num_replicas = config.prefill_replicas if pool == "prefill" else config.decode_replicas
-    scaling = pool_section(config, pool).scaling
+    num_replicas = config.num_replicas(pool)
+    scaling = config.pool(pool).scaling
     return num_replicas if scaling is None else scaling.first(num_replicas)
 
 
-def most_replicas(config: BatonConfig, pool: PoolName) -> int:
+def most_replicas(config: BatonConfig, pool: str) -> int:
     """So many workers a pool may have."""
-    scaling = pool_section(config, pool).scaling
+    scaling = config.pool(pool).scaling
     return first_replicas(config, pool) if scaling is None else scaling.max_replicas

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cluster.config.config import BatonConfig, PoolName
+from cluster.config.config import BatonConfig
 from cluster.config.names import ROUTER
 from cluster.config.served_model import ServedModel
 from cluster.plan.change import Change, Key, first_that_helps
@@ -29,7 +29,7 @@ class Plan:
     nodes: tuple[Node, ...]
     model: ModelSize
     placement: Placement
-    sizes: Mapping[PoolName, EngineSize]
+    sizes: Mapping[str, EngineSize]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -55,7 +55,7 @@ class _Draft:
     """A plan whose problems nobody has looked for remedies for."""
 
     placement: Placement
-    sizes: Mapping[PoolName, EngineSize]
+    sizes: Mapping[str, EngineSize]
     problems: tuple[_Problem, ...]
 
     @property
@@ -192,8 +192,8 @@ def _apart(config: BatonConfig, placement: Placement) -> Iterator[_Problem]:
 
 def _sizes(
     config: BatonConfig, model: ServedModel, weights: ModelSize, placement: Placement, cpu_dtype: str
-) -> tuple[dict[PoolName, EngineSize], list[_Problem]]:
-    sizes: dict[PoolName, EngineSize] = {}
+) -> tuple[dict[str, EngineSize], list[_Problem]]:
+    sizes: dict[str, EngineSize] = {}
     problems: list[_Problem] = []
     for pool in POOLS:
         share = placement.shares[pool]
@@ -222,7 +222,7 @@ def _sizes(
     return sizes, problems
 
 
-def _memory_of(pool: PoolName, share: WorkerShare, placement: Placement) -> int | None:
+def _memory_of(pool: str, share: WorkerShare, placement: Placement) -> int | None:
     """The device memory of the pool's worst-off worker: a GPU's, or an even part of its host's."""
     homes = [item.node for item in placement.placed if item.deployment == pool and item.node is not None]
     if share.num_gpus > 0:
@@ -231,7 +231,7 @@ def _memory_of(pool: PoolName, share: WorkerShare, placement: Placement) -> int 
     return _host_memory_of(pool, placement)
 
 
-def _host_memory_of(pool: PoolName, placement: Placement) -> int | None:
+def _host_memory_of(pool: str, placement: Placement) -> int | None:
     """The main memory of the pool's worst-off worker: an even part of its host's."""
     homes = [item.node for item in placement.placed if item.deployment == pool and item.node is not None]
     return min((node.memory_bytes // num_workers_on(node, placement.placed) for node in homes), default=None)

@@ -1,4 +1,4 @@
-"""The Serve graph: routers in front of a prefill pool and a decode pool."""
+"""The Serve graph: routers in front of one pool of workers a role."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Any
 
 from ray import serve
 
-from cluster.config.config import BatonConfig, PoolName
-from cluster.config.names import DECODE, PREFILL, ROUTER
+from cluster.config.config import BatonConfig
+from cluster.config.names import ROUTER
 from cluster.config.scaling import ScalingSection
 from cluster.config.served_model import ServedModel
-from cluster.plan.placement import SMALL_CPU_SHARE, Placement, pool_section
+from cluster.plan.placement import SMALL_CPU_SHARE, Placement
 from cluster.serve.addressed_router import AddressedRouter
 from cluster.serve.autoscale import autoscaling_config
 from cluster.serve.ingress import IngressSettings, RouterIngress
 from cluster.serve.listener import ListenSettings
 from cluster.serve.version import deployment_version
-from cluster.serve.workers import DecodeWorker, PrefillWorker, WorkerSettings
+from cluster.serve.workers import Worker, WorkerSettings
+from engine.contract.role import Role
+from router.roles import ROLES
 
 UNLIMITED_CALLS = 1_000_000
 """Calls in progress at one replica. Our own bounds are lower, and answer 429 and not with a silent queue."""
@@ -39,10 +41,10 @@ def build_graph(
     model: ServedModel,
     placement: Placement,
     *,
-    workers: tuple[type[Any], type[Any]] = (PrefillWorker, DecodeWorker),
+    worker: type[Any] = Worker,
     own_admin_key: str | None = None,
 ) -> serve.Application:
-    """Bind the three deployments; other ``workers`` are for measuring the router alone.
+    """Bind the deployments of the routers and of every role's workers; another ``worker`` is for measuring routers.
 
     ``own_admin_key`` is the hash of the key that orders ask for where no admin key is configured; without any key they
     are refused.
@@ -75,9 +77,7 @@ def build_graph(
     if config.router_per_node:
         ingress = ingress.options(max_replicas_per_node=1, max_surge_percent=0)
     return _versioned(ingress, settings).bind(
-        _bind_worker(workers[0], "prefill", config, model, placement),
-        _bind_worker(workers[1], "decode", config, model, placement),
-        settings,
+        settings, **{role.name: _bind_worker(worker, role, config, model, placement) for role in ROLES.values()}
     )
 
 
@@ -89,25 +89,26 @@ def _listen_settings(config: BatonConfig) -> ListenSettings | None:
 
 
 def _bind_worker(
-    worker: type[Any], pool: PoolName, config: BatonConfig, model: ServedModel, placement: Placement
+    worker: type[Any], role: Role, config: BatonConfig, model: ServedModel, placement: Placement
 ) -> serve.Application:
+    pool = role.name
     share = placement.shares[pool]
     settings = WorkerSettings(
-        role=pool,
+        role=role,
         engine=share.apply(config.engine_config(pool, model=model.path, num_threads=share.num_threads)),
         transfer=config.transfer_options(),
         model_name=model.name,
         report_period_s=config.router_settings().report_period_s,
         step_timeout_s=config.health.step_timeout_s,
         drain_timeout_s=config.health.drain_timeout_s,
-        scaling=pool_section(config, pool).scaling,
+        scaling=config.pool(pool).scaling,
     )
     # Threads follow from what else runs on a machine: no reason to replace a worker that runs.
-    threadless = dataclasses.replace(settings.engine.model, num_threads=pool_section(config, pool).num_threads)
+    threadless = dataclasses.replace(settings.engine.model, num_threads=config.pool(pool).num_threads)
     stable = dataclasses.replace(settings, engine=dataclasses.replace(settings.engine, model=threadless))
-    num_replicas = config.prefill_replicas if pool == "prefill" else config.decode_replicas
+    num_replicas = config.num_replicas(pool)
     deployment = serve.deployment(
-        name=PREFILL if pool == "prefill" else DECODE,
+        name=pool,
         **_size(settings.scaling, num_replicas),
         max_ongoing_requests=UNLIMITED_CALLS,
         graceful_shutdown_timeout_s=config.health.drain_timeout_s + SHUTDOWN_MARGIN_S,
@@ -117,7 +118,7 @@ def _bind_worker(
         request_router_config={"request_router_class": AddressedRouter},
         ray_actor_options={"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "resources": dict(share.resources)},
         max_constructor_retry_count=MAX_START_ATTEMPTS,
-        **_spread(pool_section(config, pool).max_per_node),
+        **_spread(config.pool(pool).max_per_node),
         max_surge_percent=_one_of(num_replicas) if placement.room[pool] else 0,
         logging_config=QUIET_LOGGING,
     )(worker)

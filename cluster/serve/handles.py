@@ -11,13 +11,14 @@ import ray
 from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-from cluster.config.names import APP_NAME, DECODE, PREFILL
+from cluster.config.names import APP_NAME
 from cluster.serve.refusal import Refusal
 from cluster.serve.replica_caller import Caller
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
 from kv_transfer.fault_options import FaultOptions
 from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 from router.report.router_report import RouterReport
+from router.roles import ROLES
 from router.settings import RouterSettings
 
 RESYNC_TIMEOUT_S = 10.0
@@ -128,7 +129,7 @@ class ServeTargets:
         known: dict[str, int] = {}
         with contextlib.suppress(RayError, KeyError, TimeoutError):
             async with asyncio.timeout(timeout_s):
-                for role, name in (("prefill", PREFILL), ("decode", DECODE)):
-                    details = await self._controller.get_deployment_details.remote(APP_NAME, name)
+                for role in ROLES:
+                    details = await self._controller.get_deployment_details.remote(APP_NAME, role)
                     known[role] = details.target_num_replicas
         return known

@@ -44,29 +44,25 @@ class IngressSettings:
 class RouterIngress:
     """One router replica. Serve asks for the application once the handles are there."""
 
-    def __init__(
-        self, prefill: DeploymentHandle[Any], decode: DeploymentHandle[Any], settings: IngressSettings
-    ) -> None:
+    def __init__(self, settings: IngressSettings, **pools: DeploymentHandle[Any]) -> None:
+        """``pools`` are the workers of every role, by its name."""
         configure_worker_logging()
-        self._prefill = ReplicaCaller(prefill)
-        self._decode = ReplicaCaller(decode)
+        self._callers = {role: ReplicaCaller(handle) for role, handle in pools.items()}
         self._settings = settings
         self._service: RouterService | None = None
         self._listener: RouterListener | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the application on the replica's event loop."""
-        self._prefill.connect()
-        self._decode.connect()
         routers = ReplicaCaller(serve.get_deployment_handle(ROUTER, APP_NAME))
-        routers.connect()
+        for caller in (*self._callers.values(), routers):
+            caller.connect()
         router_id = serve.get_replica_context().replica_id.unique_id
         settings = self._settings
         service = self._service = RouterService(
             model_dir=settings.model_dir,
             model_name=settings.model_name,
-            prefill=RayWorkerPool(self._prefill, settings.router),
-            decode=RayWorkerPool(self._decode, settings.router),
+            pools={role: RayWorkerPool(caller, settings.router) for role, caller in self._callers.items()},
             settings=settings.router,
             router_id=router_id,
             peers=RayRouterPeers(routers, own_id=router_id),

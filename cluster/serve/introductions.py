@@ -92,14 +92,14 @@ FIRST_LISTS_S = 0.5
 
 
 class Introductions:
-    """One worker's acquaintances: all workers of the other role, and of its own where these hand requests over."""
+    """One worker's acquaintances: all workers of the roles that its own hands KV over to, or gets it from."""
 
     def __init__(
         self,
         *,
         own_id: str,
         own: Caller,
-        other: Caller,
+        others: Sequence[Caller],
         meets_own_role: bool,
         peers: PeerDirectory,
         on_met: Callable[[int], None],
@@ -108,7 +108,7 @@ class Introductions:
     ) -> None:
         self._own_id = own_id
         self._own = own
-        self._other = other
+        self._others = tuple(others)
         self._meets_own_role = meets_own_role
         self._peers = peers
         self._on_met = on_met
@@ -184,7 +184,7 @@ class Introductions:
     async def _wait_for_lists(self) -> None:
         """Serve sends its lists a moment after they were asked for; in a cluster that starts they stay empty."""
         deadline_s = self._clock() + FIRST_LISTS_S
-        while not (self._own.replica_ids() or self._other.replica_ids()) and self._clock() < deadline_s:  # noqa: ASYNC110 (lists of Serve, without events)
+        while not (self._own.replica_ids() or self._ids_of_others()) and self._clock() < deadline_s:  # noqa: ASYNC110 (lists of Serve, without events)
             await asyncio.sleep(LOOK_PERIOD_S / 4)
 
     def look(self) -> None:
@@ -205,13 +205,17 @@ class Introductions:
         self._notice_absence(now)
 
     def _tell_met(self, met: frozenset[str]) -> None:
-        """Count who of the other role is there and was met once: an idle connection may be made anew at any time."""
-        listed = set(self._other.replica_ids())
+        """Count who of other roles is there and was met once: an idle connection may be made anew at any time."""
+        listed = self._ids_of_others()
         self._met_once = (self._met_once | met) & listed
         self._on_met(len(self._met_once))
 
     def _wanted(self) -> set[str]:
-        return set(self._other.replica_ids()) | (self.siblings() if self._meets_own_role else set())
+        return self._ids_of_others() | (self.siblings() if self._meets_own_role else set())
+
+    def _ids_of_others(self) -> set[str]:
+        """The running workers of other roles that we meet."""
+        return {replica_id for caller in self._others for replica_id in caller.replica_ids()}
 
     def _notice_absence(self, now: float) -> None:
         if self._own_id in self._own.replica_ids():

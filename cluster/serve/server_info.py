@@ -17,7 +17,7 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from cluster.config.config import BatonConfig
 from cluster.config.names import EFFECTIVE, NAMESPACE
 from cluster.config.served_model import ServedModel
-from cluster.plan.placement import POOLS, pool_section
+from cluster.plan.placement import POOLS
 
 HIDDEN = "(hidden)"
 SECRETS = ("api_keys", "admin_keys")
@@ -40,7 +40,7 @@ def effective(config: BatonConfig, model: ServedModel, own_admin_key: str | None
     for pool in POOLS:
         engine = config.engine_config(pool, model=model.path, num_threads=1)
         values[pool] = {
-            **pool_section(config, pool).model_dump(mode="json", exclude=set(ENGINE_SECTIONS)),
+            **config.pool(pool).model_dump(mode="json", exclude=set(ENGINE_SECTIONS)),
             **{name: dataclasses.asdict(getattr(engine, name)) for name in ENGINE_SECTIONS},
         }
     for name in SECRETS:

@@ -1,4 +1,4 @@
-"""The two worker classes as Serve deployments: thin wrappers that give an engine its identity and its peers."""
+"""A worker as a Serve deployment: gives an engine its identity and its peers, and answers other processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ray import serve
 from ray.util import get_node_ip_address
 
-from cluster.config.names import APP_NAME, DECODE, PREFILL
+from cluster.config.names import APP_NAME
 from cluster.config.scaling import ScalingSection
 from cluster.serve.autoscale import LOAD
 from cluster.serve.hung_reads import HungReads
@@ -23,11 +22,12 @@ from cluster.serve.refusal import HandshakeRefusal, Refusal
 from cluster.serve.replica_caller import ReplicaCaller
 from cluster.serve.start_report import StartReport, publish_start_report, weights_progress
 from cluster.serve.worker_log import configure_worker_logging
-from decode.server import DecodeServer
 from engine.contract.config import EngineConfig
 from engine.contract.errors import CheckpointError, ConfigError
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
-from engine.frontend.server import EngineServer
+from engine.contract.role import Role
+from engine.frontend.async_engine import AsyncEngine
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.errors import HandshakeRefusedError, KVTransferError
 from kv_transfer.factory import build_connector
@@ -36,11 +36,8 @@ from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.nixl.ucx_access import confine_ucx, describe_local_ucx
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
-from prefill.server import PrefillServer
 from router.attentive_clock import AttentiveClock
-
-if TYPE_CHECKING:
-    from engine.build import BuiltEngine
+from router.roles import ROLES
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -52,7 +49,7 @@ TICK_PERIOD_S = 0.25
 class WorkerSettings:
     """What a replica needs to know to start."""
 
-    role: str
+    role: Role
     engine: EngineConfig
     transfer: ConnectorOptions
     model_name: str
@@ -63,31 +60,37 @@ class WorkerSettings:
 
 
 class Worker:
-    """What both roles share: their start, their status, the handshake."""
+    """One replica of a pool. It counts as started once its engine is built, which the engine's own thread does."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_worker_logging()
         self._settings = settings
         self._met = asyncio.Event()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
+        # A worker that was stopped for a while has no step to answer for in that time.
+        self._clock = AttentiveClock(max_gap_s=4 * TICK_PERIOD_S)
+        self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in ROLES}
+        self._rendezvous = ServeRendezvous(tuple(self._callers.values()), loop=asyncio.get_running_loop())
+        self._rendezvous.connect()
+        self._engine = AsyncEngine(
+            self._build,
+            name=settings.role.name,
+            report_period_s=settings.report_period_s,
+            step_timeout_s=settings.step_timeout_s,
+            clock=self._clock,
+        )
         self._report("starting the engine")
         try:
-            built, info = self._build()
+            await self._engine.start()
         except (CheckpointError, ConfigError, KVTransferError) as error:
             self._report("failed", refusal=str(error))
             raise
-        assert built.connector is not None
-        # A worker that was stopped for a while has no step to answer for in that time.
-        self._clock = AttentiveClock(max_gap_s=4 * TICK_PERIOD_S)
-        self._server = self._serve(built, info)
-        self._server.start()
-        self._faults = built.connector.faults
         self._leaving: asyncio.Task[None] | None = None
-        self._introductions = self._introduce(built.connector)
+        self._introductions = self._introduce(self._connector)
         self._looking = asyncio.create_task(self._begin_looking())
         self._ticking = asyncio.create_task(self._keep_ticking())
         self._hung_reads = HungReads(
-            has_hung_read=lambda: self._server.has_hung_read,
+            has_hung_read=lambda: self._engine.has_hung_read,
             may_leave=self._introductions.may_leave,
             leave=lambda: self._leave(exits=True),
             patience_s=settings.drain_timeout_s,
@@ -95,58 +98,63 @@ class Worker:
         )
         self._watching = asyncio.create_task(self._hung_reads.keep_looking())
         self._report("ready")
-        logger.info("worker started: role=%s engine_id=%s", info.role, info.engine_id)
+        logger.info("worker started: role=%s engine_id=%s", self._info.role, self._info.engine_id)
 
-    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
-        raise NotImplementedError
-
-    def _build(self) -> tuple[BuiltEngine, WorkerInfo]:
+    def _build(self) -> EngineCore:
+        """The engine; run by its own thread."""
         # Here and not above: the command that deploys this class has no use for torch, and would wait for it.
         with loading():
             from engine.build import build_engine, worker_info
 
         settings = self._settings
         identity = PeerIdentity(engine_id=self._replica_id, incarnation=uuid.uuid4().hex)
-        self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in (PREFILL, DECODE)}
-        rendezvous = ServeRendezvous(tuple(self._callers.values()), loop=asyncio.get_running_loop())
-        rendezvous.connect()
 
         def connect(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
             return build_connector(
-                settings.transfer, identity=identity, rendezvous=rendezvous, layout=layout, region=region, wake=wake
+                settings.transfer,
+                identity=identity,
+                rendezvous=self._rendezvous,
+                layout=layout,
+                region=region,
+                wake=wake,
             )
 
         node_ip: str = get_node_ip_address()  # type: ignore[no-untyped-call]
         is_local = settings.transfer.transport == "local"
         networks = "" if is_local else confine_ucx(node_ip)
         built = build_engine(
-            settings.engine, build_connector=connect, progress=weights_progress(settings.role, self._replica_id)
+            settings.engine, build_connector=connect, progress=weights_progress(settings.role.name, self._replica_id)
         )
         transport = describe_local_ucx(built.runner.region.memory) if is_local else networks
         logger.info("KV travels over: %s", transport)
-        info = worker_info(
+        assert built.connector is not None
+        self._connector = built.connector
+        self._info = worker_info(
             built.runner,
-            role=settings.role,
+            role=settings.role.name,
             identity=identity,
             node_ip=node_ip,
             model_name=settings.model_name,
             stream_chunk_tokens=settings.engine.scheduler.prefill_chunk_tokens if settings.transfer.streamed else 0,
             transport=transport,
         )
-        return built, info
+        return built.core
 
     def _introduce(self, connector: Connector) -> Introductions:
-        is_decode = self._settings.role == DECODE
+        role = self._settings.role
         assert connector.peers is not None, "workers of a cluster read from each other"
         return Introductions(
             own_id=self._replica_id,
-            own=self._callers[DECODE if is_decode else PREFILL],
-            other=self._callers[PREFILL if is_decode else DECODE],
-            meets_own_role=is_decode,
+            own=self._callers[role.name],
+            others=[self._callers[other.name] for other in ROLES.values() if other is not role and role.meets(other)],
+            meets_own_role=role.moves_out,
             peers=connector.peers,
-            on_met=self._server.note_peers,
+            on_met=self._note_peers,
             on_absent=lambda: self._leave(exits=False),
         )
+
+    def _note_peers(self, num_peers: int) -> None:
+        self._engine.num_peers = num_peers
 
     async def _begin_looking(self) -> None:
         """Meet who is there before this worker counts as healthy, and whoever comes later."""
@@ -166,59 +174,59 @@ class Worker:
 
     async def _drain(self, *, exits: bool) -> None:
         # First, so that of workers that are drained together none hands over to another.
-        self._server.stop_admissions()
-        takers = await self._introductions.takers() if self._settings.role == DECODE else set()
+        self._engine.stop_admissions()
+        takers = await self._introductions.takers() if self._settings.role.moves_out else set()
         moves_out = bool(takers)
         logger.info("draining: moves_out=%s num_takers=%d", moves_out, len(takers))
-        is_empty = await self._server.drain(moves_out=moves_out, timeout_s=self._settings.drain_timeout_s)
+        is_empty = await self._engine.drain(moves_out=moves_out, timeout_s=self._settings.drain_timeout_s)
         logger.info("drained: is_empty=%s", is_empty)
         if exits:
-            if not self._server.has_hung_read:  # a transport under such a read may not close
-                await self._server.close()
+            if not self._engine.has_hung_read:  # a transport under such a read may not close
+                await self._engine.close()
             os._exit(0)  # Serve finds the actor gone, and starts another one
 
     def _report(self, stage: str, *, refusal: str | None = None) -> None:
         publish_start_report(
-            StartReport(role=self._settings.role, replica_id=self._replica_id, stage=stage, refusal=refusal)
+            StartReport(role=self._settings.role.name, replica_id=self._replica_id, stage=stage, refusal=refusal)
         )
 
     async def status(self) -> tuple[WorkerInfo, LoadReport]:
         """What does not change, and what does."""
-        return self._server.info(), self._server.load()
+        return self._info, self._engine.load
 
     async def handshake(self, hello: Hello) -> Hello | HandshakeRefusal:
         """Meet another worker."""
         try:
-            return await self._server.handshake(hello)
+            return await self._engine.handshake(hello)
         except HandshakeRefusedError as error:
             return HandshakeRefusal.of(error)
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> list[Refusal | None]:
         """Add requests to the engine; one answer each, in order."""
-        answers = await self._server.submit(requests)
+        answers = await self._engine.submit(requests)
         return [Refusal.of(answer) if answer is not None else None for answer in answers]
 
     async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
         """Yield everything that concerns one router, one message a step."""
-        async for message in self._server.outputs(client_id, mirrors_cache):
+        async for message in self._engine.outputs(client_id, mirrors_cache=mirrors_cache):
             yield message
 
     async def resync_cache(self, client_id: str) -> None:
         """Tell one router anew what is in the prefix cache."""
-        self._server.resync_cache(client_id)
+        self._engine.resync_cache(client_id)
 
     async def reset_prefix_cache(self, preempt_running: bool) -> CacheReset | None:
         """Drop the prefix cache; None where requests hold blocks and may not be preempted for it."""
-        return await self._server.reset_prefix_cache(preempt_running=preempt_running)
+        return await self._engine.reset_prefix_cache(preempt_running=preempt_running)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests in any state; unknown ids are ignored."""
-        await self._server.abort(request_ids)
+        await self._engine.abort(request_ids)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool follows its load."""
         scaling = self._settings.scaling
-        return {} if scaling is None else {LOAD: scaling.load_of(self._settings.role, self._server.load())}
+        return {} if scaling is None else {LOAD: scaling.load_of(self._settings.role, self._engine.load)}
 
     async def drain(self) -> None:
         """Take no more requests, let those that are here finish or move, then exit. Returns at once."""
@@ -226,11 +234,11 @@ class Worker:
 
     async def set_faults(self, options: FaultOptions) -> Refusal | None:
         """Suffer these faults from now on, where the cluster allows it."""
-        if self._faults is None:
+        if self._connector.faults is None:
             return Refusal(
                 code="faults_not_allowed", message="this cluster allows no faults: set kv_transfer.allow_faults"
             )
-        self._faults.change(options)
+        self._connector.faults.change(options)
         logger.warning("faults changed: %s", options)
         return None
 
@@ -238,41 +246,11 @@ class Worker:
         """Called by Serve; an exception makes it replace this replica. The first call decides when it is ready."""
         await self._met.wait()
         self._hung_reads.check_health()
-        self._server.check_health()
+        self._engine.check_health()
 
     async def __del__(self) -> None:
         for task in (getattr(self, name, None) for name in ("_looking", "_ticking", "_watching")):
             if task is not None:
                 task.cancel()
-        if hasattr(self, "_server"):
-            await self._server.close()
-
-
-class PrefillWorker(Worker):
-    """One replica of the prefill pool."""
-
-    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
-        assert built.connector is not None
-        return PrefillServer(
-            built.core,
-            info=info,
-            connector=built.connector.worker,
-            report_period_s=self._settings.report_period_s,
-            step_timeout_s=self._settings.step_timeout_s,
-            clock=self._clock,
-        )
-
-
-class DecodeWorker(Worker):
-    """One replica of the decode pool."""
-
-    def _serve(self, built: BuiltEngine, info: WorkerInfo) -> EngineServer:
-        assert built.connector is not None
-        return DecodeServer(
-            built.core,
-            info=info,
-            connector=built.connector.worker,
-            report_period_s=self._settings.report_period_s,
-            step_timeout_s=self._settings.step_timeout_s,
-            clock=self._clock,
-        )
+        if hasattr(self, "_engine"):
+            await self._engine.close()

@@ -69,7 +69,6 @@ def unpack_keys(keys: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(keys) // KEY_BYTES}Q", keys)
 
 
-def prompt_keys(token_ids: Sequence[int], cache_salt: str | None, block_size: int) -> tuple[int, ...]:
+def prompt_keys(token_ids: IntArray, cache_salt: str | None, block_size: int) -> tuple[int, ...]:
     """The keys of all full blocks of a prompt, in order."""
-    tokens = np.fromiter(token_ids, dtype=np.int32, count=len(token_ids))
-    return unpack_keys(b"".join(map(block_key, hash_chain(prompt_root(cache_salt), tokens, block_size))))
+    return unpack_keys(b"".join(map(block_key, hash_chain(prompt_root(cache_salt), token_ids, block_size))))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class GenerateRequest:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     sampling: SamplingParams
     output_token_ids: tuple[int, ...] = ()
     priority: int = 0

@@ -1,23 +1,88 @@
-"""What an engine counts: the counters, and immutable snapshots of them with gauges. Free of torch."""
+"""What an engine counts, and snapshots of it with gauges. A counter is declared once, here or in kv_transfer/stats.py.
+
+Snapshots, load reports, `/metrics` and `/status` derive from the declarations. Free of torch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Final
 
-from kv_transfer.connector import TransferStats
+from kv_transfer.stats import Counted, TransferStats, counted, counters_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """Gauges of now and counters since the start.
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What the scheduler counts since its start.
 
     Prefix counts are in tokens. Those of requests that resumed, after a preemption or a load that was given
     up, are apart: they would flatter the rate.
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
-    ``num_nan_logits`` counts sampled tokens whose logits held a NaN.
     ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
     ``num_dropped_early_loads`` gave their blocks back before their request came: it was late, or others lacked them.
     """
+
+    num_requests: int = counted()
+    num_finished: int = counted()
+    num_aborted: int = counted()
+    num_moved_out: int = counted()
+    num_preemptions: int = counted(
+        "Requests that lost their KV to others.", metric="preemptions", vllm="num_preemptions", total="preemptions"
+    )
+    num_scheduled_tokens: int = counted()
+    num_generated_tokens: int = counted()
+    prefix_queried_tokens: int = counted(
+        "Prompt tokens looked up in the prefix cache.",
+        metric="prefix_cache_queried_tokens",
+        vllm="prefix_cache_queries",
+        total="prefix_queried_tokens",
+    )
+    prefix_hit_tokens: int = counted(
+        "Prompt tokens whose KV was there already, or came from another engine.",
+        metric="prefix_cache_hit_tokens",
+        labels=(("source", "local"),),
+        vllm="prefix_cache_hits",
+        total="prefix_hit_tokens",
+    )
+    remote_hit_tokens: int = counted(
+        metric="prefix_cache_hit_tokens",
+        labels=(("source", "remote"),),
+        vllm="external_prefix_cache_hits",
+        total="remote_hit_tokens",
+    )
+    resumed_queried_tokens: int = counted()
+    resumed_hit_tokens: int = counted()
+    failed_blocks: int = counted(
+        "KV blocks that were wanted and not fetched.", metric="failed_blocks", total="failed_blocks"
+    )
+    recomputed_tokens: int = counted(
+        "Tokens whose KV was lost and computed again.", metric="recomputed_tokens", total="recomputed_tokens"
+    )
+    num_adopted_blocks: int = counted()
+    num_dropped_early_loads: int = counted()
+    num_unknown_ids: int = counted()
+    num_nan_logits: int = counted(
+        "Sampled tokens whose logits held a NaN.", metric="nan_logits", vllm="corrupted_requests"
+    )
+    num_allocated_blocks: int = counted()
+    num_evicted_blocks: int = counted("Cached KV blocks that made room for others.", metric="evicted_blocks")
+    num_sampled_lifetimes: int = counted()
+    sampled_lifetime_s: float = counted(start=0.0)
+
+    def values(self) -> dict[str, float]:
+        """All of them, by their names."""
+        return dict(zip(_SCHEDULER_COUNTERS, _read_counters(self), strict=True))
+
+
+_SCHEDULER_COUNTERS: Final = tuple(counters_of(Counters))
+_read_counters: Final = attrgetter(*_SCHEDULER_COUNTERS)
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerStats(Counters):
+    """A snapshot of the scheduler: gauges of now, by the names that they have in a load report, and its counters."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -28,63 +93,46 @@ class SchedulerStats:
     num_leased_blocks: int = 0
     num_early_blocks: int = 0
     queued_prefill_tokens: int = 0
-    num_requests: int = 0
-    num_finished: int = 0
-    num_aborted: int = 0
-    num_moved_out: int = 0
-    num_preemptions: int = 0
-    num_scheduled_tokens: int = 0
-    num_generated_tokens: int = 0
-    prefix_queried_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    remote_hit_tokens: int = 0
-    resumed_queried_tokens: int = 0
-    resumed_hit_tokens: int = 0
-    failed_blocks: int = 0
-    recomputed_tokens: int = 0
-    num_adopted_blocks: int = 0
-    num_dropped_early_loads: int = 0
-    num_unknown_ids: int = 0
-    num_nan_logits: int = 0
-    num_allocated_blocks: int = 0
-    num_evicted_blocks: int = 0
-    num_sampled_lifetimes: int = 0
-    sampled_lifetime_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """The scheduler's and the connector's numbers together.
+GAUGES: Final = tuple(item.name for item in fields(SchedulerStats) if item.name not in _SCHEDULER_COUNTERS)
+"""What a load report tells beside counters."""
 
-    Of ``num_steps`` the sampling of ``num_waited_steps`` had to wait for the tokens of the step before.
+
+@dataclass(slots=True, kw_only=True)
+class StepCounters:
+    """What an engine counts of its steps. Of ``num_steps`` the sampling of ``num_waited_steps`` had to wait for the
+    tokens of the step before.
     """
+
+    num_steps: int = counted("Steps of the engine.", metric="engine_steps")
+    num_waited_steps: int = counted(
+        "Steps whose sampling waited for the tokens of the step before.", metric="engine_waited_steps"
+    )
+    step_s: float = counted("Time in steps of the engine.", metric="engine_step_seconds", start=0.0)
+    num_integrity_failures: int = counted(
+        "Times that the books of blocks did not balance.", metric="integrity_failures"
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats(StepCounters):
+    """A snapshot of the engine's, the scheduler's and the connector's numbers together."""
 
     scheduler: SchedulerStats = field(default_factory=SchedulerStats)
     transfer: TransferStats = field(default_factory=TransferStats)
-    num_steps: int = 0
-    num_waited_steps: int = 0
-    step_s: float = 0.0
-    num_integrity_failures: int = 0
+
+    def counters(self) -> dict[str, float]:
+        """All counters by name, as load reports tell them."""
+        return self.scheduler.values() | {
+            name: getattr(part, name) for part, names in ((self, _STEPS), (self.transfer, _TRANSFER)) for name in names
+        }
 
 
-@dataclass(slots=True)
-class Counters:
-    """Plain counters; names are those of ``SchedulerStats``."""
+_STEPS: Final = tuple(counters_of(StepCounters))
+_TRANSFER: Final = tuple(counters_of(TransferStats))
 
-    num_requests: int = 0
-    num_finished: int = 0
-    num_aborted: int = 0
-    num_moved_out: int = 0
-    num_preemptions: int = 0
-    num_scheduled_tokens: int = 0
-    num_generated_tokens: int = 0
-    prefix_queried_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    remote_hit_tokens: int = 0
-    resumed_queried_tokens: int = 0
-    resumed_hit_tokens: int = 0
-    failed_blocks: int = 0
-    recomputed_tokens: int = 0
-    num_adopted_blocks: int = 0
-    num_unknown_ids: int = 0
-    num_nan_logits: int = 0
+WORKER_COUNTERS: Final[Mapping[str, Counted]] = {
+    name: told for kind in (Counters, StepCounters, TransferStats) for name, told in counters_of(kind).items()
+}
+"""All counters of a worker, by the names that they have in its load reports."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.contract.messages import LogprobTable, SamplingParams
-from kv_transfer.connector import NO_EVENTS, NO_ORDERS, ConnectorEvents, ConnectorOrders
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -110,7 +110,6 @@ class ModelRunnerOutput(NamedTuple):
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobsChunk, ...] = ()
     has_waited: bool = False
-    connector_events: ConnectorEvents = NO_EVENTS
 
 
 NOTHING_SAMPLED = ModelRunnerOutput(sampled_token_ids=EMPTY_INTS)

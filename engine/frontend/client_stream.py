@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from engine.contract.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
+from engine.contract.messages import FinishReason, RequestError, TokenDelta
 from engine.frontend.feeds import CacheFeed
 
 ENGINE_DEAD = RequestError(code="engine_dead", message="the engine stopped working; the request was not finished")
@@ -89,29 +89,3 @@ def _is_pressing(delta: TokenDelta) -> bool:
 def dead_delta(request_id: str) -> TokenDelta:
     """The end of a request whose engine died."""
     return TokenDelta(request_id=request_id, token_ids=(), finish_reason=FinishReason.ERROR, error=ENGINE_DEAD)
-
-
-def merge_deltas(deltas: Iterable[TokenDelta]) -> TokenDelta:
-    """Join a request's deltas, in order, into one that says all of it; at least one is needed."""
-    parts = list(deltas)
-    last = parts[-1]
-    return TokenDelta(
-        request_id=last.request_id,
-        token_ids=tuple(token for part in parts for token in part.token_ids),
-        finish_reason=last.finish_reason,
-        stop_token_id=last.stop_token_id,
-        error=last.error,
-        kv_transfer=last.kv_transfer,
-        num_cached_tokens=next((part.num_cached_tokens for part in parts if part.num_cached_tokens is not None), None),
-        num_remote_tokens=next((part.num_remote_tokens for part in parts if part.num_remote_tokens is not None), None),
-        logprobs=_merge_logprobs([part.logprobs for part in parts if part.logprobs is not None]),
-    )
-
-
-def _merge_logprobs(parts: Sequence[DeltaLogprobs]) -> DeltaLogprobs | None:
-    if not parts:
-        return None
-    return DeltaLogprobs(
-        tokens=tuple(entry for part in parts for entry in part.tokens),
-        prompt=next((part.prompt for part in parts if part.prompt is not None), None),
-    )

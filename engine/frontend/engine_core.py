@@ -7,14 +7,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Protocol
 
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport
-from engine.contract.stats import EngineStats, SchedulerStats
+from engine.contract.stats import GAUGES, EngineStats, StepCounters
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
-from kv_transfer.connector import NO_EVENTS, ConnectorOrders, TransferStats, WorkerConnector
+from kv_transfer.connector import ConnectorOrders, WorkerConnector
+from kv_transfer.stats import TransferStats
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -59,10 +61,7 @@ class EngineCore:
         self._num_ahead = 1 if runs_ahead else 0
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
         self._is_landing = False
-        self._num_steps = 0
-        self._num_waited_steps = 0
-        self._step_s = 0.0
-        self._num_integrity_failures = 0
+        self._counters = StepCounters()
         self._next_cache_event = 0
         self.num_load_changes = 0
 
@@ -135,7 +134,7 @@ class EngineCore:
         result = self._land() if self._in_flight and not is_ahead else self.scheduler.take_finished()
         if result.special or result.finished:
             self.num_load_changes += 1
-        self._step_s += time.perf_counter() - started
+        self._counters.step_s += time.perf_counter() - started
         return result
 
     def _may_launch(self) -> bool:
@@ -144,7 +143,7 @@ class EngineCore:
     def _launch(self) -> bool:
         """Schedule a step and begin it; False when there is nothing to compute."""
         output = self.scheduler.schedule()
-        self._num_steps += 1
+        self._counters.num_steps += 1
         self._execute(output.connector_orders)
         has_work = output.has_work
         if output.new_rows or output.released_rows.size:
@@ -159,11 +158,9 @@ class EngineCore:
         """Take the result of the oldest step in flight."""
         output, pending = self._in_flight.popleft()
         result = pending.result()
-        self._num_waited_steps += result.has_waited
+        self._counters.num_waited_steps += result.has_waited
         self._is_landing = self._is_landing and bool(self._in_flight)
         step_result = self.scheduler.update(output, result)
-        if result.connector_events is not NO_EVENTS:
-            self.num_load_changes += 1
         if self._num_ahead and self.connector is not None:
             # What this step completed is there now: peers need not wait until the step after the next is scheduled.
             self._execute(self.scheduler.take_orders())
@@ -179,7 +176,7 @@ class EngineCore:
         try:
             self.scheduler.check_integrity()
         except AssertionError:
-            self._num_integrity_failures += 1
+            self._counters.num_integrity_failures += 1
             logger.exception("the block books do not balance")
 
     def stats(self) -> EngineStats:
@@ -188,15 +185,14 @@ class EngineCore:
         return EngineStats(
             scheduler=self.scheduler.stats(),
             transfer=transfer,
-            num_steps=self._num_steps,
-            num_waited_steps=self._num_waited_steps,
-            step_s=self._step_s,
-            num_integrity_failures=self._num_integrity_failures,
+            **asdict(self._counters),
         )
 
     def load_report(self) -> LoadReport:
-        """The snapshot as the message that routers get."""
-        return load_report(self.stats())
+        """The snapshot as the message that routers get: gauges as fields, all that is counted by name."""
+        stats = self.stats()
+        gauges = {name: getattr(stats.scheduler, name) for name in GAUGES}
+        return LoadReport(**gauges, counters=stats.counters())
 
     def cache_changes(self) -> CacheChanges | None:
         """What changed in the prefix cache since this was called last."""
@@ -213,35 +209,3 @@ class EngineCore:
         """Stop the connector's threads. Idempotent."""
         if self.connector is not None:
             self.connector.close()
-
-
-_GAUGES = (
-    "num_blocks",
-    "num_free_blocks",
-    "num_running",
-    "num_waiting",
-    "num_loading",
-    "num_leased_blocks",
-    "num_held_blocks",
-    "num_early_blocks",
-    "queued_prefill_tokens",
-)
-_SCHEDULER_COUNTERS = tuple(name for name in SchedulerStats.__dataclass_fields__ if name not in _GAUGES)
-_TRANSFER_COUNTERS = tuple(TransferStats.__dataclass_fields__)
-
-
-def load_report(stats: EngineStats) -> LoadReport:
-    """Turn statistics into the message that routers get: gauges as fields, everything else as counters."""
-    counters: dict[str, float] = {
-        "num_steps": stats.num_steps,
-        "num_waited_steps": stats.num_waited_steps,
-        "step_s": stats.step_s,
-        "num_integrity_failures": stats.num_integrity_failures,
-    }
-    for name in _SCHEDULER_COUNTERS:
-        value = getattr(stats.scheduler, name)
-        if isinstance(value, (int, float)):
-            counters[name] = value
-    for name in _TRANSFER_COUNTERS:
-        counters[name] = getattr(stats.transfer, name)
-    return LoadReport(**{name: getattr(stats.scheduler, name) for name in _GAUGES}, counters=counters)

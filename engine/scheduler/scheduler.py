@@ -19,7 +19,7 @@ from engine.scheduler.policy.gates import AdmissionGate
 from engine.scheduler.snapshot import take_snapshot
 from engine.scheduler.step_draft import Batch, StepDraft, StepInFlight
 from engine.scheduler.step_result import StepResult
-from kv_transfer.connector import NO_EVENTS, NO_ORDERS, ConnectorEvents, ConnectorOrders, SchedulerConnector
+from kv_transfer.connector import NO_ORDERS, ConnectorEvents, ConnectorOrders, SchedulerConnector
 
 
 class Scheduler:
@@ -145,11 +145,8 @@ class Scheduler:
         return self._seal(draft)
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
-        """Take in what the oldest step in flight produced, and the connector's events that came with it."""
-        step_result = self._return_step(output, result) if output.has_work else self.take_finished()
-        if result.connector_events is not NO_EVENTS:
-            self.handle_connector_events(result.connector_events)
-        return step_result
+        """Take in what the oldest step in flight produced."""
+        return self._return_step(output, result) if output.has_work else self.take_finished()
 
     def take_orders(self) -> ConnectorOrders:
         """What the connector's worker half is to do, so far; otherwise the next step brings it."""

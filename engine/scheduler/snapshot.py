@@ -1,6 +1,8 @@
-"""One immutable snapshot of the scheduler's gauges and counters. Free of torch."""
+"""A snapshot of the scheduler's gauges and counters. Free of torch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from engine.contract.stats import Counters, SchedulerStats
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
@@ -23,6 +25,12 @@ def take_snapshot(
 ) -> SchedulerStats:
     """What is, and what has been counted since the start."""
     num_free = kv_cache.num_free
+    counted: dict[str, Any] = counters.values()
+    counted["num_dropped_early_loads"] = early.num_dropped
+    counted["num_allocated_blocks"] = kv_cache.pool.num_allocated
+    counted["num_evicted_blocks"] = kv_cache.pool.num_evicted
+    counted["num_sampled_lifetimes"] = kv_cache.lifetimes.num_sampled
+    counted["sampled_lifetime_s"] = kv_cache.lifetimes.total_s
     return SchedulerStats(
         num_running=len(table),
         num_waiting=live_requests.num_waiting + len(live_requests.ready),
@@ -33,26 +41,5 @@ def take_snapshot(
         num_leased_blocks=leases.num_leased_blocks,
         num_early_blocks=early.num_blocks,
         queued_prefill_tokens=live_requests.queued_prefill_tokens + table.num_prefill_tokens_left(),
-        num_requests=counters.num_requests,
-        num_finished=counters.num_finished,
-        num_aborted=counters.num_aborted,
-        num_moved_out=counters.num_moved_out,
-        num_preemptions=counters.num_preemptions,
-        num_scheduled_tokens=counters.num_scheduled_tokens,
-        num_generated_tokens=counters.num_generated_tokens,
-        prefix_queried_tokens=counters.prefix_queried_tokens,
-        prefix_hit_tokens=counters.prefix_hit_tokens,
-        remote_hit_tokens=counters.remote_hit_tokens,
-        resumed_queried_tokens=counters.resumed_queried_tokens,
-        resumed_hit_tokens=counters.resumed_hit_tokens,
-        failed_blocks=counters.failed_blocks,
-        recomputed_tokens=counters.recomputed_tokens,
-        num_adopted_blocks=counters.num_adopted_blocks,
-        num_dropped_early_loads=early.num_dropped,
-        num_unknown_ids=counters.num_unknown_ids,
-        num_nan_logits=counters.num_nan_logits,
-        num_allocated_blocks=kv_cache.pool.num_allocated,
-        num_evicted_blocks=kv_cache.pool.num_evicted,
-        num_sampled_lifetimes=kv_cache.lifetimes.num_sampled,
-        sampled_lifetime_s=kv_cache.lifetimes.total_s,
+        **counted,
     )

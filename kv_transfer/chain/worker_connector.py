@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from kv_transfer.connector import (
     NO_EVENTS,
@@ -11,21 +11,13 @@ from kv_transfer.connector import (
     ConnectorOrders,
     LeaseEnded,
     LoadEnded,
-    TransferStats,
     WorkerConnector,
 )
 from kv_transfer.params import Hello
 from kv_transfer.peer.counters import TransferCounters
+from kv_transfer.stats import TransferStats, counters_of
 
-_COUNTED_WHOLE = (
-    "num_transfers",
-    "transfer_s",
-    "num_failed_loads",
-    "num_failed_blocks",
-    "num_cancelled_loads",
-    "num_stalled_loads",
-)
-"""Each source counts its part of a load; these say something of loads only when all parts are taken together."""
+_COUNTERS = counters_of(TransferStats)
 
 
 @dataclass(slots=True)
@@ -104,8 +96,12 @@ class ChainWorker:
     def stats(self) -> TransferStats:
         """The sums over all sources; a load in several parts counts once, when it was collected."""
         stats = [source.stats() for source in self.sources]
-        sums = {item.name: sum(getattr(part, item.name) for part in stats) for item in fields(TransferStats)}
-        return TransferStats(**sums | {name: getattr(self._counters, name) for name in _COUNTED_WHOLE})
+        return TransferStats(
+            **{
+                name: getattr(self._counters, name) if told.is_of_loads else sum(getattr(part, name) for part in stats)
+                for name, told in _COUNTERS.items()
+            }
+        )
 
     def accept(self, hello: Hello) -> Hello:
         """Let the peer source meet a peer.

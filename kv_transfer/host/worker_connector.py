@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kv_transfer.block_memory import BlockMemory
-from kv_transfer.connector import NO_EVENTS, ConnectorEvents, ConnectorOrders, LoadOrder, TransferStats
+from kv_transfer.connector import NO_EVENTS, ConnectorEvents, ConnectorOrders, LoadOrder
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.host.arena import HostArena
 from kv_transfer.host.scheduler_connector import HostSchedulerConnector
 from kv_transfer.params import Hello
 from kv_transfer.peer.worker_connector import TransferWorker
+from kv_transfer.stats import TransferStats
 
 
 class HostWorker:

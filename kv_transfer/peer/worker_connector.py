@@ -20,7 +20,6 @@ from kv_transfer.connector import (
     ConnectorOrders,
     LoadEnded,
     Rendezvous,
-    TransferStats,
     WakeCallback,
 )
 from kv_transfer.errors import PeerUnreachableError
@@ -46,6 +45,7 @@ from kv_transfer.peer.notifications import (
 from kv_transfer.peer.part_reads import ReaderLimits
 from kv_transfer.peer.peers import PeerTable
 from kv_transfer.peer.reader import Reader
+from kv_transfer.stats import TransferStats
 from kv_transfer.transport import Transport, TransportError
 
 logger = logging.getLogger(f"baton.{__name__}")

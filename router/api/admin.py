@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.fault_options import FaultOptions, ScheduledFault
@@ -19,6 +19,7 @@ from router.api.errors import error_body, invalid_body
 from router.api.http.request_body import read_body
 from router.api.openapi import body_schema, query_schema
 from router.errors import AdminClosedError, BodyNotJsonError, InvalidRequestError
+from router.roles import ROLES
 from router.service import RouterService
 
 
@@ -26,6 +27,12 @@ class OrderBody(StrictBody):
     """An order has no field that is not known, not even as null."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+def _known_role(name: str) -> str:
+    if name not in ROLES:
+        raise ValueError(f"there is no such role; known roles: {', '.join(ROLES)}")
+    return name
 
 
 class DrainBody(OrderBody):
@@ -37,7 +44,7 @@ class DrainBody(OrderBody):
 class FaultsBody(OrderBody):
     """The faults from now on, by the names of ``kv_transfer.faults``; none heals all."""
 
-    role: Literal["prefill", "decode"] | None = None
+    role: Annotated[str, AfterValidator(_known_role), Field(json_schema_extra={"enum": list(ROLES)})] | None = None
     faults: dict[str, float] = Field(default_factory=dict)
     schedule: list[ScheduledFault] = Field(default_factory=list)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from engine.contract.token_ids import TokenIds
 from router.api.bodies.chat_body import ChatBody, Message
 from router.api.bodies.completion_body import CompletionBody
 from router.api.bodies.generate_body import GenerateBody
@@ -27,7 +28,7 @@ class Prompt:
     A text that the body gave as token ids, or that was truncated, is known by its tokens alone.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     text: str | None = None
 
     def echo(self, tokenizer: Tokenizer) -> str:
@@ -62,7 +63,7 @@ class ChatFields(Protocol):
         """Parameters of the body that some templates read."""
 
 
-async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit) -> tuple[int, ...]:
+async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit) -> TokenIds:
     """The prompt of a conversation.
 
     Raises:
@@ -205,10 +206,11 @@ def _truncated(service: RouterService, ids: Sequence[int], body: GenerateBody, l
     return ids[:num_kept] if body.truncation_side == "right" else ids[-num_kept:]
 
 
-def _checked(ids: Sequence[int], *, param: str) -> tuple[int, ...]:
+def _checked(ids: Sequence[int], *, param: str) -> TokenIds:
+    """The prompt, packed as it goes from here to the engines' rows."""
     if not ids:
         raise InvalidRequestError("the prompt has no tokens", code="empty_prompt", param=param)
-    return tuple(ids)
+    return TokenIds.of(ids)
 
 
 def _check_text_length(service: RouterService, text: str, body: GenerateBody, *, param: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 
 from engine.contract.messages import LogitRules, SamplingParams
+from engine.contract.token_ids import TokenIds
 from router.api.answers.answer_format import AnswerHead
 from router.api.bodies.generate_body import GenerateBody
 from router.api.http.headers import session_header, timeout_header
@@ -31,7 +32,7 @@ class Ask:
     ``param`` is the parameter to blame for a prompt that is too long.
     """
 
-    prompts: Sequence[tuple[int, ...]]
+    prompts: Sequence[TokenIds]
     limit: OutputLimit
     param: str
     rules: LogitRules | None
@@ -80,7 +81,7 @@ def _check_size(ask: Ask, *, num_choices: int) -> None:
 
 
 def _text_request(
-    service: RouterService, body: GenerateBody, ask: Ask, prompt: tuple[int, ...], request: Request
+    service: RouterService, body: GenerateBody, ask: Ask, prompt: TokenIds, request: Request
 ) -> TextRequest:
     return TextRequest(
         request_id="",

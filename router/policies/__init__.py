@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from engine.contract.role import LoadMeasure, Role
 from router.policies.candidate import Ask, Candidate, CandidateT, Policy
 from router.policies.kv_usage import lowest_kv_usage
 from router.policies.power_of_two import PowerOfTwo
@@ -15,9 +16,9 @@ from router.policies.round_robin import RoundRobin
 PREFIX = "prefix"
 """The policy that asks what is cached where."""
 
-_FACTORIES: dict[str, Callable[[str], Policy]] = {
+_FACTORIES: dict[str, Callable[[LoadMeasure], Policy]] = {
     "kv_usage": lambda _: lowest_kv_usage,
-    PREFIX: lambda role: least_work if role == "prefill" else least_usage_with_bonus,
+    PREFIX: lambda measure: least_work if measure is LoadMeasure.QUEUED_TOKENS else least_usage_with_bonus,
     "queued_tokens": lambda _: fewest_queued_tokens,
     "power_of_two": lambda _: PowerOfTwo(),
     "round_robin": lambda _: RoundRobin(),
@@ -30,15 +31,15 @@ def policy_names() -> Sequence[str]:
     return tuple(_FACTORIES)
 
 
-def make_policy(name: str, role: str) -> Policy:
-    """A policy by its name, for the replicas of one role (``prefill`` or ``decode``).
+def make_policy(name: str, role: Role) -> Policy:
+    """A policy by its name, for the replicas of one role.
 
     Raises:
         ValueError: There is no such policy; the message lists the known ones.
     """
     if name not in _FACTORIES:
         raise ValueError(f"unknown policy {name!r}; known policies: {', '.join(_FACTORIES)}")
-    return _FACTORIES[name](role)
+    return _FACTORIES[name](role.measure)
 
 
 __all__ = ["PREFIX", "Ask", "Candidate", "CandidateT", "Policy", "make_policy", "policy_names"]

@@ -24,6 +24,6 @@ class Demand:
     def block_keys(self, block_size: int) -> tuple[int, ...]:
         """The keys of the prompt's blocks that a prefix cache can supply: its last token is always computed."""
         if self._keys is None:
-            tokens = self._request.prompt_token_ids[:-1]
+            tokens = self._request.prompt_token_ids.array[:-1]
             self._keys = prompt_keys(tokens, self._request.cache_salt, block_size)
         return self._keys

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from engine.contract.messages import CacheChanges, LoadReport
+from engine.contract.role import Role
 from router.errors import NoReplicaError
 from router.policies import PREFIX, Ask, Policy, make_policy
 from router.policies.session import home_of, is_overloaded
@@ -32,7 +33,7 @@ class ReplicaPool:
 
     def __init__(
         self,
-        role: str,
+        role: Role,
         workers: WorkerPool,
         *,
         policy: str,
@@ -40,7 +41,7 @@ class ReplicaPool:
         mirrors_cache: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.role = role
+        self.role = role.name
         self.workers = workers
         self.counters = PoolCounters()
         self.on_lost: Callable[[WorkerUnavailableError], None] = lambda _: None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from kv_transfer.stats import Counted, counted, counters_of
 from router.versions import take_state
 
 
@@ -17,17 +19,33 @@ class RouterCounters:
     them go.
     """
 
-    num_requests: int = 0
-    num_finished: int = 0
-    num_failed: int = 0
-    num_cancelled: int = 0
-    num_refused: int = 0
-    num_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_prefill_retries: int = 0
-    num_migrations: int = 0
-    num_drain_moves: int = 0
-    num_local_prefills: int = 0
+    num_requests: int = counted("Sequences accepted.", metric="requests", total="requests")
+    num_finished: int = counted(total="finished")
+    num_failed: int = counted(total="failed")
+    num_cancelled: int = counted(total="cancelled")
+    num_refused: int = counted(
+        "Sequences turned away because too many were in progress or waiting.",
+        metric="requests_refused",
+        total="refused",
+    )
+    num_generated_tokens: int = counted(total="tokens")
+    num_prompt_tokens: int = counted(total="prompt_tokens")
+    num_prefill_retries: int = counted(
+        "Prompts sent to another prefill replica.", metric="prefill_retries", total="prefill_retries"
+    )
+    num_migrations: int = counted(
+        "Sequences that went on at another decode replica after theirs was lost.",
+        metric="migrations",
+        total="migrations",
+    )
+    num_drain_moves: int = counted(
+        "Sequences moved away from a draining decode replica, with their KV.", metric="drain_moves", total="drain_moves"
+    )
+    num_local_prefills: int = counted(
+        "Prompts that decode computed because prefill was lost or far behind.",
+        metric="local_prefills",
+        total="local_prefills",
+    )
 
     __setstate__ = take_state
 
@@ -36,3 +54,7 @@ class RouterCounters:
         return RouterCounters(
             **{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(RouterCounters)}
         )
+
+
+ROUTER_COUNTERS: Mapping[str, Counted] = counters_of(RouterCounters)
+"""All counters of a router, by the names of their fields."""

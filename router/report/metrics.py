@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from router.report.counters import RouterCounters
+from router.report.counters import ROUTER_COUNTERS, RouterCounters
 from router.report.distribution import Distribution
 from router.report.metric_rows import Labels, MetricFamily, counter, gauge, histogram
 from router.report.milestones import Milestones
@@ -33,18 +33,6 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_prompt_tokens": ("Prompt tokens of finished requests.", _TOKENS),
     "request_generation_tokens": ("Generated tokens of finished requests.", _TOKENS),
     "request_params_max_tokens": ("Limits on generated tokens that finished requests had.", _TOKENS),
-}
-
-_COUNTERS = {
-    "num_requests": ("requests", "Sequences accepted."),
-    "num_refused": ("requests_refused", "Sequences turned away because too many were in progress or waiting."),
-    "num_prefill_retries": ("prefill_retries", "Prompts sent to another prefill replica."),
-    "num_migrations": ("migrations", "Sequences that went on at another decode replica after theirs was lost."),
-    "num_drain_moves": ("drain_moves", "Sequences moved away from a draining decode replica, with their KV."),
-    "num_local_prefills": (
-        "local_prefills",
-        "Prompts that decode computed because prefill was lost or far behind.",
-    ),
 }
 
 
@@ -122,8 +110,9 @@ class RouterMetrics:
             counter("baton:prompt_tokens", "Prompt tokens of answered requests.", {(): self._num_prompt_tokens}),
             counter("baton:generation_tokens", "Tokens generated.", {(): self._num_generation_tokens}),
             *(
-                counter(f"baton:{name}", text, {(): getattr(self._counters, key)})
-                for key, (name, text) in _COUNTERS.items()
+                counter(f"baton:{told.metric}", told.text, {(): getattr(self._counters, name)})
+                for name, told in ROUTER_COUNTERS.items()
+                if told.metric
             ),
             *(histogram(f"baton:{name}", text, self._distributions[name]) for name, (text, _) in _HISTOGRAMS.items()),
             gauge("baton:router_start_time_seconds", "Unix time of this router's start.", {(): self._started_s}),

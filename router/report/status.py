@@ -7,42 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.contract.messages import LoadReport
+from engine.contract.stats import WORKER_COUNTERS
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
 from router.pool.workers import ReplicaStatus, WorkerError
-from router.report.counters import RouterCounters
+from router.report.counters import ROUTER_COUNTERS, RouterCounters
 from router.report.router_report import KnownRouter
 
-_ROUTER_TOTALS = {
-    "requests": "num_requests",
-    "finished": "num_finished",
-    "failed": "num_failed",
-    "cancelled": "num_cancelled",
-    "refused": "num_refused",
-    "tokens": "num_generated_tokens",
-    "prompt_tokens": "num_prompt_tokens",
-    "prefill_retries": "num_prefill_retries",
-    "migrations": "num_migrations",
-    "drain_moves": "num_drain_moves",
-    "local_prefills": "num_local_prefills",
-}
+_ROUTER_TOTALS = {told.total: name for name, told in ROUTER_COUNTERS.items() if told.total}
 
-WORKER_TOTALS = {
-    "transfers": "num_transfers",
-    "transferred_bytes": "num_bytes",
-    "transferred_blocks": "num_blocks",
-    "streamed_blocks": "num_streamed_blocks",
-    "failed_loads": "num_failed_loads",
-    "failed_blocks": "failed_blocks",
-    "recomputed_tokens": "recomputed_tokens",
-    "preemptions": "num_preemptions",
-    "prefix_queried_tokens": "prefix_queried_tokens",
-    "prefix_hit_tokens": "prefix_hit_tokens",
-    "remote_hit_tokens": "remote_hit_tokens",
-    "leases_granted": "num_leases_granted",
-    "leases_expired": "num_leases_expired",
-    "leases_aborted": "num_leases_aborted",
-}
+WORKER_TOTALS = {told.total: name for name, told in WORKER_COUNTERS.items() if told.total}
 """Totals of what workers count, and the names of their counters."""
 
 

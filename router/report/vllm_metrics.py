@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from engine.contract.stats import WORKER_COUNTERS
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
 from router.report.metric_rows import Labels, MetricFamily, MetricRow, counter, gauge
@@ -30,13 +31,7 @@ _ROUTER_NAMES = {
     "baton:request_params_max_tokens": ("request_params_max_tokens",),
 }
 
-_WORKER_COUNTERS = {
-    "num_preemptions": "num_preemptions",
-    "prefix_queried_tokens": "prefix_cache_queries",
-    "prefix_hit_tokens": "prefix_cache_hits",
-    "remote_hit_tokens": "external_prefix_cache_hits",
-    "num_nan_logits": "corrupted_requests",
-}
+_WORKER_COUNTERS = {name: told.vllm for name, told in WORKER_COUNTERS.items() if told.vllm}
 
 
 def vllm_families(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from engine.contract.messages import FinishReason, LogprobTable, TokenDelta
+from engine.contract.token_ids import TokenIds
 from router.errors import RequestCancelledError, RouterError, is_refusal
 from router.report.metrics import RouterMetrics
 from router.request.generation import Generation
@@ -92,7 +93,7 @@ class TextOutput:
         return self._generation.request_id
 
     @property
-    def prompt_token_ids(self) -> tuple[int, ...]:
+    def prompt_token_ids(self) -> TokenIds:
         """The prompt."""
         return self._generation.request.prompt_token_ids
 

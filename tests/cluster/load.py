@@ -16,6 +16,7 @@ import httpx
 from engine.build import build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.offline import run_requests
 from tests.support.engine.oracle_cases import make_prompts
 
@@ -48,7 +49,9 @@ class KnownAnswers:
         answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
         requests = [
             GenerateRequest(
-                request_id=str(index), prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=NUM_TOKENS)
+                request_id=str(index),
+                prompt_token_ids=TokenIds.of(prompt),
+                sampling=SamplingParams(max_tokens=NUM_TOKENS),
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.connector import TransferStats
 from kv_transfer.params import PeerIdentity
+from kv_transfer.stats import TransferStats
 from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_world import KVWorld
 

@@ -24,6 +24,7 @@ from router.attentive_clock import AttentiveClock
 from tests.support.clock import ManualClock
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import expected_tokens
+from tests.support.engine.local_client import run_to_end
 from tests.support.engine.pausable_runner import PausableRunner
 from tests.support.engine.requests import greedy_request
 
@@ -43,8 +44,8 @@ def runner(core: EngineCore) -> PausableRunner:
 
 @pytest.fixture
 async def engine(core: EngineCore, runner: PausableRunner) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(core)
-    engine.start()
+    engine = AsyncEngine(lambda: core)
+    await engine.start()
     yield engine
     runner.let_go()
     await engine.close()
@@ -64,14 +65,14 @@ async def read_until_finished(stream: AsyncIterator[StepMessage], request_ids: s
 
 
 async def test_one_request_is_awaited_to_its_end(engine: AsyncEngine) -> None:
-    delta = await engine.run_to_end(greedy_request("a", [5, 6, 7], max_tokens=9))
+    delta = await run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=9))
 
     assert list(delta.token_ids) == expected_tokens([5, 6, 7], 9)
     assert delta.finish_reason is FinishReason.LENGTH
 
 
 async def test_each_client_gets_its_own_tokens(engine: AsyncEngine) -> None:
-    streams = {client: engine.outputs(client, report_period_s=PERIOD_S) for client in ("left", "right")}
+    streams = {client: engine.outputs(client) for client in ("left", "right")}
     for stream in streams.values():
         await anext(stream)
     prompts = {f"{client}-{n}": [n, n + 1, n + 2] for client in streams for n in range(4)}
@@ -90,7 +91,7 @@ async def test_each_client_gets_its_own_tokens(engine: AsyncEngine) -> None:
 
 
 async def test_a_refusal_reaches_the_caller_and_spares_the_others(engine: AsyncEngine) -> None:
-    stream = engine.outputs("c", report_period_s=PERIOD_S)
+    stream = engine.outputs("c")
     await anext(stream)
 
     answers = await engine.submit(
@@ -107,7 +108,7 @@ async def test_a_refusal_reaches_the_caller_and_spares_the_others(engine: AsyncE
 async def test_closing_a_stream_aborts_what_its_client_asked_for(
     core: EngineCore, engine: AsyncEngine, runner: PausableRunner
 ) -> None:
-    stream = engine.outputs("gone", report_period_s=PERIOD_S)
+    stream = engine.outputs("gone")
     await anext(stream)
     runner.hold()
     await engine.submit([greedy_request("endless", [1, 2, 3], max_tokens=100, client_id="gone")])
@@ -125,7 +126,7 @@ async def test_cancelling_a_caller_aborts_its_request(
     core: EngineCore, engine: AsyncEngine, runner: PausableRunner
 ) -> None:
     runner.hold()
-    task = asyncio.create_task(engine.run_to_end(greedy_request("endless", [1, 2, 3], max_tokens=100)))
+    task = asyncio.create_task(run_to_end(engine, greedy_request("endless", [1, 2, 3], max_tokens=100)))
     await asyncio.to_thread(runner.wait_entered)
 
     task.cancel()
@@ -142,7 +143,7 @@ async def test_caller_that_is_cancelled_before_its_command_is_run_costs_nobody_e
     core: EngineCore, engine: AsyncEngine, runner: PausableRunner
 ) -> None:
     runner.hold()
-    running = asyncio.create_task(engine.run_to_end(greedy_request("a", [1, 2, 3], max_tokens=4)))
+    running = asyncio.create_task(run_to_end(engine, greedy_request("a", [1, 2, 3], max_tokens=4)))
     await asyncio.to_thread(runner.wait_entered)
     commands = [
         asyncio.create_task(engine.abort(["nobody"])),
@@ -163,7 +164,7 @@ async def test_abort_is_done_though_its_caller_was_cancelled(
     core: EngineCore, engine: AsyncEngine, runner: PausableRunner
 ) -> None:
     runner.hold()
-    running = asyncio.create_task(engine.run_to_end(greedy_request("a", [1, 2, 3], max_tokens=100)))
+    running = asyncio.create_task(run_to_end(engine, greedy_request("a", [1, 2, 3], max_tokens=100)))
     await asyncio.to_thread(runner.wait_entered)
     abort = asyncio.create_task(engine.abort(["a"]))
     await asyncio.sleep(0)
@@ -179,12 +180,15 @@ async def test_abort_is_done_though_its_caller_was_cancelled(
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_an_idle_engine_reports_its_load_every_period(engine: AsyncEngine) -> None:
-    stream = engine.outputs("idle", report_period_s=0.01)
+async def test_an_idle_engine_reports_its_load_every_period() -> None:
+    engine = AsyncEngine(chain_engine, report_period_s=0.01)
+    await engine.start()
+    stream = engine.outputs("idle")
 
     messages = [await anext(stream) for _ in range(3)]
 
     assert [message.load.num_free_blocks for message in messages] == [64] * 3
+    await engine.close()
 
 
 async def test_a_failing_step_ends_every_request_with_an_error(core: EngineCore, engine: AsyncEngine) -> None:
@@ -194,7 +198,7 @@ async def test_a_failing_step_ends_every_request_with_an_error(core: EngineCore,
 
     core.runner = BrokenRunner()
 
-    delta = await engine.run_to_end(greedy_request("a", [1, 2, 3], max_tokens=4))
+    delta = await run_to_end(engine, greedy_request("a", [1, 2, 3], max_tokens=4))
 
     assert delta.finish_reason is FinishReason.ERROR
     assert delta.error is not None
@@ -207,7 +211,7 @@ async def test_a_failing_step_ends_every_request_with_an_error(core: EngineCore,
 
 async def test_close_ends_what_is_unfinished(engine: AsyncEngine, runner: PausableRunner) -> None:
     runner.hold()
-    task = asyncio.create_task(engine.run_to_end(greedy_request("a", [1, 2], max_tokens=100)))
+    task = asyncio.create_task(run_to_end(engine, greedy_request("a", [1, 2], max_tokens=100)))
     await asyncio.to_thread(runner.wait_entered)
 
     closing = asyncio.create_task(engine.close())
@@ -221,10 +225,10 @@ async def test_close_ends_what_is_unfinished(engine: AsyncEngine, runner: Pausab
 async def test_engine_that_makes_no_step_though_it_has_work_says_so_until_it_goes_on(
     core: EngineCore, runner: PausableRunner
 ) -> None:
-    engine = AsyncEngine(core, step_timeout_s=0.05)
-    engine.start()
+    engine = AsyncEngine(lambda: core, step_timeout_s=0.05)
+    await engine.start()
     runner.hold()
-    answer = asyncio.create_task(engine.run_to_end(greedy_request("a", [5, 6, 7], max_tokens=4)))
+    answer = asyncio.create_task(run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=4)))
     await asyncio.to_thread(runner.wait_entered)
     while not engine.is_stalled:  # noqa: ASYNC110 (a property of the clock)
         await asyncio.sleep(0.01)
@@ -247,10 +251,10 @@ async def test_engine_is_not_stalled_by_time_in_which_its_process_did_not_run(
 ) -> None:
     world = ManualClock()
     clock = AttentiveClock(max_gap_s=1.0, clock=world)
-    engine = AsyncEngine(core, step_timeout_s=30.0, clock=clock)
-    engine.start()
+    engine = AsyncEngine(lambda: core, step_timeout_s=30.0, clock=clock)
+    await engine.start()
     runner.hold()
-    answer = asyncio.create_task(engine.run_to_end(greedy_request("a", [5, 6, 7], max_tokens=4)))
+    answer = asyncio.create_task(run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=4)))
     await asyncio.to_thread(runner.wait_entered)
 
     world.advance(40.0)  # stopped: nothing of the process runs, neither the step nor whoever ticks
@@ -277,9 +281,9 @@ class ClosedGate:
 
 
 async def test_engine_whose_requests_wait_for_nothing_says_so_whatever_it_is_asked_meanwhile() -> None:
-    engine = AsyncEngine(chain_engine(gates=[ClosedGate()]), step_timeout_s=0.05)
-    engine.start()
-    answer = asyncio.create_task(engine.run_to_end(greedy_request("a", [5, 6, 7], max_tokens=4)))
+    engine = AsyncEngine(lambda: chain_engine(gates=[ClosedGate()]), step_timeout_s=0.05)
+    await engine.start()
+    answer = asyncio.create_task(run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=4)))
     while not engine.is_stalled:
         await engine.abort(["nobody"])
     with pytest.raises(EngineStalledError):
@@ -335,8 +339,9 @@ async def next_cache_changes(stream: AsyncIterator[StepMessage]) -> CacheChanges
 
 @pytest.fixture
 async def mirrored_engine() -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(chain_engine(scheduler=SchedulerConfig(max_num_seqs=16, enable_cache_events=True)))
-    engine.start()
+    scheduler = SchedulerConfig(max_num_seqs=16, enable_cache_events=True)
+    engine = AsyncEngine(lambda: chain_engine(scheduler=scheduler), report_period_s=PERIOD_S)
+    await engine.start()
     yield engine
     await engine.close()
 
@@ -344,10 +349,10 @@ async def mirrored_engine() -> AsyncIterator[AsyncEngine]:
 async def test_stream_with_a_mirror_begins_with_a_snapshot_and_goes_on_with_changes(
     mirrored_engine: AsyncEngine,
 ) -> None:
-    await mirrored_engine.run_to_end(greedy_request("before", range(8), max_tokens=2))
-    stream = mirrored_engine.outputs("router", report_period_s=PERIOD_S, mirrors_cache=True)
+    await run_to_end(mirrored_engine, greedy_request("before", range(8), max_tokens=2))
+    stream = mirrored_engine.outputs("router", mirrors_cache=True)
     snapshot = await next_cache_changes(stream)
-    await mirrored_engine.run_to_end(greedy_request("after", range(20, 28), max_tokens=2))
+    await run_to_end(mirrored_engine, greedy_request("after", range(20, 28), max_tokens=2))
     change = await next_cache_changes(stream)
 
     assert (snapshot.is_snapshot, len(snapshot.stored)) == (True, 2 * KEY_BYTES)
@@ -356,7 +361,7 @@ async def test_stream_with_a_mirror_begins_with_a_snapshot_and_goes_on_with_chan
 
 
 async def test_mirror_that_asks_gets_a_snapshot_again(mirrored_engine: AsyncEngine) -> None:
-    stream = mirrored_engine.outputs("router", report_period_s=PERIOD_S, mirrors_cache=True)
+    stream = mirrored_engine.outputs("router", mirrors_cache=True)
     assert (await next_cache_changes(stream)).is_snapshot
     mirrored_engine.resync_cache("router")
     mirrored_engine.resync_cache("nobody")
@@ -365,8 +370,8 @@ async def test_mirror_that_asks_gets_a_snapshot_again(mirrored_engine: AsyncEngi
 
 
 async def test_stream_without_a_mirror_says_nothing_of_the_cache(mirrored_engine: AsyncEngine) -> None:
-    stream = mirrored_engine.outputs("router", report_period_s=PERIOD_S)
-    await mirrored_engine.run_to_end(greedy_request("a", range(8), max_tokens=2))
+    stream = mirrored_engine.outputs("router")
+    await run_to_end(mirrored_engine, greedy_request("a", range(8), max_tokens=2))
 
     assert [(await anext(stream)).cache for _ in range(3)] == [(), (), ()]
 

@@ -12,6 +12,7 @@ from engine.contract.config import SchedulerConfig
 from engine.contract.messages import StepMessage
 from engine.frontend.async_engine import AsyncEngine
 from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.local_client import run_to_end
 from tests.support.engine.pausable_runner import PausableRunner
 from tests.support.engine.requests import greedy_request
 
@@ -24,15 +25,13 @@ class Bench:
     def __init__(self) -> None:
         core = chain_engine(scheduler=SchedulerConfig(max_num_seqs=16, enable_cache_events=True))
         core.runner = self.runner = PausableRunner(core.runner)
-        self.engine = AsyncEngine(core)
-        self.stream: AsyncIterator[StepMessage] = self.engine.outputs(
-            "router", report_period_s=PERIOD_S, mirrors_cache=True
-        )
+        self.engine = AsyncEngine(lambda: core, report_period_s=PERIOD_S)
+        self.stream: AsyncIterator[StepMessage] = self.engine.outputs("router", mirrors_cache=True)
         self._request: asyncio.Task[object] | None = None
 
     async def begin_long_step(self) -> None:
         self.runner.hold()
-        self._request = asyncio.create_task(self.engine.run_to_end(greedy_request("a", range(8), max_tokens=2)))
+        self._request = asyncio.create_task(run_to_end(self.engine, greedy_request("a", range(8), max_tokens=2)))
         await asyncio.to_thread(self.runner.wait_entered)
 
     async def next_message(self) -> StepMessage:
@@ -49,7 +48,7 @@ class Bench:
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
-    bench.engine.start()
+    await bench.engine.start()
     yield bench
     await bench.close()
 
@@ -85,4 +84,4 @@ async def test_stream_that_is_closed_before_its_snapshot_came_leaves_nothing(ben
     await bench.stream.aclose()  # type: ignore[attr-defined]  # the engine's iterator is a generator
     bench.runner.let_go()
 
-    await bench.engine.run_to_end(greedy_request("b", range(8), max_tokens=2))
+    await run_to_end(bench.engine, greedy_request("b", range(8), max_tokens=2))

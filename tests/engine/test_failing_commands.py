@@ -12,6 +12,7 @@ from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.client_stream import ENGINE_DEAD
 from engine.frontend.engine_core import EngineCore
 from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.local_client import run_to_end
 from tests.support.engine.pausable_runner import PausableRunner
 from tests.support.engine.requests import greedy_request
 
@@ -28,13 +29,13 @@ class CoreThatCannotAbort(EngineCore):
 async def test_a_failing_command_ends_the_engine_and_leaves_none_behind_it_unanswered() -> None:
     core = chain_engine()
     runner = PausableRunner(core.runner)
-    engine = AsyncEngine(CoreThatCannotAbort(scheduler=core.scheduler, runner=runner, wake=core.wake))
-    engine.start()
+    engine = AsyncEngine(lambda: CoreThatCannotAbort(scheduler=core.scheduler, runner=runner, wake=core.wake))
+    await engine.start()
     runner.hold()
-    running = asyncio.create_task(engine.run_to_end(greedy_request("a", [1, 2, 3], max_tokens=100)))
+    running = asyncio.create_task(run_to_end(engine, greedy_request("a", [1, 2, 3], max_tokens=100)))
     await asyncio.to_thread(runner.wait_entered)
     engine.abort_nowait(["a"])
-    behind = asyncio.create_task(engine.run_to_end(greedy_request("b", [4, 5], max_tokens=4)))
+    behind = asyncio.create_task(run_to_end(engine, greedy_request("b", [4, 5], max_tokens=4)))
     await asyncio.sleep(0)
     engine.abort_nowait(["b"])
     runner.let_go()

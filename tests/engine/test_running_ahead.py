@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams, TokenDelta
+from engine.contract.token_ids import TokenIds
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate
@@ -22,6 +23,8 @@ from kv_transfer.connector import ConnectorBuilder
 from tests.support.engine.chain_engine import DEFAULT_SCHEDULER, chain_engine
 from tests.support.engine.chain_runner import ChainRunner, expected_tokens
 from tests.support.engine.disaggregated import joined_cores
+from tests.support.engine.local_client import generate as stream
+from tests.support.engine.local_client import run_to_end
 from tests.support.engine.requests import greedy_request
 
 AHEAD = replace(DEFAULT_SCHEDULER, async_scheduling=True)
@@ -37,7 +40,7 @@ def stopping_request(request_id: str, prompt: Sequence[int], *, max_tokens: int,
     """Its output ends with its ``stop_at``-th token, or earlier if that token occurs before; 0: by length only."""
     tokens = expected_tokens(prompt, max_tokens)
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=tuple(tokens[:stop_at][-1:]))
-    return GenerateRequest(request_id=request_id, prompt_token_ids=tuple(prompt), sampling=sampling)
+    return GenerateRequest(request_id=request_id, prompt_token_ids=TokenIds.of(prompt), sampling=sampling)
 
 
 def undisturbed(request: GenerateRequest) -> list[int]:
@@ -226,21 +229,21 @@ async def test_f5_drain_with_a_step_in_flight_moves_requests_that_lose_nothing()
         return chain_engine(scheduler=AHEAD, build_connector=build_connector)
 
     with joined_cores(build, build) as (source, target):
-        engine, other = AsyncEngine(source), AsyncEngine(target)
-        engine.start()
-        other.start()
+        engine, other = AsyncEngine(lambda: source), AsyncEngine(lambda: target)
+        await engine.start()
+        await other.start()
         request = greedy_request("a", [4, 5, 6], max_tokens=120)
         tokens: list[int] = []
-        draining: asyncio.Task[None] | None = None
+        draining: asyncio.Task[bool] | None = None
         params = None
-        async for delta in engine.generate(request):
+        async for delta in stream(engine, request):
             tokens.extend(delta.token_ids)
             params = delta.kv_transfer
-            draining = draining or asyncio.create_task(engine.drain(moves_out=True))
+            draining = draining or asyncio.create_task(engine.drain(moves_out=True, timeout_s=60))
         assert delta.finish_reason is FinishReason.HANDED_OVER
-        rest = await other.run_to_end(replace(request, output_token_ids=tuple(tokens), kv_transfer=params))
+        rest = await run_to_end(other, replace(request, output_token_ids=tuple(tokens), kv_transfer=params))
         assert draining is not None
-        await asyncio.wait_for(draining, 60)
+        assert await draining
 
         assert [*tokens, *rest.token_ids] == expected_tokens([4, 5, 6], 120)
         assert target.stats().scheduler.recomputed_tokens == 0

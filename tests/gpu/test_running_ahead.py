@@ -14,6 +14,7 @@ from engine.build import build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams
 from engine.contract.step import PendingStep, SchedulerOutput
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore, StepRunner
 from engine.frontend.offline import run_requests
 from engine.model.builtin import builtin_model_dir
@@ -64,7 +65,7 @@ def requests(**samplings: SamplingParams) -> list[GenerateRequest]:
     return [
         GenerateRequest(
             request_id=f"{kind}-{length}",
-            prompt_token_ids=tuple(rng.randrange(3, 250) for _ in range(length)),
+            prompt_token_ids=TokenIds.of(rng.randrange(3, 250) for _ in range(length)),
             sampling=sampling,
         )
         for kind, sampling in samplings.items()

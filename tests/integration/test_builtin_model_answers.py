@@ -10,6 +10,7 @@ from cluster.config.served_model import BUILTIN_QUESTION
 from engine.build import build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.offline import generate
 from engine.model.builtin import builtin_model_dir
 from engine.model.generation import load_generation_defaults
@@ -46,7 +47,7 @@ def answers(prompts: dict[str, list[int]]) -> dict[str, list[int]]:
     eos = load_generation_defaults(MODEL).eos_token_ids
     sampling = SamplingParams(max_tokens=MAX_TOKENS, eos_token_ids=eos)
     requests = [
-        GenerateRequest(request_id=question, prompt_token_ids=tuple(prompt), sampling=sampling)
+        GenerateRequest(request_id=question, prompt_token_ids=TokenIds.of(prompt), sampling=sampling)
         for question, prompt in prompts.items()
     ]
     return generate(build_engine(config).core, requests)

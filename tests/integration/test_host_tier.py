@@ -7,7 +7,7 @@ import pytest
 from engine.contract.block_hash import hash_chain, root_hash
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import GenerateRequest
-from engine.scheduler.requests.request import pack_tokens
+from engine.contract.token_ids import TokenIds
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from tests.support.engine.chain_runner import expected_kv, expected_tokens
 from tests.support.engine.requests import greedy_request
@@ -113,7 +113,7 @@ def test_k9_what_a_preempted_request_leaves_is_kept_under_the_address_of_its_tok
             tokens = [*request.prompt_token_ids, *outputs[request.request_id]]
             kv = expected_kv(tokens).reshape(-1, BLOCK_SIZE)
             for block, block_hash in zip(
-                kv, hash_chain(root_hash(), pack_tokens(tuple(tokens)), BLOCK_SIZE), strict=True
+                kv, hash_chain(root_hash(), TokenIds.of(tuple(tokens)).array, BLOCK_SIZE), strict=True
             ):
                 content = engine.kept_content(block_hash)
                 assert content in (None, block.tobytes())

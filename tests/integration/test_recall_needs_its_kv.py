@@ -9,6 +9,7 @@ import pytest
 from engine.build import BuiltEngine, build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import step_or_wait
 from engine.model.builtin import builtin_model_dir
@@ -40,7 +41,7 @@ def request_for_code(tokenizer: Tokenizer) -> GenerateRequest:
     text = template.render([{"role": "user", "content": PROMPT}], add_generation_prompt=True)
     return GenerateRequest(
         request_id="recall",
-        prompt_token_ids=tuple(tokenizer.encode(text, add_special_tokens=False)),
+        prompt_token_ids=TokenIds.of(tokenizer.encode(text, add_special_tokens=False)),
         sampling=SamplingParams(max_tokens=24, eos_token_ids=load_generation_defaults(MODEL).eos_token_ids),
     )
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.build import build_engine
 from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate, run_disaggregated, run_requests
 from tests.support.cluster.served_checkpoint import make_served_checkpoint
@@ -81,7 +82,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     plain = generate(engine, [greedy_request(str(place), prompt, max_tokens=2) for place, prompt in enumerate(prompts)])
     requests = tuple(
         GenerateRequest(
-            request_id=f"{kind}-{place}", prompt_token_ids=prompt, sampling=sampling(kind, plain[str(place)])
+            request_id=f"{kind}-{place}",
+            prompt_token_ids=TokenIds.of(prompt),
+            sampling=sampling(kind, plain[str(place)]),
         )
         for kind in ("rules", "allowed", "random")
         for place, prompt in enumerate(prompts)
@@ -191,7 +194,9 @@ def test_a_request_that_moved_goes_on_with_the_same_tokens(world: World, num_sen
 
 def test_a_prompt_of_one_token_has_no_logprobs(world: World) -> None:
     request = GenerateRequest(
-        request_id="one", prompt_token_ids=(5,), sampling=SamplingParams(max_tokens=2, num_prompt_logprobs=2)
+        request_id="one",
+        prompt_token_ids=TokenIds.of((5,)),
+        sampling=SamplingParams(max_tokens=2, num_prompt_logprobs=2),
     )
     output = collect(run_requests(world.engine(), [request]))["one"]
 

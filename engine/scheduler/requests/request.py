@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
 from engine.contract.messages import GenerateRequest
-from engine.contract.step import EMPTY_INTS, IntArray
+from engine.contract.step import IntArray
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
 from kv_transfer.params import KVTransferParams
 
@@ -31,11 +30,6 @@ class Span:
 
     start: int
     end: int
-
-
-def pack_tokens(token_ids: tuple[int, ...]) -> IntArray:
-    """Token ids as a read-only array; several times faster than numpy's own conversion of a tuple."""
-    return np.frombuffer(struct.pack(f"={len(token_ids)}i", *token_ids), dtype=np.int32) if token_ids else EMPTY_INTS
 
 
 class Request:
@@ -90,7 +84,7 @@ class Request:
         self.queued_at_s = queued_at_s
         self.state = RequestState.WAITING
         self.row: int | None = None
-        self.token_ids = pack_tokens(message.prompt_token_ids + message.output_token_ids)
+        self.token_ids = _known_tokens(message)
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.full_limit = full_limit
         self.limit = min(full_limit, self.num_tokens + 1) if message.hand_over else full_limit
@@ -156,3 +150,11 @@ class Request:
             parent = known[-1] if known else self.root
             known.extend(hash_chain(parent, self.token_ids[len(known) * block_size :], block_size))
         return known
+
+
+def _known_tokens(message: GenerateRequest) -> IntArray:
+    """Prompt and output so far; without output the message's own bytes, which nobody writes."""
+    prompt = message.prompt_token_ids.array
+    return (
+        np.concatenate((prompt, np.array(message.output_token_ids, np.int32))) if message.output_token_ids else prompt
+    )

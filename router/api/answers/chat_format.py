@@ -19,7 +19,9 @@ class ChatFormat:
 
     def opening(self, index: int, output: TextOutput) -> bytes:
         """The role comes before any text, and then what is repeated."""
-        ids = f',"prompt_token_ids":{json.dumps(output.prompt_token_ids)}' if self.head.return_token_ids else ""
+        ids = (
+            f',"prompt_token_ids":{json.dumps(output.prompt_token_ids.tolist())}' if self.head.return_token_ids else ""
+        )
         role = '{"role":"assistant","content":""}'
         opening = self._writer.write(self._piece(index, role), output, extra=ids)
         if not self._echo:
@@ -63,7 +65,7 @@ class ChatFormat:
             "usage": head.usage(outputs),
         }
         if head.return_token_ids:
-            body["prompt_token_ids"] = outputs[0].prompt_token_ids
+            body["prompt_token_ids"] = outputs[0].prompt_token_ids.tolist()
         return with_field(json.dumps(body), "prompt_logprobs", head.prompt_logprobs_json(outputs[0])).encode()
 
     def _choice(self, index: int, choice: Collected) -> dict[str, object]:

@@ -53,7 +53,7 @@ class CompletionFormat:
         if not self.head.return_token_ids or index in self._has_ids:
             return ""
         self._has_ids.add(index)
-        return f',"prompt_token_ids":{json.dumps(output.prompt_token_ids)}'
+        return f',"prompt_token_ids":{json.dumps(output.prompt_token_ids.tolist())}'
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
         """The last event of a stream with usage."""
@@ -81,7 +81,7 @@ class CompletionFormat:
         }
         if self.head.return_token_ids:
             fields["token_ids"] = choice.token_ids
-            fields["prompt_token_ids"] = choice.output.prompt_token_ids
+            fields["prompt_token_ids"] = choice.output.prompt_token_ids.tolist()
         text = with_field(json.dumps(fields), "logprobs", self._logprobs(index, choice))
         return with_field(text, "prompt_logprobs", self._prompt_logprobs(index, choice.output))
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from cluster import cli
-from cluster.config.config import BatonConfig, PoolName
+from cluster.config.config import BatonConfig
 from cluster.config.settings_sections import CacheSection, GPUSection, RouterSection, SchedulerSection, TransferSection
 from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
@@ -53,7 +53,7 @@ def test_pool_overrides_only_what_it_names() -> None:
 
 
 def test_prefill_workers_capture_no_decode_steps_unless_told_to() -> None:
-    def captures(gpu: dict[str, object], pool: PoolName) -> object:
+    def captures(gpu: dict[str, object], pool: str) -> object:
         config = BatonConfig.model_validate({"gpu": gpu})
         return config.engine_config(pool, model=MODEL, num_threads=1).gpu.cuda_graphs
 
@@ -159,7 +159,7 @@ def test_faults_that_are_not_allowed_or_not_known_are_refused(transfer: dict[str
 )
 def test_engines_record_their_caches_where_routers_need_to_know(router: dict[str, object], mirrored: set[str]) -> None:
     config = BatonConfig.model_validate({"router": router})
-    pools: tuple[PoolName, ...] = ("prefill", "decode")
+    pools: tuple[str, ...] = ("prefill", "decode")
 
     recording = {
         pool for pool in pools if config.engine_config(pool, model=MODEL, num_threads=1).scheduler.enable_cache_events

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.config import BatonConfig, PoolName
+from cluster.config.config import BatonConfig
 from cluster.plan.inventory import Node
 from cluster.plan.placement import WorkerShare, logical_cpus, place, wanted_resources
 from engine.contract.errors import ConfigError
@@ -26,7 +26,7 @@ def machine(*, num_cores: int, num_gpus: float = 0, address: str = "a", **resour
 LAPTOP = machine(num_cores=2)
 
 
-def share_out(config: BatonConfig, pool: PoolName, node: Node) -> WorkerShare:
+def share_out(config: BatonConfig, pool: str, node: Node) -> WorkerShare:
     return place(config, [node]).shares[pool]
 
 

@@ -13,6 +13,7 @@ from cluster.config.scaling import ScalingSection
 from cluster.plan.placement import logical_cpus
 from cluster.serve.autoscale import autoscaling_config, wanted_replicas
 from engine.contract.messages import LoadReport
+from router.roles import ROLES
 
 SCALING = ScalingSection(min_replicas=1, max_replicas=4, target_queued_tokens=1000, target_kv_usage=0.5)
 
@@ -38,12 +39,12 @@ def test_without_any_report_nothing_changes() -> None:
 def test_each_role_has_its_own_signal() -> None:
     load = LoadReport(num_blocks=100, num_free_blocks=75, queued_prefill_tokens=1500)
 
-    assert SCALING.load_of("prefill", load) == 1.5
-    assert SCALING.load_of("decode", load) == 0.5
+    assert SCALING.load_of(ROLES["prefill"], load) == 1.5
+    assert SCALING.load_of(ROLES["decode"], load) == 0.5
 
 
 def test_one_stuck_queue_does_not_ask_for_the_whole_cluster() -> None:
-    assert SCALING.load_of("prefill", LoadReport(queued_prefill_tokens=10**9)) == 4.0
+    assert SCALING.load_of(ROLES["prefill"], LoadReport(queued_prefill_tokens=10**9)) == 4.0
 
 
 @pytest.mark.parametrize(("given", "initial"), [(1, 1), (3, 3), (9, 4)])

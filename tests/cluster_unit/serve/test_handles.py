@@ -12,11 +12,12 @@ from ray.exceptions import ActorDiedError
 from cluster.serve.handles import RayWorkerPool, ServeTargets
 from cluster.serve.refusal import Refusal
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, SamplingParams, StepMessage, WorkerInfo
+from engine.contract.token_ids import TokenIds
 from kv_transfer.fault_options import FaultOptions
 from router.settings import RouterSettings
 from tests.support.router.fake_caller import FakeCaller
 
-REQUEST = GenerateRequest(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(max_tokens=1))
+REQUEST = GenerateRequest(request_id="r", prompt_token_ids=TokenIds.of((1, 2)), sampling=SamplingParams(max_tokens=1))
 LOAD = LoadReport(num_blocks=8, num_free_blocks=6)
 PATIENCE = RouterSettings(submit_timeout_s=77.0, abort_timeout_s=55.0)
 REFUSAL = Refusal(code="prompt_too_long", message="the prompt has 9 tokens")

@@ -10,13 +10,11 @@ from dataclasses import replace
 import pytest
 
 from cluster.serve.hung_reads import END_MARGIN_S, HungReads
-from decode.server import DecodeServer
 from engine.contract.errors import ReadHangsError
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
-from engine.frontend.server import EngineServer
+from engine.frontend.async_engine import AsyncEngine
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
-from prefill.server import PrefillServer
 from tests.support.clock import ManualClock
 from tests.support.engine.chain_runner import expected_tokens
 from tests.support.engine.engine_pools import engine_pools
@@ -121,10 +119,10 @@ async def test_hung_read_of_real_engines_is_told_and_its_worker_drained_with_eve
         faults=faults,
     )
     async with engine_pools(options=options) as (prefill, decode):
-        (source,), (reader,) = prefill.servers.values(), decode.servers.values()
+        (source,), (reader,) = prefill.engines.values(), decode.engines.values()
         assert await _answer(source, reader, "hangs") == expected_tokens(PROMPT, NUM_TOKENS)
-        await _until(lambda: reader.load().has_hung_read)
-        held = reader.load()
+        await _until(lambda: reader.load.has_hung_read)
+        held = reader.load
         assert (held.unhealthy, held.num_held_blocks > 0) == ("read hangs", True)
 
         drained: list[asyncio.Task[bool]] = []
@@ -139,9 +137,9 @@ async def test_hung_read_of_real_engines_is_told_and_its_worker_drained_with_eve
         await watch.look()
 
         assert await drained[0], "requests are gone, though the read goes on"
-        assert reader.load().is_empty
+        assert reader.load.is_empty
         await reader.close()
-        await _until(lambda: source.load().num_free_blocks == source.load().num_blocks)
+        await _until(lambda: source.load.num_free_blocks == source.load.num_blocks)
 
 
 async def _always() -> bool:
@@ -155,26 +153,26 @@ async def _until(is_true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _answer(prefill: PrefillServer, decode: DecodeServer, request_id: str) -> list[int]:
+async def _answer(prefill: AsyncEngine, decode: AsyncEngine, request_id: str) -> list[int]:
     """The tokens of one request that is handed over."""
     request = greedy_request(request_id, PROMPT, max_tokens=NUM_TOKENS, client_id="router")
-    tokens, last = await _run(prefill, request)
+    tokens, last = await _run(prefill, replace(request, hand_over=True))
     assert last.finish_reason is FinishReason.HANDED_OVER
     more, last = await _run(decode, replace(request, output_token_ids=tuple(tokens), kv_transfer=last.kv_transfer))
     assert last.finish_reason is FinishReason.LENGTH
     return tokens + more
 
 
-async def _run(server: EngineServer, request: GenerateRequest) -> tuple[list[int], TokenDelta]:
+async def _run(engine: AsyncEngine, request: GenerateRequest) -> tuple[list[int], TokenDelta]:
     """The request's tokens and its last delta."""
     tokens: list[int] = []
-    messages = server.outputs(request.client_id)
+    messages = engine.outputs(request.client_id)
     await anext(messages)
-    assert await server.submit([request]) == [None]
+    assert await engine.submit([request]) == [None]
     async for message in messages:
         for delta in message.deltas:
             tokens.extend(delta.token_ids)
             if delta.finish_reason is not None:
-                await messages.aclose()  # type: ignore[attr-defined]  # the server's iterator is a generator
+                await messages.aclose()  # type: ignore[attr-defined]  # the engine's iterator is a generator
                 return tokens, delta
     raise AssertionError("the stream ended before the request")

@@ -44,7 +44,7 @@ class Bench:
         self.introductions = Introductions(
             own_id="m",
             own=self.decode,
-            other=self.prefill,
+            others=[self.prefill],
             meets_own_role=True,
             peers=self.peers,
             on_met=self._met,

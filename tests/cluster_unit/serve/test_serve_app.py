@@ -102,5 +102,5 @@ def test_orders_to_workers_are_taken_only_with_keys_since_serve_may_listen_anywh
 ) -> None:
     built = Machines(machine(1)).build({"security": security})
 
-    settings = built._bound_deployment.init_args[2]
+    settings = built._bound_deployment.init_args[0]
     assert settings.router.admin_api is is_open

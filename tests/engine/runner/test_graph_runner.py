@@ -12,6 +12,7 @@ import pytest
 from engine.contract.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.errors import ConfigError
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate
 from engine.runner.model_runner import ModelRunner
@@ -77,7 +78,7 @@ def test_f5_same_tokens_when_a_step_is_launched_before_the_last_is_known(
     requests = [
         GenerateRequest(
             request_id=str(number),
-            prompt_token_ids=tuple(rng.integers(3, VOCAB_SIZE, length).tolist()),
+            prompt_token_ids=TokenIds.of(rng.integers(3, VOCAB_SIZE, length).tolist()),
             sampling=dataclasses.replace(RANDOM if number == 1 else GREEDY, max_tokens=6 + number),
         )
         for number, length in enumerate((33, 7, 50, 1))

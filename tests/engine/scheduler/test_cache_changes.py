@@ -15,6 +15,7 @@ from engine.contract.block_hash import (
     unpack_keys,
 )
 from engine.contract.messages import CacheChanges
+from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.cache_events import (
     AllCleared,
     BlockRemoved,
@@ -23,7 +24,6 @@ from engine.scheduler.blocks.cache_events import (
     CacheEventLog,
     cache_changes,
 )
-from engine.scheduler.requests.request import pack_tokens
 from tests.support.scheduler.scheduler_requests import fresh_prompt, make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld
 
@@ -92,5 +92,5 @@ def test_router_knows_a_prompts_blocks_by_the_engines_hashes() -> None:
 
     assert prompt_keys(prompt, "mine", world.block_size) == stored
     assert not set(prompt_keys(prompt, None, world.block_size)).intersection(stored)
-    chain = hash_chain(prompt_root("mine"), pack_tokens(prompt), world.block_size)
+    chain = hash_chain(prompt_root("mine"), TokenIds.of(prompt).array, world.block_size)
     assert [block_key(item) for item in chain] == [key.to_bytes(KEY_BYTES, "little") for key in stored]

@@ -6,7 +6,7 @@ import pytest
 
 from engine.contract.block_hash import hash_block, hash_chain, root_hash
 from engine.contract.messages import CacheReset
-from engine.scheduler.requests.request import pack_tokens
+from engine.contract.token_ids import TokenIds
 from tests.support.scheduler.scheduler_requests import fresh_prompt, make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld
 
@@ -29,7 +29,7 @@ def first_positions(world: SchedulerWorld, *prompts: tuple[int, ...], **options:
 
 
 def test_b1_a_hash_covers_parent_tokens_and_extra_keys() -> None:
-    tokens = pack_tokens(tuple(range(8)))
+    tokens = TokenIds.of(tuple(range(8))).array
     chain = hash_chain(root_hash(), tokens, 4)
 
     assert chain == hash_chain(root_hash(), tokens, 4)
@@ -83,7 +83,7 @@ def test_b3_a_block_is_published_when_its_step_has_returned() -> None:
     prompt = fresh_prompt(9)
     world.add(make_request("a", prompt, max_tokens=2))
     world.schedule()
-    hashes = hash_chain(root_hash(), pack_tokens(prompt), 4)
+    hashes = hash_chain(root_hash(), TokenIds.of(prompt).array, 4)
     assert not world.scheduler._kv_cache.is_published(hashes[0])
 
     world.complete_step()

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import PromptTooLongError, RequestRefusedError
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
 from tests.support.scheduler.scheduler_strategies import (
@@ -89,7 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Add a request; a peer hands over ``share`` of what is computed of it, if that is not None."""
         request = GenerateRequest(
             request_id=self._new_id(is_used=is_used),
-            prompt_token_ids=prompt,
+            prompt_token_ids=TokenIds.of(prompt),
             sampling=sampling,
             priority=priority,
             arrival_s=float(self.num_added),
@@ -173,7 +174,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stream = KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=1.5)
         request = GenerateRequest(
             request_id=self._new_id(),
-            prompt_token_ids=prompt,
+            prompt_token_ids=TokenIds.of(prompt),
             sampling=sampling,
             client_id="client-0",
             kv_stream=stream,
@@ -188,7 +189,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def announced_request_comes(self, data: st.DataObject, is_same: bool, priority: int) -> None:
         announced = self.announced.pop(data.draw(st.sampled_from(sorted(self.announced))))
         prompt = announced.prompt_token_ids if is_same else (*announced.prompt_token_ids[1:], 4)
-        first_token = undisturbed_output(replace(announced, prompt_token_ids=prompt), self.world.max_total_tokens)[0]
+        first_token = undisturbed_output(
+            replace(announced, prompt_token_ids=TokenIds.of(prompt)), self.world.max_total_tokens
+        )[0]
         self.world.add(
             replace(
                 announced,

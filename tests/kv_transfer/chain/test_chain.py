@@ -16,11 +16,11 @@ from kv_transfer.connector import (
     LoadEnded,
     LoadOrder,
     RemoteMatch,
-    TransferStats,
 )
 from kv_transfer.params import KVTransferParams
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.lease import LeaseCounts
+from kv_transfer.stats import TransferStats
 from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_world import KVWorld
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.contract.messages import SamplingParams
+from engine.contract.token_ids import TokenIds
 from router.service import RouterService, TextRequest
 from router.settings import RouterSettings
 from tests.support.engine.chain_runner import expected_tokens
-from tests.support.engine.engine_pools import BLOCK_SIZE, EngineDecodePool, EnginePrefillPool, engine_pools
+from tests.support.engine.engine_pools import BLOCK_SIZE, EnginePool, engine_pools
 from tests.support.router.router_rig import FAST, until
 
 PREFIX = dataclasses.replace(FAST, prefill_policy="prefix", decode_policy="prefix", report_period_s=0.5)
@@ -29,8 +30,8 @@ OTHER = list(range(500, 564))
 class Bench:
     """Several routers over the same real engines."""
 
-    prefill: EnginePrefillPool
-    decode: EngineDecodePool
+    prefill: EnginePool
+    decode: EnginePool
     routers: list[RouterService]
     num_sent: int = 0
 
@@ -47,7 +48,7 @@ class Bench:
         self.num_sent += 1
         request = TextRequest(
             request_id=f"r{self.num_sent}",
-            prompt_token_ids=tuple(prompt),
+            prompt_token_ids=TokenIds.of(prompt),
             sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True),
             cache_salt=salt,
             session_id=session,
@@ -61,13 +62,13 @@ class Bench:
 
     def hits(self, role: str) -> dict[str, int]:
         """Prompt tokens that each engine of a role found in its cache."""
-        servers = self.prefill.servers if role == "prefill" else self.decode.servers
-        return {name: int(server.load().counters["prefix_hit_tokens"]) for name, server in servers.items()}
+        engines = self.prefill.engines if role == "prefill" else self.decode.engines
+        return {name: int(engine.load.counters["prefix_hit_tokens"]) for name, engine in engines.items()}
 
     def num_requests(self, role: str) -> dict[str, int]:
         """Requests that each engine of a role was given."""
-        servers = self.prefill.servers if role == "prefill" else self.decode.servers
-        return {name: int(server.load().counters["num_requests"]) for name, server in servers.items()}
+        engines = self.prefill.engines if role == "prefill" else self.decode.engines
+        return {name: int(engine.load.counters["num_requests"]) for name, engine in engines.items()}
 
     def num_mirrored(self, router: int, role: str) -> int:
         """Blocks that a router knows of."""
@@ -91,7 +92,10 @@ async def bench_of(
         prefill,
         decode,
     ):
-        routers = [RouterService(model_dir, "tiny", prefill, decode, settings) for _ in range(num_routers)]
+        routers = [
+            RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, settings)
+            for _ in range(num_routers)
+        ]
         for router in routers:
             await router.start()
         try:
@@ -132,7 +136,7 @@ async def test_second_router_learns_what_the_first_one_filled(model_dir: Path) -
 async def test_router_that_starts_late_gets_a_snapshot(model_dir: Path) -> None:
     async with bench_of(model_dir, num_prefill=2) as bench:
         await bench.complete(LONG)
-        late = RouterService(model_dir, "tiny", bench.prefill, bench.decode, PREFIX)
+        late = RouterService(model_dir, "tiny", {"prefill": bench.prefill, "decode": bench.decode}, PREFIX)
         await late.start()
         bench.routers.append(late)
         await until(lambda: bench.num_mirrored(1, "prefill") == len(LONG) // BLOCK_SIZE)
@@ -205,7 +209,7 @@ async def test_decode_workers_of_different_size_fill_up_evenly(model_dir: Path) 
             """Both engines' usage, from the time when the load has built up until it ends."""
             while work:
                 if len(work) < NUM_REQUESTS - 1.5 * NUM_CLIENTS:
-                    usages.append([server.load().kv_usage for server in bench.decode.servers.values()])
+                    usages.append([engine.load.kv_usage for engine in bench.decode.engines.values()])
                 await asyncio.sleep(0.002)
 
         await asyncio.gather(sample(), *(client() for _ in range(NUM_CLIENTS)))

@@ -17,6 +17,7 @@ from router.policies.prefix import MAX_USAGE_BONUS, least_usage_with_bonus, leas
 from router.policies.queued_tokens import fewest_queued_tokens
 from router.policies.round_robin import RoundRobin
 from router.policies.session import home_of, is_overloaded
+from router.roles import ROLES
 
 ASK = Ask(num_tokens=10)
 
@@ -48,7 +49,7 @@ CANDIDATES = st.lists(
 @pytest.mark.parametrize("name", policy_names())
 def test_every_policy_chooses_one_of_the_candidates(name: str, role: str, candidates: list[Candidate]) -> None:
     cached = {item.replica_id: 16 * item.num_queued for item in candidates[::2]}
-    assert make_policy(name, role)(candidates, Ask(num_tokens=200, cached_tokens=cached)) in candidates
+    assert make_policy(name, ROLES[role])(candidates, Ask(num_tokens=200, cached_tokens=cached)) in candidates
 
 
 @given(candidates=CANDIDATES)
@@ -86,7 +87,7 @@ def test_power_of_two_never_chooses_the_worst_of_three() -> None:
 
 def test_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="kv_usage"):
-        make_policy("best", "decode")
+        make_policy("best", ROLES["decode"])
 
 
 CACHED_SHARES = st.lists(st.floats(0, 1), min_size=8, max_size=8)

@@ -13,6 +13,7 @@ from router.pool.admission import Admission, RoomWish
 from router.pool.demand import Demand
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Reservation
+from router.roles import ROLES
 from tests.support.engine.requests import greedy_request
 from tests.support.router.fake_workers import FakePrefillPool
 from tests.support.router.router_rig import FAST, until
@@ -33,7 +34,7 @@ class Bench:
             stream_silence_timeout_s=60.0,
             recovery_wait_s=recovery_wait_s,
         )
-        self.pool = ReplicaPool("decode", self.workers, policy="kv_usage", settings=settings)
+        self.pool = ReplicaPool(ROLES["decode"], self.workers, policy="kv_usage", settings=settings)
         self.admission = Admission(self.pool, settings=settings)
 
     def report(self, *, free: int, is_draining: bool = False) -> None:

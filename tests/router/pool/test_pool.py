@@ -15,6 +15,7 @@ from router.attentive_clock import AttentiveClock
 from router.errors import NoReplicaError
 from router.pool.demand import Demand
 from router.pool.pool import STALLED, ReplicaPool
+from router.roles import ROLES
 from router.settings import RouterSettings
 from tests.support.clock import ManualClock
 from tests.support.engine.requests import greedy_request
@@ -30,7 +31,7 @@ class Bench:
     def __init__(self, num_replicas: int = 2, *, policy: str = "kv_usage", settings: RouterSettings = FAST) -> None:
         self.workers = FakePrefillPool(num_replicas)
         self.clock = ManualClock()
-        self.pool = ReplicaPool("prefill", self.workers, policy=policy, settings=settings, clock=self.clock)
+        self.pool = ReplicaPool(ROLES["prefill"], self.workers, policy=policy, settings=settings, clock=self.clock)
         self.lost: list[str] = []
         self.pool.on_lost = lambda error: self.lost.append(error.reason)
 

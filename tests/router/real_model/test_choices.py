@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from decode.server import DecodeServer
 from engine.contract.messages import LogitRules, SamplingParams
+from engine.frontend.async_engine import AsyncEngine
 from tests.support.cluster.served_checkpoint import byte_tokenizer
 from tests.support.engine.sampling_reference import greedy_reference
 from tests.support.router.model_router import ModelRouter, model_router
@@ -202,9 +202,9 @@ async def test_everything_at_once_survives_a_move(live: ModelRouter, checkpoint_
     undisturbed = await complete(live, **ask)
     async with model_router(checkpoint_dir, num_decode=2) as wide:
 
-        def victims() -> list[DecodeServer]:
-            servers = wide.decode.servers.values()
-            return [item for item in servers if item.load().counters["num_generated_tokens"] > 10]
+        def victims() -> list[AsyncEngine]:
+            engines = wide.decode.engines.values()
+            return [item for item in engines if item.load.counters["num_generated_tokens"] > 10]
 
         answering = asyncio.create_task(complete(wide, **ask))
         await until(lambda: bool(victims()))

@@ -36,7 +36,7 @@ def nodes(query: str) -> Iterator[Any]:
 async def scrape(model_dir: Path) -> list[Sample]:
     """What a router over real engines says after a request."""
     async with engine_pools() as (prefill, decode):
-        service = RouterService(model_dir, "tiny", prefill, decode, FAST)
+        service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, FAST)
         await service.start()
         try:
             await until(service.decode_pool.has_introduced)

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from engine.contract.messages import SamplingParams
+from engine.contract.token_ids import TokenIds
 from router.report.distribution import Distribution
 from router.service import TextRequest
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
@@ -60,7 +61,7 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
 
 async def test_sequence_that_is_given_up_before_it_begins_is_in_the_totals(model_dir: Path) -> None:
     async with router_rig(model_dir) as rig:
-        text = TextRequest(request_id="a", prompt_token_ids=(5, 6), sampling=SamplingParams(max_tokens=9))
+        text = TextRequest(request_id="a", prompt_token_ids=TokenIds.of((5, 6)), sampling=SamplingParams(max_tokens=9))
         rig.service.generate(text).cancel()
         await until(rig.is_at_rest)
 

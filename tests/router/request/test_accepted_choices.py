@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from engine.contract.messages import SamplingParams
+from engine.contract.token_ids import TokenIds
 from router.errors import QueueFullError
 from router.service import TextRequest
 from router.settings import RouterSettings
@@ -239,7 +240,10 @@ async def test_choices_given_up_before_their_first_step_give_their_room_back(mod
     async with router_rig(model_dir, settings=with_settings(max_num_queued=2)) as rig:
         await has_blocks(rig, 2 * BLOCKS_A_CHOICE)
         sampling = SamplingParams(max_tokens=NUM_TOKENS)
-        texts = [TextRequest(request_id=f"r-{n}", prompt_token_ids=(5, 6, 7), sampling=sampling) for n in range(4)]
+        texts = [
+            TextRequest(request_id=f"r-{n}", prompt_token_ids=TokenIds.of((5, 6, 7)), sampling=sampling)
+            for n in range(4)
+        ]
         outputs = rig.service.generate_choices([texts])
         with pytest.raises(QueueFullError):
             rig.service.generate(dataclasses.replace(texts[0], request_id="one more"))

@@ -38,7 +38,7 @@ async def test_scenario_runs_against_a_router_and_its_report_tells_of_the_move(m
     told: list[str] = []
     paced = functools.partial(LoopPacedRunner, num_turns=8)
     async with engine_pools(num_prefill=2, num_decode=2, wrap_decode_runner=paced) as (prefill, decode):
-        service = RouterService(model_dir, "tiny", prefill, decode, FAST)
+        service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, FAST)
         await service.start()
         try:
             async with live_app(build_app(service)) as url:
@@ -57,7 +57,7 @@ async def test_command_that_fails_ends_the_scenario_with_what_it_said(model_dir:
     words = [sys.executable, "-c", "import sys; sys.exit('no such deployment')"]
     scenario = parse_scenario({"name": "x", "load": SMALL_LOAD, "steps": [{"run": {"command": words}}]}, where="test")
     async with engine_pools(num_prefill=1, num_decode=1) as (prefill, decode):
-        service = RouterService(model_dir, "tiny", prefill, decode, FAST)
+        service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, FAST)
         await service.start()
         try:
             async with live_app(build_app(service)) as url:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.contract.messages import SamplingParams
+from engine.contract.token_ids import TokenIds
 from router.service import TextRequest
 from router.settings import RouterSettings
 from tests.support.router.fake_replica import FakeReplica
@@ -279,7 +280,7 @@ async def test_request_given_up_in_the_very_moment_of_its_hand_over_leaves_no_le
     async with router_rig(model_dir) as rig:
         replica = rig.prefill[0]
         output = rig.service.generate(
-            TextRequest(request_id="a", prompt_token_ids=(5, 6), sampling=SamplingParams(max_tokens=9))
+            TextRequest(request_id="a", prompt_token_ids=TokenIds.of((5, 6)), sampling=SamplingParams(max_tokens=9))
         )
         while not replica.leases:  # noqa: ASYNC110 (until the answer is there, and nobody has looked at it)
             await asyncio.sleep(0)

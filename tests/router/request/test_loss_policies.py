@@ -13,6 +13,7 @@ from engine.contract.messages import LoadReport
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
 from router.request.kv_loss import recompute_limit
+from router.roles import ROLES
 from router.settings import RouterSettings
 from tests.support.router.fake_workers import FakePrefillPool, counting
 from tests.support.router.router_rig import FAST, RouterRig, events, router_rig, until
@@ -135,7 +136,7 @@ class Estimate:
 
     def __init__(self, *, num_running: int = 0, queued_decode: int = 0, queued_prefill: int = 0) -> None:
         counters = {"num_scheduled_tokens": 5000.0, "step_s": 5.0}
-        self.prefill = ReplicaPool("prefill", FakePrefillPool(1), policy="queued_tokens", settings=FAST)
+        self.prefill = ReplicaPool(ROLES["prefill"], FakePrefillPool(1), policy="queued_tokens", settings=FAST)
         self.load = LoadReport(queued_prefill_tokens=queued_prefill, counters=counters)
         self.decode = Replica(replica_id="d")
         self.decode.load = LoadReport(num_running=num_running, queued_prefill_tokens=queued_decode)

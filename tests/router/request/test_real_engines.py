@@ -24,7 +24,7 @@ from router.pool.pool import ReplicaPool
 from router.service import RouterService
 from router.settings import RouterSettings
 from tests.support.engine.chain_runner import expected_tokens
-from tests.support.engine.engine_pools import EngineDecodePool, EnginePrefillPool, engine_pools
+from tests.support.engine.engine_pools import EnginePool, engine_pools
 from tests.support.engine.loop_paced_runner import LoopPacedRunner
 from tests.support.router.live_app import live_app
 from tests.support.router.router_rig import FAST, until
@@ -36,8 +36,8 @@ NUM_TOKENS = 30
 class Live:
     """A router over real engines, behind a socket."""
 
-    prefill: EnginePrefillPool
-    decode: EngineDecodePool
+    prefill: EnginePool
+    decode: EnginePool
     service: RouterService
     client: httpx.AsyncClient
 
@@ -46,8 +46,8 @@ class Live:
         return await self.client.post("/v1/completions", json={"prompt": prompt, **ask})
 
     def loads(self) -> list[LoadReport]:
-        prefill = [server.load() for server in self.prefill.servers.values()]
-        return prefill + [server.load() for server in self.decode.servers.values()]
+        prefill = [engine.load for engine in self.prefill.engines.values()]
+        return prefill + [engine.load for engine in self.decode.engines.values()]
 
     def is_at_rest(self) -> bool:
         return self.service.num_alive == 0 and not any(
@@ -73,7 +73,7 @@ async def live_router(
         num_blocks=num_blocks,
         wrap_decode_runner=lambda runner: LoopPacedRunner(runner, num_turns=turns_per_step),
     ) as (prefill, decode):
-        service = RouterService(model_dir, "tiny", prefill, decode, settings)
+        service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, settings)
         await service.start()
         limits = httpx.Limits(max_connections=None)
         try:
@@ -89,7 +89,7 @@ async def live_router(
 @asynccontextmanager
 async def other_router(model_dir: Path, live: Live, *, settings: RouterSettings) -> AsyncIterator[RouterService]:
     """A second router over the same engines."""
-    service = RouterService(model_dir, "tiny", live.prefill, live.decode, settings)
+    service = RouterService(model_dir, "tiny", {"prefill": live.prefill, "decode": live.decode}, settings)
     await service.start()
     try:
         yield service
@@ -204,8 +204,8 @@ async def test_decode_engine_that_ends_mid_stream_loses_no_token(model_dir: Path
     async with live_router(model_dir, num_decode=2) as live:
         asked = prompts(24)
         answers = [asyncio.create_task(live.complete(prompt, max_tokens=45)) for prompt in asked]
-        victim = live.decode.servers["decode-0"]
-        await until(lambda: victim.load().counters["num_generated_tokens"] > 40)
+        victim = live.decode.engines["decode-0"]
+        await until(lambda: victim.load.counters["num_generated_tokens"] > 40)
         await victim.close()
 
         for prompt, answer in zip(asked, answers, strict=True):
@@ -217,11 +217,11 @@ async def test_drained_decode_engine_lets_its_requests_go_with_their_kv(model_di
     async with live_router(model_dir, num_decode=2, turns_per_step=200) as live:
         asked = prompts(24)
         answers = [asyncio.create_task(live.complete(prompt, max_tokens=45)) for prompt in asked]
-        leaving = live.decode.servers["decode-0"]
-        await until(lambda: leaving.load().counters["num_generated_tokens"] > 40)
+        leaving = live.decode.engines["decode-0"]
+        await until(lambda: leaving.load.counters["num_generated_tokens"] > 40)
         assert await leaving.drain(moves_out=True, timeout_s=20)
 
-        assert leaving.load().is_empty
+        assert leaving.load.is_empty
         for prompt, answer in zip(asked, answers, strict=True):
             assert token_ids(await answer) == expected_tokens(prompt, 45)
         totals = (await live.client.get("/status")).json()["totals"]
@@ -237,7 +237,7 @@ async def test_rolling_drain_of_all_workers_of_a_role_loses_nothing(model_dir: P
         answers = [asyncio.create_task(live.complete(prompt, max_tokens=45)) for prompt in asked]
         await until(lambda: live.service.counters.num_generated_tokens + live.service.num_alive > 20)
         pool = live.prefill if role == "prefill" else live.decode
-        assert await pool.servers[f"{role}-0"].drain(moves_out=role == "decode", timeout_s=20)
+        assert await pool.engines[f"{role}-0"].drain(moves_out=role == "decode", timeout_s=20)
 
         for prompt, answer in zip(asked, answers, strict=True):
             assert token_ids(await answer) == expected_tokens(prompt, 45)
@@ -248,15 +248,15 @@ async def test_rolling_drain_of_all_workers_of_a_role_loses_nothing(model_dir: P
 
 async def test_drained_prefill_engine_finishes_what_it_has_and_takes_nothing_more(model_dir: Path) -> None:
     async with live_router(model_dir, num_prefill=2) as live:
-        leaving = live.prefill.servers["prefill-0"]
+        leaving = live.prefill.engines["prefill-0"]
         draining = asyncio.create_task(leaving.drain(moves_out=False, timeout_s=20))
-        await until(lambda: leaving.load().is_draining)
+        await until(lambda: leaving.load.is_draining)
         asked = prompts(8)
         answers = await asyncio.gather(*(live.complete(prompt) for prompt in asked))
 
         assert await draining
         assert [token_ids(answer) for answer in answers] == [expected_tokens(prompt, NUM_TOKENS) for prompt in asked]
-        assert leaving.load().counters["num_requests"] == 0
+        assert leaving.load.counters["num_requests"] == 0
 
 
 async def test_prefill_engine_that_ends_is_replaced(model_dir: Path) -> None:
@@ -264,7 +264,7 @@ async def test_prefill_engine_that_ends_is_replaced(model_dir: Path) -> None:
         asked = prompts(24)
         answers = [asyncio.create_task(live.complete(prompt)) for prompt in asked]
         await until(lambda: live.service.counters.num_requests > 4)
-        await live.prefill.servers["prefill-0"].close()
+        await live.prefill.engines["prefill-0"].close()
 
         for prompt, answer in zip(asked, answers, strict=True):
             assert token_ids(await answer) == expected_tokens(prompt, NUM_TOKENS)

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import StepRunner
 from kv_transfer.options import ConnectorOptions
 from router.request.generation import Generation
 from router.service import RouterService
 from tests.support.engine.chain_runner import VOCAB_SIZE, expected_tokens
-from tests.support.engine.engine_pools import INPROC, EngineDecodePool, EnginePrefillPool, engine_pools
+from tests.support.engine.engine_pools import INPROC, EnginePool, engine_pools
 from tests.support.engine.stepwise_runner import StepwiseRunner
 from tests.support.router.router_rig import FAST, until
 
@@ -30,31 +31,31 @@ NUM_TOKENS = 8
 class Rig:
     """A router over engines whose prefill computes chunk by chunk, when the test says so."""
 
-    prefill: EnginePrefillPool
-    decode: EngineDecodePool
+    prefill: EnginePool
+    decode: EnginePool
     service: RouterService
     runners: list[StepwiseRunner] = field(default_factory=list)
 
     def start(self, prompt: list[int], *, num_tokens: int = NUM_TOKENS) -> Generation:
         request = GenerateRequest(
             request_id=f"r-{random.getrandbits(64):x}",
-            prompt_token_ids=tuple(prompt),
+            prompt_token_ids=TokenIds.of(prompt),
             sampling=SamplingParams(max_tokens=num_tokens, ignore_eos=True),
         )
         return self.service._orchestrator.start(request, timeout_s=60.0)
 
     def counter(self, name: str) -> float:
-        return sum(server.load().counters[name] for server in self.decode.servers.values())
+        return sum(engine.load.counters[name] for engine in self.decode.engines.values())
 
     def is_at_rest(self) -> bool:
-        servers = [*self.prefill.servers.values(), *self.decode.servers.values()]
-        loads = [server.load() for server in servers]
+        engines = [*self.prefill.engines.values(), *self.decode.engines.values()]
+        loads = [engine.load for engine in engines]
         return self.service.num_alive == 0 and all(load.num_free_blocks == load.num_blocks for load in loads)
 
     async def wait_read_along(self, num_blocks: int) -> None:
         """Until decode read so many blocks of prompts that are not complete."""
-        connectors = [server._connector for server in self.decode.servers.values()]
-        await until(lambda: sum(connector.stats().num_blocks for connector in connectors) >= num_blocks)
+        connectors = [engine._thread.core.connector for engine in self.decode.engines.values()]
+        await until(lambda: sum(connector.stats().num_blocks for connector in connectors if connector) >= num_blocks)
 
 
 @asynccontextmanager
@@ -81,7 +82,7 @@ async def rig(
         wrap_prefill_runner=wrap,
         options=options,
     ) as (prefill, decode):
-        service = RouterService(model_dir, "tiny", prefill, decode, FAST)
+        service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, FAST)
         await service.start()
         try:
             yield Rig(prefill, decode, service, runners)
@@ -168,16 +169,15 @@ async def test_router_that_goes_during_prefill_frees_both_sides(model_dir: Path)
 async def test_stream_of_a_router_that_breaks_frees_what_was_held_for_it(model_dir: Path) -> None:
     """The router is gone and said nothing: the end of its stream says it."""
     async with rig(model_dir) as live:
-        server = live.decode.servers["decode-0"]
+        engine = live.decode.engines["decode-0"]
         generation = live.start(prompt_of(4 * CHUNK_TOKENS))
         live.runners[0].allow(1)
         await live.wait_read_along(BLOCKS_PER_CHUNK)
-        (client_id,) = server._engine._streams
-        core = server._engine._core
+        (client_id,) = engine._streams
 
-        await server._engine._call(lambda: core.forget_client(client_id))
+        await engine._thread.call(lambda core: core.forget_client(client_id))
 
-        await until(lambda: server.load().num_early_blocks == 0)
+        await until(lambda: engine.load.num_early_blocks == 0)
         live.runners[0].open()
         assert len(await tokens_of(generation)) == NUM_TOKENS
         await until(live.is_at_rest)
@@ -190,10 +190,10 @@ async def test_prefill_that_dies_is_replaced_and_what_was_read_from_it_is_not_us
         for runner in live.runners:
             runner.allow(2)
         await live.wait_read_along(2 * BLOCKS_PER_CHUNK)
-        servers = live.prefill.servers
-        (victim,) = [name for name, server in servers.items() if server.load().num_held_blocks]
-        live.runners[list(servers).index(victim)].open()
-        closing = asyncio.create_task(servers[victim].close())
+        engines = live.prefill.engines
+        (victim,) = [name for name, engine in engines.items() if engine.load.num_held_blocks]
+        live.runners[list(engines).index(victim)].open()
+        closing = asyncio.create_task(engines[victim].close())
         for runner in live.runners:
             runner.open()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from router.pool.workers import WorkerRefusedError, WorkerUnavailableError
 from router.wire.aborts import AbortSender
 from router.wire.submissions import Submissions
@@ -35,7 +36,7 @@ class SlowPool(FakeDecodePool):
 
 
 def request(name: str) -> GenerateRequest:
-    return GenerateRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=2))
+    return GenerateRequest(request_id=name, prompt_token_ids=TokenIds.of((1,)), sampling=SamplingParams(max_tokens=2))
 
 
 class Bench:

@@ -102,7 +102,7 @@ class FakeRay:
 
     def run(self, graph: Any, *, name: str, **_options: Any) -> None:
         """Take an application."""
-        self.told.append(graph._bound_deployment.init_args[2])
+        self.told.append(graph._bound_deployment.init_args[0])
         self.applications[name] = self.outcomes.pop(0) if self.outcomes else RUNNING
         self.on_run()
 

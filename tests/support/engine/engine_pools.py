@@ -7,17 +7,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from decode.server import DecodeServer
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import EngineDeadError, RequestRefusedError
 from engine.contract.messages import CacheReset, GenerateRequest, StepMessage, WorkerInfo
+from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore, StepRunner
-from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
+from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
-from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
-from prefill.server import PrefillServer
 from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import VOCAB_SIZE
@@ -32,81 +30,71 @@ DRAIN_TIMEOUT_S = 20.0
 
 
 class EnginePool:
-    """What both pools share."""
+    """The engines of one role, by their names. ``moves_out``: live requests leave one that drains."""
 
-    def __init__(self, servers: dict[str, PrefillServer] | dict[str, DecodeServer]) -> None:
-        self._all = servers
+    def __init__(self, *, moves_out: bool) -> None:
+        self.engines: dict[str, AsyncEngine] = {}
+        self._infos: dict[str, WorkerInfo] = {}
+        self._moves_out = moves_out
+
+    def add(self, core: EngineCore, info: WorkerInfo) -> None:
+        """Take an engine in; it is not started."""
+        self.engines[info.engine_id] = AsyncEngine(lambda: core, name=info.role, report_period_s=REPORT_PERIOD_S)
+        self._infos[info.engine_id] = info
 
     def replica_ids(self) -> Sequence[str]:
         """All of them."""
-        return tuple(self._all)
+        return tuple(self.engines)
 
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
         """Tell everything anew."""
-        self._all[replica_id].resync_cache(client_id)
+        self.engines[replica_id].resync_cache(client_id)
 
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
         """Constants and load; a dead engine does not answer."""
-        server = self._all[replica_id]
+        engine = self.engines[replica_id]
         try:
-            server.check_health()
+            engine.check_health()
         except EngineDeadError as error:
             raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
-        info = server.info()
+        info = self._infos[replica_id]
         return ReplicaStatus(
-            replica_id=replica_id, node_ip=info.node_ip, pid=info.pid, state="running", info=info, load=server.load()
+            replica_id=replica_id, node_ip=info.node_ip, pid=info.pid, state="running", info=info, load=engine.load
         )
 
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests."""
-        await _called(replica_id, self._all[replica_id].abort(request_ids))
+        await _called(replica_id, self.engines[replica_id].abort(request_ids))
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests."""
-        answers = await _called(replica_id, self._all[replica_id].submit(requests))
+        answers = await _called(replica_id, self.engines[replica_id].submit(requests))
         return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
 
     async def outputs(
         self, replica_id: str, client_id: str, *, mirrors_cache: bool = False
     ) -> AsyncIterator[StepMessage]:
         """The stream of one router."""
-        messages = self._all[replica_id].outputs(client_id, mirrors_cache)
+        messages = self.engines[replica_id].outputs(client_id, mirrors_cache=mirrors_cache)
         try:
             async for message in messages:
                 yield message
         except EngineDeadError as error:
             raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
         finally:
-            await messages.aclose()  # type: ignore[attr-defined]  # the server's iterator is a generator
+            await messages.aclose()  # type: ignore[attr-defined]  # the engine's iterator is a generator
 
     async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
         """Drop what is cached."""
-        return await self._all[replica_id].reset_prefix_cache(preempt_running=preempt_running)
+        return await self.engines[replica_id].reset_prefix_cache(preempt_running=preempt_running)
 
     async def drain(self, replica_id: str) -> None:
         """Let its requests go."""
-        server = self._all[replica_id]
-        await server.drain(moves_out=isinstance(server, DecodeServer), timeout_s=DRAIN_TIMEOUT_S)
+        await self.engines[replica_id].drain(moves_out=self._moves_out, timeout_s=DRAIN_TIMEOUT_S)
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """These connectors are not faulty."""
         raise WorkerRefusedError(f"{replica_id} allows no {options}", code="faults_not_allowed")
-
-
-class EnginePrefillPool(EnginePool):
-    """Prefill servers."""
-
-    def __init__(self, servers: dict[str, PrefillServer]) -> None:
-        super().__init__(servers)
-        self.servers = servers
-
-
-class EngineDecodePool(EnginePool):
-    """Decode servers."""
-
-    def __init__(self, servers: dict[str, DecodeServer]) -> None:
-        super().__init__(servers)
-        self.servers = servers
 
 
 async def _called(replica_id: str, call: Awaitable[T]) -> T:
@@ -160,18 +148,6 @@ def chain_engines(max_num_seqs: int, chunk_tokens: int) -> EngineMaker:
     return make
 
 
-class _Keeping:
-    """Builds connectors and keeps them, for the servers."""
-
-    def __init__(self, build: ConnectorBuilder) -> None:
-        self._build = build
-        self.connector: Connector | None = None
-
-    def __call__(self, layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
-        self.connector = self._build(layout, region, wake)
-        return self.connector
-
-
 @asynccontextmanager
 async def engine_pools(
     *,
@@ -185,7 +161,7 @@ async def engine_pools(
     wrap_decode_runner: Callable[[StepRunner], StepRunner] = lambda runner: runner,
     options: ConnectorOptions = INPROC,
     make: EngineMaker | None = None,
-) -> AsyncIterator[tuple[EnginePrefillPool, EngineDecodePool]]:
+) -> AsyncIterator[tuple[EnginePool, EnginePool]]:
     """Started engines around one in-process fabric; all are closed at the end.
 
     ``decode_blocks`` gives each decode engine a size of its own. With ``chunk_tokens`` prefill computes so many tokens
@@ -193,27 +169,20 @@ async def engine_pools(
     """
     make = make or chain_engines(max_num_seqs, chunk_tokens)
     fabric = InProcessFabric()
-    prefill: dict[str, PrefillServer] = {}
-    decode: dict[str, DecodeServer] = {}
+    pools = {"prefill": EnginePool(moves_out=False), "decode": EnginePool(moves_out=True)}
+    wrap = {"prefill": wrap_prefill_runner, "decode": wrap_decode_runner}
     sizes = {"prefill": [num_blocks] * num_prefill, "decode": list(decode_blocks) or [num_blocks] * num_decode}
     for role, of_role in sizes.items():
         for index, num_blocks in enumerate(of_role):
             name = f"{role}-{index}"
-            keeping = _Keeping(inproc_builder(fabric, name, options))
-            core, info = make(role, name, num_blocks, keeping)
-            assert keeping.connector is not None
-            worker = keeping.connector.worker
-            if role == "prefill":
-                core.runner = wrap_prefill_runner(core.runner)
-                prefill[name] = PrefillServer(core, info=info, connector=worker, report_period_s=REPORT_PERIOD_S)
-            else:
-                core.runner = wrap_decode_runner(core.runner)
-                decode[name] = DecodeServer(core, info=info, connector=worker, report_period_s=REPORT_PERIOD_S)
-    servers: list[PrefillServer | DecodeServer] = [*prefill.values(), *decode.values()]
-    for server in servers:
-        server.start()
+            core, info = make(role, name, num_blocks, inproc_builder(fabric, name, options))
+            core.runner = wrap[role](core.runner)
+            pools[role].add(core, info)
+    engines = [engine for pool in pools.values() for engine in pool.engines.values()]
+    for engine in engines:
+        await engine.start()
     try:
-        yield EnginePrefillPool(prefill), EngineDecodePool(decode)
+        yield pools["prefill"], pools["decode"]
     finally:
-        for server in servers:
-            await server.close()
+        for engine in engines:
+            await engine.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kv_transfer.chain.worker_connector import ChainWorker
-from kv_transfer.connector import LeaseEnded, LoadEnded, RemoteMatch, Rendezvous, TransferStats
+from kv_transfer.connector import LeaseEnded, LoadEnded, RemoteMatch, Rendezvous
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
@@ -19,6 +19,7 @@ from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.options import ConnectorOptions, TransportChoice
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
+from kv_transfer.stats import TransferStats
 
 WAIT_TIMEOUT_S = 30.0
 

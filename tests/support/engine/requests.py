@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 
 
 def greedy_request(
@@ -13,7 +14,7 @@ def greedy_request(
     """A greedy request that ends by length only."""
     return GenerateRequest(
         request_id=request_id,
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=TokenIds.of(prompt),
         sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         client_id=client_id,
         priority=priority,

@@ -12,7 +12,7 @@ from engine.contract.messages import FinishReason, GenerateRequest
 from engine.frontend.engine_core import EngineCore
 from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
 from kv_transfer.chain.worker_connector import ChainWorker
-from kv_transfer.connector import Connector, ConnectorBuilder, TransferStats, WakeCallback
+from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.host.scheduler_connector import HostSchedulerConnector
@@ -21,6 +21,7 @@ from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
+from kv_transfer.stats import TransferStats
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import ChainRunner
 from tests.support.engine.kv_engine import wait_until

@@ -17,7 +17,7 @@ from kv_transfer.params import PeerIdentity
 from router.api.app import build_app
 from router.service import RouterService
 from tests.support.engine.engine_config import small_engine_config
-from tests.support.engine.engine_pools import EngineDecodePool, EngineMaker, EnginePrefillPool, engine_pools
+from tests.support.engine.engine_pools import EngineMaker, EnginePool, engine_pools
 from tests.support.router.live_app import live_app
 from tests.support.router.router_rig import FAST
 
@@ -29,25 +29,25 @@ VOCAB_SIZE = 259
 class ModelRouter:
     """All parts."""
 
-    prefill: EnginePrefillPool
-    decode: EngineDecodePool
+    prefill: EnginePool
+    decode: EnginePool
     service: RouterService
     client: openai.AsyncOpenAI
 
     def prefill_load(self) -> LoadReport:
         """The load of the one prefill engine."""
-        return self.prefill.servers["prefill-0"].load()
+        return self.prefill.engines["prefill-0"].load
 
     def decode_load(self, name: str = "decode-0") -> LoadReport:
         """The load of a decode engine."""
-        return self.decode.servers[name].load()
+        return self.decode.engines[name].load
 
     def is_at_rest(self) -> bool:
         """True when nothing runs and no engine holds anything."""
-        servers = [*self.prefill.servers.values(), *self.decode.servers.values()]
+        engines = [*self.prefill.engines.values(), *self.decode.engines.values()]
         return self.service.num_alive == 0 and not any(
             load.num_running or load.num_waiting or load.num_loading or load.num_leased_blocks or load.num_held_blocks
-            for load in (server.load() for server in servers)
+            for load in (engine.load for engine in engines)
         )
 
 
@@ -68,7 +68,7 @@ def model_engines(path: Path) -> EngineMaker:
 async def model_router(path: Path, *, num_decode: int = 1) -> AsyncIterator[ModelRouter]:
     """Serve a checkpoint that has a tokenizer; at the end nothing of it is left."""
     async with engine_pools(num_decode=num_decode, make=model_engines(path)) as (prefill, decode):
-        service = RouterService(path, "tiny", prefill, decode, FAST)
+        service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, FAST)
         await service.start()
         try:
             async with (

@@ -91,7 +91,13 @@ async def router_rig(
     prefill = FakePrefillPool(num_prefill, next_token=next_token, max_model_len=max_model_len)
     decode = FakeDecodePool(num_decode, prefill=prefill, tokens_per_step=tokens_per_step, max_model_len=max_model_len)
     service = RouterService(
-        model_dir, "tiny", prefill, decode, settings, router_id=router_id, peers=peers, aliases=aliases
+        model_dir,
+        "tiny",
+        {"prefill": prefill, "decode": decode},
+        settings,
+        router_id=router_id,
+        peers=peers,
+        aliases=aliases,
     )
     service.view.wanted = wanted
     await service.start()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.contract.block_hash import BlockHash, hash_block
+from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.cache_events import BlockRemoved, BlockStored, CacheEventBatch
-from engine.scheduler.requests.request import pack_tokens
 
 
 def mirrored(batch: CacheEventBatch, mirror: set[BlockHash] | None = None) -> set[BlockHash]:
@@ -13,7 +13,7 @@ def mirrored(batch: CacheEventBatch, mirror: set[BlockHash] | None = None) -> se
     for event in batch.events:
         if isinstance(event, BlockStored):
             assert event.block_hash not in mirror
-            assert event.block_hash == hash_block(event.parent_hash, pack_tokens(event.token_ids).tobytes())
+            assert event.block_hash == hash_block(event.parent_hash, TokenIds.of(event.token_ids).data)
             mirror.add(event.block_hash)
         elif isinstance(event, BlockRemoved):
             mirror.remove(event.block_hash)

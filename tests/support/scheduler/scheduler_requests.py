@@ -6,6 +6,7 @@ from itertools import count
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVTransferParams
 
 _ids = count(1000)
@@ -35,7 +36,7 @@ def make_request(
     """A request; ``prompt`` may be a length."""
     return GenerateRequest(
         request_id=request_id,
-        prompt_token_ids=fresh_prompt(prompt) if isinstance(prompt, int) else prompt,
+        prompt_token_ids=TokenIds.of(fresh_prompt(prompt) if isinstance(prompt, int) else prompt),
         sampling=SamplingParams(
             max_tokens=max_tokens,
             stop_token_ids=stop,

@@ -1,0 +1,245 @@
+"""The thread that owns an engine: it builds it, steps it, and does to it what others ask for between two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar, cast
+
+from engine.contract.errors import EngineDeadError, EngineStalledError
+from engine.contract.messages import CacheChanges, LoadReport
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.feeds import LoadFeed
+from engine.frontend.progress import Progress
+from engine.scheduler.step_result import NOTHING_NEW, StepResult
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+STEP_TIMEOUT_S = 30.0
+"""How long a step may take unless somebody says otherwise; `health.step_timeout_s` in a cluster."""
+
+T = TypeVar("T")
+Command = Callable[[EngineCore], None]
+
+
+class StepListener(Protocol):
+    """Whoever wants to know what an engine's steps bring; called on the event loop."""
+
+    def on_step(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
+        """What a step brought, or a turn of the loop in which nothing was computed."""
+
+    def on_end(self) -> None:
+        """The engine failed: nothing more comes."""
+
+
+class EngineThread:
+    """The only thread that touches an engine.
+
+    It builds the engine, so that whatever belongs to a thread (teams of OpenMP threads, CUDA's current device) belongs
+    to the one that computes. Others hand it functions of the engine (:meth:`call`, :meth:`post`), which it runs in
+    their order between two steps; what a step brought goes to ``listener``, in one callback a step, on the event loop
+    that called :meth:`start`.
+
+    An engine whose thread has been in one turn for ``step_timeout_s``, or whose requests have waited so long for
+    nothing that is under way, counts as hanging. ``clock`` measures that; it may stand still while the process gets no
+    processor. Time in which the engine is built does not count.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], EngineCore],
+        listener: StepListener,
+        *,
+        name: str,
+        step_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._build = build
+        self._listener = listener
+        self._name = name
+        self._step_timeout_s = step_timeout_s
+        self._core: EngineCore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._commands: list[Command] = []
+        self._is_stopping = False
+        self._has_ended = False
+        self._failure: BaseException | None = None
+        self._progress = Progress(clock)
+        self.moves_out = False
+        """Set to end running requests with a hand-over, and waiting ones unserved, at every turn from now on."""
+
+    async def start(self) -> LoadReport:
+        """Build the engine and begin to step it. Must be called on the event loop that will use the engine.
+
+        Returns:
+            Its first load.
+
+        Raises:
+            Exception: What ``build`` raised.
+        """
+        self._loop = asyncio.get_running_loop()
+        built: Future[LoadReport] = Future()
+        self._thread = threading.Thread(target=self._run, args=(built,), name=f"baton-{self._name}", daemon=True)
+        self._thread.start()
+        return await asyncio.wrap_future(built)
+
+    async def stop(self) -> None:
+        """End the thread, after what it is in the middle of. Idempotent."""
+        self._is_stopping = True
+        if self._core is not None:
+            self._core.wake.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def release(self) -> None:
+        """Close the connector of an engine that was stopped. Idempotent."""
+        if self._core is not None:
+            await asyncio.to_thread(self._core.close)
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine, for what may be asked of it from any thread.
+
+        Raises:
+            EngineDeadError: It was not built.
+        """
+        if self._core is None:
+            raise EngineDeadError("the engine is not running")
+        return self._core
+
+    @property
+    def has_ended(self) -> bool:
+        """True when the thread takes no more functions."""
+        return self._has_ended
+
+    @property
+    def is_stalled(self) -> bool:
+        """True when no step ended for ``step_timeout_s`` though there is work."""
+        return self._progress.busy_s > self._step_timeout_s
+
+    def check_health(self) -> None:
+        """Do nothing if the engine can serve.
+
+        Raises:
+            EngineDeadError: Its thread ended, or was never started.
+            EngineStalledError: It made no step for too long while it had work.
+        """
+        if self._failure is not None:
+            raise EngineDeadError(f"the engine's loop ended: {self._failure!r}")
+        if self._core is None or self._thread is None or not self._thread.is_alive():
+            raise EngineDeadError("the engine is not running")
+        if self.is_stalled:
+            raise EngineStalledError(busy_s=self._progress.busy_s, step_timeout_s=self._step_timeout_s)
+
+    async def call(self, function: Callable[[EngineCore], T]) -> T:
+        """What ``function`` returns for the engine, once the thread has run it; it is run even if we are cancelled.
+
+        Raises:
+            EngineDeadError: It was not taken.
+            Exception: What ``function`` raised.
+        """
+        answer: Future[T] = Future()
+
+        def command(core: EngineCore) -> None:
+            # Done even if the caller was cancelled: an abort must be, and what a submission added ends with its stream.
+            result: T | None = None
+            failure: Exception | None = None
+            try:
+                result = function(core)
+            except Exception as error:
+                failure = error
+            if not answer.set_running_or_notify_cancel():
+                return
+            if failure is not None:
+                answer.set_exception(failure)
+            else:
+                answer.set_result(cast("T", result))
+
+        self.post(command)
+        return await asyncio.wrap_future(answer)
+
+    def post(self, command: Command) -> None:
+        """Have the thread run ``command``; if it raises, the engine ends.
+
+        Raises:
+            EngineDeadError: It was not taken.
+        """
+        with self._lock:
+            if self._core is None or self._has_ended:
+                raise EngineDeadError(f"the engine is not running: {self._failure!r}")
+            self._commands.append(command)
+            self._progress.asked()
+        self._core.wake.set()
+
+    # ---- the thread's side
+
+    def _run(self, built: Future[LoadReport]) -> None:
+        built.set_running_or_notify_cancel()
+        try:
+            core = self._build()
+            load_feed = LoadFeed(core)
+        except BaseException as error:
+            self._failure, self._has_ended = error, True
+            built.set_exception(error)
+            return
+        self._core = core
+        built.set_result(load_feed.now())
+        try:
+            while not self._is_stopping:
+                core.wake.clear()
+                self._run_commands(core)
+                if self._failure is not None:
+                    break
+                self._take_turn(core, load_feed)
+        except Exception as error:
+            logger.exception("the engine's loop failed")
+            self._failure = error
+        finally:
+            with self._lock:
+                self._has_ended = True
+            self._run_commands(core)
+            if self._failure is not None:
+                self._to_loop(self._listener.on_end)
+
+    def _run_commands(self, core: EngineCore) -> None:
+        """Do what was asked for; a command that raises ends the engine, but none behind it is left unanswered."""
+        with self._lock:
+            commands, self._commands = self._commands, []
+            self._progress.begin_turn()
+        for command in commands:
+            try:
+                command(core)
+            except Exception as error:
+                logger.exception("a command failed")
+                self._failure = self._failure or error
+
+    def _take_turn(self, core: EngineCore, load_feed: LoadFeed) -> None:
+        """Make a step if there is work; else tell the load, and wait for something to do."""
+        core.collect()
+        if self.moves_out:
+            core.move_out()
+        if core.has_work():
+            result = core.step()
+            self._to_loop(self._listener.on_step, result, load_feed.after_step(), core.cache_changes())
+            self._progress.end_turn(is_stuck=core.is_stuck())
+            return
+        if not core.has_unfinished():
+            core.rest()
+        self._to_loop(self._listener.on_step, NOTHING_NEW, load_feed.now(), core.cache_changes())
+        self._progress.end_turn(is_stuck=core.is_stuck())
+        self._progress.rest()
+        core.wake.wait(core.scheduler.idle_timeout_s())
+
+    def _to_loop(self, function: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            logger.info("the event loop is gone; the engine stops")
+            self._is_stopping = True

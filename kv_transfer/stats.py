@@ -1,0 +1,103 @@
+"""What a connector counts, and how a counter is declared: one field says all that is told of it anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """How a counter is told.
+
+    text: what it counts, for people who read `/metrics`.
+    metric: its name in `/metrics`, after ``baton:`` and before ``_total``; None takes that of the field.
+    labels: more labels there; counters of one metric differ in them.
+    vllm: its name in vLLM's server, where that has it.
+    total: its name among the totals of `/status`, where it stands there.
+    is_of_loads: of a load in several parts it counts the load, not each part.
+    """
+
+    text: str = ""
+    metric: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    vllm: str | None = None
+    total: str | None = None
+    is_of_loads: bool = False
+
+
+def counted(
+    text: str = "",
+    *,
+    metric: str | None = None,
+    labels: tuple[tuple[str, str], ...] = (),
+    vllm: str | None = None,
+    total: str | None = None,
+    is_of_loads: bool = False,
+    start: float = 0,
+) -> Any:
+    """Declare a counter as a field of a dataclass; see ``Counted``. It begins at ``start``."""
+    told = Counted(text=text, metric=metric, labels=labels, vllm=vllm, total=total, is_of_loads=is_of_loads)
+    return field(default=start, metadata={"counted": told})
+
+
+def counters_of(kind: type) -> Mapping[str, Counted]:
+    """The counters that a dataclass declares, by the names of their fields."""
+    return {item.name: item.metadata["counted"] for item in fields(kind) if "counted" in item.metadata}
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferStats:
+    """Counters since the start of the connector.
+
+    ``num_transfers`` are the loads that ended; cancelled ones count neither as failed nor as good. A failed load may
+    have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong. ``num_blocks`` is what was
+    moved, of whatever load and of whatever use: ``num_bytes`` is always that many blocks' bytes.
+    ``num_streamed_blocks`` are those of good loads that were here before the load was ordered: their transfer hid
+    behind the prefill. ``num_host_*`` are those of the host tier: ``num_host_loaded_*`` are part of ``num_blocks`` and
+    ``num_bytes``, and ``num_host_refused_blocks`` found no room because every slot was being read.
+    """
+
+    num_transfers: int = counted(
+        "Loads of KV that ended, well or not.", metric="kv_transfers", total="transfers", is_of_loads=True
+    )
+    num_bytes: int = counted(
+        "Bytes of KV read from other engines.", metric="kv_transfer_bytes", total="transferred_bytes"
+    )
+    num_blocks: int = counted(
+        "Blocks of KV read from other engines.", metric="kv_transfer_blocks", total="transferred_blocks"
+    )
+    transfer_s: float = counted(
+        "Time from the beginning to the end of each load.", metric="kv_transfer_seconds", is_of_loads=True, start=0.0
+    )
+    num_failed_loads: int = counted(
+        "Loads of KV that failed.", metric="kv_transfer_failures", total="failed_loads", is_of_loads=True
+    )
+    num_failed_blocks: int = counted(is_of_loads=True)
+    num_corrupt_blocks: int = counted("Blocks whose checksum was wrong.", metric="kv_transfer_corrupt_blocks")
+    num_cancelled_loads: int = counted(is_of_loads=True)
+    num_retried_loads: int = counted()
+    num_stalled_loads: int = counted(is_of_loads=True)
+    num_streams: int = counted()
+    num_streamed_blocks: int = counted(total="streamed_blocks")
+    num_streamed_bytes: int = counted()
+    num_announced_blocks: int = counted()
+    num_leases_granted: int = counted("Leases on KV blocks given.", metric="leases_granted", total="leases_granted")
+    num_leases_done: int = counted("Leases ended by their reader.", metric="leases_done")
+    num_leases_expired: int = counted("Leases that ran out.", metric="leases_expired", total="leases_expired")
+    num_leases_aborted: int = counted(
+        "Leases ended because nobody wanted the KV any more.", metric="leases_aborted", total="leases_aborted"
+    )
+    num_handshakes: int = counted()
+    num_handshakes_failed: int = counted()
+    num_unknown_notifications: int = counted()
+    num_injected_faults: int = counted()
+    num_host_hit_blocks: int = counted()
+    num_host_stored_blocks: int = counted()
+    num_host_stored_bytes: int = counted()
+    num_host_loaded_blocks: int = counted()
+    num_host_loaded_bytes: int = counted()
+    num_host_evicted_blocks: int = counted()
+    num_host_evicted_bytes: int = counted()
+    num_host_refused_blocks: int = counted()

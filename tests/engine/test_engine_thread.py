@@ -1,0 +1,132 @@
+"""The thread that owns an engine: what it does itself, and what does not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from engine.contract.errors import ConfigError, ConnectorDeadError, EngineDeadError
+from engine.contract.step import PendingStep, SchedulerOutput
+from engine.frontend.async_engine import AsyncEngine
+from engine.frontend.engine_core import EngineCore, StepRunner
+from kv_transfer.inproc import InProcessFabric
+from tests.support.engine.chain_engine import chain_engine
+from tests.support.engine.chain_runner import expected_tokens
+from tests.support.engine.disaggregated import inproc_builder
+from tests.support.engine.engine_pools import INPROC
+from tests.support.engine.local_client import run_to_end
+from tests.support.engine.requests import greedy_request
+
+
+class ThreadedRunner:
+    """Remembers in which threads it computed."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self.threads: set[int] = set()
+
+    def launch(self, output: SchedulerOutput) -> PendingStep:
+        """Note the thread."""
+        self.threads.add(threading.get_ident())
+        return self._runner.launch(output)
+
+
+async def test_engine_is_built_in_the_thread_that_steps_it() -> None:
+    """Teams of threads belong to the thread that made them: a second one would take the processors of the first."""
+    runners: list[ThreadedRunner] = []
+    builders: list[int] = []
+
+    def build() -> EngineCore:
+        builders.append(threading.get_ident())
+        core = chain_engine()
+        runners.append(ThreadedRunner(core.runner))
+        core.runner = runners[0]
+        return core
+
+    engine = AsyncEngine(build)
+    await engine.start()
+    delta = await run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=4))
+    await engine.close()
+
+    assert list(delta.token_ids) == expected_tokens([5, 6, 7], 4)
+    assert runners[0].threads == set(builders)
+    assert builders != [threading.get_ident()]
+
+
+async def test_event_loop_goes_on_while_an_engine_is_built() -> None:
+    may_end = threading.Event()
+
+    def build() -> EngineCore:
+        assert may_end.wait(10), "the event loop waited for the engine"
+        return chain_engine()
+
+    engine = AsyncEngine(build)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)
+    with pytest.raises(EngineDeadError, match="is not running"):
+        engine.check_health()
+    may_end.set()
+    await starting
+
+    engine.check_health()
+    await engine.close()
+
+
+async def test_what_prevents_an_engine_reaches_whoever_starts_it() -> None:
+    def build() -> EngineCore:
+        raise ConfigError("the KV cache does not fit")
+
+    engine = AsyncEngine(build)
+
+    with pytest.raises(ConfigError, match="does not fit"):
+        await engine.start()
+    with pytest.raises(EngineDeadError, match="does not fit"):
+        engine.check_health()
+    await engine.close()
+
+
+class BusyConnector:
+    """A connector that gets to a handshake when the test lets it."""
+
+    def __init__(self) -> None:
+        self.is_free = threading.Event()
+
+    def accept(self, hello: Any) -> Any:
+        """Answer with the same."""
+        assert self.is_free.wait(10), "the event loop waited for the connector"
+        return hello
+
+
+async def test_handshake_keeps_nothing_else_waiting_on_the_event_loop() -> None:
+    """The connector answers between its reads, and may be busy with one; the streams of all routers go on."""
+    core = chain_engine()
+    engine = AsyncEngine(lambda: core)
+    await engine.start()
+    connector: Any = BusyConnector()
+    core.connector = connector
+    hello: Any = object()
+
+    meeting = asyncio.create_task(engine.handshake(hello))
+    await asyncio.sleep(0)
+    connector.is_free.set()
+
+    assert await meeting is hello
+    core.connector = None
+    await engine.close()
+
+
+async def test_worker_whose_connector_ended_is_not_healthy() -> None:
+    core = chain_engine(build_connector=inproc_builder(InProcessFabric(), "d", INPROC))
+    assert core.connector is not None
+    engine = AsyncEngine(lambda: core)
+    await engine.start()
+    engine.check_health()
+
+    core.connector.close()
+
+    with pytest.raises(ConnectorDeadError):
+        engine.check_health()
+    await engine.close()
