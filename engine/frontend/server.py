@@ -10,7 +10,7 @@ from engine.contract.errors import ConnectorDeadError, RequestRefusedError
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
 from engine.frontend.async_engine import STEP_TIMEOUT_S, AsyncEngine
 from engine.frontend.engine_core import EngineCore
-from kv_transfer.connector import WorkerConnector
+from kv_transfer.connector import PeerWorkerConnector
 from kv_transfer.params import Hello
 
 
@@ -22,7 +22,7 @@ class EngineServer:
         core: EngineCore,
         *,
         info: WorkerInfo,
-        connector: WorkerConnector,
+        connector: PeerWorkerConnector,
         report_period_s: float = 0.5,
         step_timeout_s: float = STEP_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
