@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_transfer.block_memory import BlockMemory, open_block_memory
+from kv_transfer.block_memory import BlockChecksums, BlockMemory, open_block_memory
 from kv_transfer.chain.source import ChainSource, ChainTier, chain_orders
 from kv_transfer.chain.worker_connector import ChainWorker
 from kv_transfer.connector import (
@@ -97,7 +97,7 @@ class _Site:
         rendezvous: Rendezvous,
         leases: LeaseTable,
         announcements: Announcements,
-        memory: BlockMemory | None,
+        memory: BlockChecksums | None,
     ) -> tuple[TransferWorker, FaultPlan | None]:
         """A worker that reads into the engine's blocks, and suffers the faults of the plan.
 

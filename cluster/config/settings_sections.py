@@ -94,7 +94,7 @@ TransferSection = section_of(
     descriptions={
         "connector": "What supplies KV blocks: `nixl` moves them between workers; `chain` asks several sources.",
         "chain": "Sources of the connector `chain`, in the order in which they are asked: `nixl`, and tiers that keep "
-        f"what the prefix cache evicts: {_TIER_NAMES}. `[host, nixl]` reads from peers only what is not in main memory.",
+        f"what the prefix cache evicts: {_TIER_NAMES}. `[host, nixl]` reads from peers what is not in main memory.",
         "lease_ttl_s": "How long a prefill worker keeps blocks for a decode worker that does not report.",
         "handshake_timeout_s": "How long two workers may take to meet; a request whose KV lies at one that was not met "
         "before waits for that.",

@@ -83,8 +83,8 @@ class ChainSource:
 class ChainTier:
     """Implements ``EvictionTier``: every tier keeps what is evicted, as far as it has room.
 
-    So the tiers know nothing of each other, and nothing is copied from one to the next. (LMCache, too, stores a block to
-    all of its backends.)
+    So the tiers know nothing of each other, and nothing is copied from one to the next. LMCache, too, stores a block to
+    all of its backends.
     """
 
     def __init__(self, tiers: Sequence[EvictionTier]) -> None:

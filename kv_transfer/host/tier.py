@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_transfer.block_memory import BlockMemory, open_block_memory
+from kv_transfer.block_memory import BlockChecksums, BlockMemory, open_block_memory
 from kv_transfer.connector import StoreOrder
 from kv_transfer.host.arena import HostArena, build_arena
 from kv_transfer.inproc import InProcessRead
@@ -39,7 +39,7 @@ class HostStorage:
     def __init__(self, arena: HostArena, *, memory: BlockMemory | None = None) -> None:
         self.arena = arena
         self.num_slots = arena.region.num_blocks
-        self.arrived: BlockMemory | None = None
+        self.arrived: BlockChecksums | None = None
         self.on_news: Callable[[], None] | None = None
         self._memory = memory
         self._checksums = [0] * self.num_slots

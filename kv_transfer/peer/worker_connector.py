@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
-from kv_transfer.block_memory import BlockMemory
+from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import (
     NO_EVENTS,
     ConnectorEvents,
@@ -84,7 +84,7 @@ class TransferWorker:
         wake: WakeCallback,
         clock: Callable[[], float],
         counters: TransferCounters,
-        memory: BlockMemory | None = None,
+        memory: BlockChecksums | None = None,
     ) -> None:
         self._hello = build_hello(identity=identity, layout=layout, region=region, agent_metadata=transport.metadata)
         self._accept_timeout_s = options.handshake_timeout_s

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_transfer.block_memory import BlockMemory
+from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import StoreOrder
 from kv_transfer.transport import Read
 
@@ -29,7 +29,7 @@ class TierStorage(Protocol):
 
     num_slots: int
     on_news: Callable[[], None] | None
-    arrived: BlockMemory | None
+    arrived: BlockChecksums | None
     """What was read into which block, for a KV cache whose own bytes are not looked at; None where nothing can be."""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kv_transfer.block_memory import BlockMemory
+from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import StoreOrder
 from kv_transfer.inproc import InProcessRead
 from kv_transfer.tier.storage import LostSlot
@@ -17,7 +17,7 @@ class ListedStorage:
     def __init__(self, num_slots: int, *, kept: Sequence[bytes] = (), num_ways: int | None = None) -> None:
         self.num_slots = num_slots
         self.on_news: Callable[[], None] | None = None
-        self.arrived: BlockMemory | None = None
+        self.arrived: BlockChecksums | None = None
         self.kept = kept
         self.num_ways = num_ways
         self.lost: list[LostSlot] = []
