@@ -175,12 +175,12 @@ class EngineCore:
             self.connector.execute(orders)
 
     def rest(self) -> None:
-        """Called when there is nothing to do: check that the books balance, and count it if they do not."""
+        """Called when there is nothing to do: check that every block is where it is recorded, and count it if not."""
         try:
             self.scheduler.check_integrity()
         except AssertionError:
             self._num_integrity_failures += 1
-            logger.exception("the block books do not balance")
+            logger.exception("blocks are not held by whom the block tables say")
 
     def stats(self) -> EngineStats:
         """A snapshot of what the scheduler and the connector counted."""

@@ -75,7 +75,7 @@ class EngineServer:
         self._engine.resync_cache(client_id)
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> CacheReset | None:
-        """Drop the prefix cache, the host tier included; None where requests hold blocks and may not be preempted."""
+        """Drop the prefix cache, tiers included; None where requests hold blocks and may not be preempted."""
         return await self._engine.reset_prefix_cache(preempt_running=preempt_running)
 
     def note_peers(self, num_peers: int) -> None:
