@@ -16,8 +16,9 @@ from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.nixl.agent import NixlAgent
-from kv_transfer.options import ConnectorOptions, TransportChoice
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
+from kv_transfer.transfer_options import TransportChoice
 
 NUM_BLOCKS = 600
 """Blocks of each region; reads of up to 512 of them can be scattered."""
@@ -183,7 +184,9 @@ def _serve(pipe: Connection, shape: BlockShape, transport: TransportChoice) -> N
             pipe.send(connector.worker.accept(argument))
         elif method == "grant":
             num_tokens = len(argument) * shape.layout.block_size
-            pipe.send(connector.scheduler.grant_lease(request_id="r", block_ids=argument, num_tokens=num_tokens))
+            pipe.send(
+                connector.scheduler.producer.grant_lease(request_id="r", block_ids=argument, num_tokens=num_tokens)
+            )
         elif method == "prefill":
             pipe.send(_prefill(connector, shape, workload, argument))
         elif method == "raw":
@@ -216,7 +219,7 @@ class CpuWorkload:
 def _prefill(
     connector: Connector, shape: BlockShape, workload: CpuWorkload, prompt: ChunkedPrompt
 ) -> tuple[KVTransferParams, float]:
-    scheduler, num_announced, compute_s = connector.scheduler, 0, 0.0
+    producer, num_announced, compute_s = connector.scheduler.producer, 0, 0.0
     for number, chunk in enumerate(prompt.chunks, start=1):
         started = time.perf_counter()
         if prompt.on_cpu:
@@ -225,8 +228,8 @@ def _prefill(
             time.sleep(prompt.chunk_s)
         compute_s += time.perf_counter() - started
         if number < len(prompt.chunks):
-            scheduler.announce(request_id=prompt.request_id, first_block=num_announced, block_ids=chunk)
+            producer.announce(request_id=prompt.request_id, first_block=num_announced, block_ids=chunk)
             num_announced += len(chunk)
     block_ids = prompt.block_ids
     num_tokens = len(block_ids) * shape.layout.block_size
-    return scheduler.grant_lease(request_id=prompt.request_id, block_ids=block_ids, num_tokens=num_tokens), compute_s
+    return producer.grant_lease(request_id=prompt.request_id, block_ids=block_ids, num_tokens=num_tokens), compute_s

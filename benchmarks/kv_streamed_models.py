@@ -41,6 +41,7 @@ from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
+from kv_transfer.peer.worker_connector import TransferWorker
 
 CASES = {"built-in": ((64, 8), (128, 7)), "125M": ((64, 8), (256, 4))}
 NUM_REPEATS = 5
@@ -102,7 +103,7 @@ def _serve(pipe: Connection, mode: str, model: Path, chunk_tokens: int) -> None:
         ),
         build_connector=connect,
     ).core
-    assert core.connector is not None
+    assert isinstance(core.connector, TransferWorker)
     pipe.send(layouts[0])
     while True:
         method, arguments = pipe.recv()
@@ -190,20 +191,19 @@ class Decode:
         if is_streamed:
             source = PeerIdentity(engine_id="prefill", incarnation="1")
             params = KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=TIMEOUT_S)
-            scheduler.begin_stream(
+            scheduler.consumer.begin_stream(
                 stream_id=request_id, request_id=request_id, params=params, first_block=0, block_ids=block_ids
             )
             worker.execute(scheduler.take_orders())
         lease, ttft_s = self._prefill.compute(request_id, prompt)
         self._woken.clear()
         started = time.perf_counter()
-        scheduler.begin_load(
-            request_id=request_id,
-            params=lease,
-            first_block=0,
-            block_ids=block_ids,
-            stream_id=request_id if is_streamed else None,
-        )
+        if is_streamed:
+            scheduler.consumer.load_streamed(
+                stream_id=request_id, request_id=request_id, params=lease, first_block=0, block_ids=block_ids
+            )
+        else:
+            scheduler.source.begin_load(request_id=request_id, params=lease, first_block=0, block_ids=block_ids)
         worker.execute(scheduler.take_orders())
         while not (events := worker.collect()).loads:
             if not self._woken.wait(TIMEOUT_S):

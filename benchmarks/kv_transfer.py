@@ -31,8 +31,8 @@ from benchmarks.report import Row, add_json_option, publish
 from kv_transfer.block_memory import HostBlockMemory
 from kv_transfer.connector import Connector
 from kv_transfer.layout import MemoryKind
-from kv_transfer.options import TransportChoice
 from kv_transfer.params import KVTransferParams
+from kv_transfer.transfer_options import TransportChoice
 from kv_transfer.transport import ReadState
 
 TRANSPORTS = {"shm": None, "local": None, "tcp": "tcp,self"}
@@ -128,7 +128,7 @@ class BatonReader:
         scheduler, worker = self._connector.scheduler, self._connector.worker
         self._woken.clear()
         started = time.perf_counter()
-        scheduler.begin_load(request_id="r", params=params, first_block=0, block_ids=block_ids)
+        scheduler.source.begin_load(request_id="r", params=params, first_block=0, block_ids=block_ids)
         worker.execute(scheduler.take_orders())
         while not (events := worker.collect()).loads:
             if not self._woken.wait(WAIT_TIMEOUT_S):

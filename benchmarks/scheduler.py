@@ -30,8 +30,9 @@ from engine.contract.step import ModelRunnerOutput, SchedulerOutput
 from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.scheduler import Scheduler
-from kv_transfer.connector import NO_ORDERS, ConnectorOrders, RemoteMatch
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders, SchedulerConnector
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
+from kv_transfer.protocols import RemoteMatch
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128
@@ -48,7 +49,7 @@ REFERENCE_US = {
 
 
 class NeverEndingLoads:
-    """A connector's scheduler half that offers every prompt and whose loads never end."""
+    """A source, producer and consumer that offers every prompt, and whose loads never end."""
 
     can_stream = False
 
@@ -71,15 +72,20 @@ class NeverEndingLoads:
         return RemoteMatch(num_tokens=num_prompt_tokens - num_local_tokens if params is not None else 0)
 
     def begin_load(
-        self,
-        *,
-        request_id: str,
-        params: KVTransferParams | None,
-        first_block: int,
-        block_ids: tuple[int, ...],
-        stream_id: str | None = None,
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
     ) -> None:
         """Never end."""
+
+    def load_streamed(
+        self,
+        *,
+        stream_id: str,
+        request_id: str,
+        params: KVTransferParams,
+        first_block: int,
+        block_ids: tuple[int, ...],
+    ) -> None:
+        """Nothing streams."""
 
     def begin_stream(
         self,
@@ -102,18 +108,6 @@ class NeverEndingLoads:
 
     def withdraw(self, request_id: str) -> None:
         """Nothing was announced."""
-
-    def keep_evicted(
-        self,
-        block_ids: Sequence[int],  # noqa: ARG002
-        block_hashes: Sequence[bytes],  # noqa: ARG002
-    ) -> Sequence[bytes]:
-        """Keep nothing."""
-        return ()
-
-    def forget_evicted(self) -> int:
-        """Nothing was kept."""
-        return 0
 
     def cancel_load(self, request_id: str) -> None:
         """Nothing to cancel."""
@@ -163,6 +157,7 @@ def random_prompt(rng: np.random.Generator, num_tokens: int) -> tuple[int, ...]:
 
 def make_scheduler(*, num_running: int, num_blocks: int, max_num_seqs: int | None = None) -> Scheduler:
     """A scheduler whose budget takes ``num_running`` prompts at once."""
+    loads = NeverEndingLoads()
     return Scheduler(
         SchedulerConfig(
             max_num_batched_tokens=max(num_running * PROMPT_TOKENS, 4 * LONG_PROMPT_TOKENS),
@@ -172,7 +167,7 @@ def make_scheduler(*, num_running: int, num_blocks: int, max_num_seqs: int | Non
         CacheConfig(block_size=BLOCK_SIZE),
         num_blocks=num_blocks,
         max_model_len=4096,
-        connector=NeverEndingLoads(),
+        connector=SchedulerConnector(source=loads, producer=loads, consumer=loads, take_orders=loads.take_orders),
     )
 
 

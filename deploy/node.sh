@@ -30,7 +30,7 @@ export RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="${RAY_SERVE_REPLICA
 # Throughput mode alone would leave the head with the only HTTP proxy, and open a port for every router.
 export RAY_SERVE_ENABLE_DIRECT_INGRESS="${RAY_SERVE_ENABLE_DIRECT_INGRESS:-0}"
 
-# A head whose books are in Redis can be restarted without a request noticing: set RAY_REDIS_ADDRESS=HOST:PORT, and
+# A head whose tables are in Redis can be restarted without a request noticing: set RAY_REDIS_ADDRESS=HOST:PORT, and
 # BATON_REDIS_PASSWORD, in the head's ~/.bashrc.
 export BATON_HEAD_OPTIONS="${RAY_REDIS_ADDRESS:+--redis-password=${BATON_REDIS_PASSWORD:-}}"
 

@@ -12,15 +12,19 @@ from kv_transfer.errors import InvalidOptionError
 from kv_transfer.layout import KVRegion, MemoryKind
 
 
-class BlockMemory(Protocol):
+class BlockChecksums(Protocol):
+    """Who can say what is in the blocks of one region. May be called from any thread."""
+
+    def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
+        """The 64-bit XXH3 of each block's bytes as they are now."""
+
+
+class BlockMemory(BlockChecksums, Protocol):
     """Access to the blocks of one region. May be called from any thread."""
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-
-    def checksums(self, block_ids: Sequence[int]) -> tuple[int, ...]:
-        """The 64-bit XXH3 of each block's bytes as they are now."""
 
     def flip_bit(self, block_id: int, bit: int) -> None:
         """Damage one bit of a block."""

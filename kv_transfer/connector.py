@@ -1,13 +1,13 @@
-"""The two Protocols between an engine and whatever moves its KV blocks.
+"""Between an engine and whatever moves its KV blocks: a connector in two halves.
 
-The scheduler's half decides and keeps books: it runs in the engine's thread, and never blocks. The worker's half
-moves bytes: it may have a thread of its own, and reports what ended. What passes between them in a step is
-``ConnectorOrders`` (down) and ``ConnectorEvents`` (up).
+The scheduler's half decides: it runs in the engine's thread, never blocks, and answers the questions of
+``kv_transfer.protocols``. The worker's half moves bytes: it may have a thread of its own, and reports what ended. What
+passes between them in a step is ``ConnectorOrders`` (down) and ``ConnectorEvents`` (up).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -15,15 +15,9 @@ from typing import Protocol
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.params import Hello, KVStreamParams, KVTransferParams
+from kv_transfer.protocols import EvictionTier, KVConsumer, KVProducer, KVSource
 from kv_transfer.stats import TransferStats
 from kv_transfer.stream_gate import StreamGate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteMatch:
-    """How many tokens beyond the local prefix a connector can supply. Every load is asynchronous."""
-
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +54,16 @@ class StreamOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOrder:
-    """Copy ``block_ids`` of our own cache into ``slots`` of a tier, pairwise, before they are written again."""
+    """Copy ``block_ids`` of our own cache into ``slots`` of a tier, pairwise, before they are written again.
 
-    block_ids: tuple[int, ...]
-    slots: tuple[int, ...]
+    ``block_hashes`` address the content, pairwise. ``dropped_slots`` hold what nobody may find again: they are emptied
+    before the copies.
+    """
+
+    block_ids: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    block_hashes: tuple[bytes, ...] = ()
+    dropped_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,103 +154,6 @@ NO_ORDERS = ConnectorOrders()
 NO_EVENTS = ConnectorEvents()
 
 
-class SchedulerConnector(Protocol):
-    """The scheduler's half. Called from the engine's thread only; no call blocks.
-
-    ``can_stream``: prompts can be handed over, and read, while they are computed.
-    """
-
-    @property
-    def can_stream(self) -> bool:
-        """True when ``announce`` and ``begin_stream`` do something."""
-
-    def expect(self, params: KVTransferParams) -> None:
-        """A request with this hand-over waits here: keep its lease until ``begin_load``, ``release`` or ``pass_on``."""
-
-    def pass_on(self, params: KVTransferParams) -> None:
-        """A request that waited here goes on elsewhere: its lease is kept alive from there, or ends by itself."""
-
-    def match(
-        self,
-        *,
-        request_id: str,
-        params: KVTransferParams | None,
-        num_prompt_tokens: int,
-        num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),
-    ) -> RemoteMatch | None:
-        """Say what can be supplied beyond the local prefix; None means "not known yet, ask again".
-
-        ``num_prompt_tokens`` are the tokens known so far: with those that were generated elsewhere before a move.
-        ``block_hashes`` address the full blocks that the request may take from a cache, from its first block on.
-        """
-
-    def begin_load(
-        self,
-        *,
-        request_id: str,
-        params: KVTransferParams | None,
-        first_block: int,
-        block_ids: tuple[int, ...],
-        stream_id: str | None = None,
-    ) -> None:
-        """Queue the load of ``len(block_ids)`` blocks, from the ``first_block``-th block of the request on.
-
-        It takes up what the last ``match`` offered to this request; nothing was matched since. ``stream_id`` names a
-        stream with the same destination: the load takes it over, and reads only what is missing. Then ``match`` was
-        asked without ``block_hashes``, so that all of it comes from the peer.
-        """
-
-    def begin_stream(
-        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
-    ) -> bool:
-        """Begin to read the blocks that a peer announces, from the ``first_block``-th one of the prompt on.
-
-        Nothing of it counts before a load took it over. False: this cannot be streamed; nothing was begun.
-        """
-
-    def cancel_stream(self, stream_id: str) -> bool:
-        """Stop a stream that no load took over.
-
-        Returns:
-            True when nothing writes its destination from now on; else ``ended_streams`` says when.
-        """
-
-    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
-        """Full blocks of a prompt that will be handed over are computed, from the ``first_block``-th on.
-
-        They stay as they are, and held, until ``grant_lease`` or ``withdraw`` of this request.
-        """
-
-    def withdraw(self, request_id: str) -> None:
-        """The blocks announced for a request are given up: whoever read them must not use them."""
-
-    def cancel_load(self, request_id: str) -> None:
-        """The request ended while loading; its ``LoadEnded`` still comes. Unknown ids are ignored."""
-
-    def release(self, params: KVTransferParams) -> None:
-        """This engine will not read these blocks (any more): let the peer's lease end."""
-
-    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """The prefix cache gives these blocks up: keep their content, if this connector is one that does.
-
-        It is copied before the next step computes or loads anything. Returns what cannot be found here any more: the
-        content that is not kept, and older content that made room.
-        """
-
-    def forget_evicted(self) -> int:
-        """The prefix cache was reset: offer nothing that was kept until now. Returns how many blocks that were."""
-
-    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
-        """Pin a finished request's blocks for a reader; ``LeaseEnded`` says when to free them."""
-
-    def abort_lease(self, request_id: str) -> None:
-        """End the lease of a request now; ``LeaseEnded`` follows. Unknown ids are ignored."""
-
-    def take_orders(self) -> ConnectorOrders:
-        """Hand over what was queued since the last call."""
-
-
 class WorkerConnector(Protocol):
     """The worker's half. ``execute`` and ``collect`` are called from the engine's thread and never block."""
 
@@ -271,15 +174,19 @@ class WorkerConnector(Protocol):
     def stats(self) -> TransferStats:
         """Counters since the start."""
 
+    def close(self) -> None:
+        """Stop the threads and deregister the memory. Idempotent."""
+
+
+class PeerWorkerConnector(WorkerConnector, Protocol):
+    """The worker's half of what moves blocks between engines: peers can meet it."""
+
     def accept(self, hello: Hello) -> Hello:
         """Meet a peer that introduces itself, and answer with ourselves. May be called from any thread.
 
         Raises:
             HandshakeRefusedError: Protocol version or layout differ.
         """
-
-    def close(self) -> None:
-        """Stop the threads and deregister the memory. Idempotent."""
 
 
 class Rendezvous(Protocol):
@@ -315,12 +222,26 @@ class FaultSwitch(Protocol):
         """From now on these faults, and no others."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConnector:
+    """The scheduler's half: who answers which of its questions. ``tier`` None: what is evicted is lost.
+
+    ``take_orders`` hands over what was queued since its last call.
+    """
+
+    source: KVSource
+    producer: KVProducer
+    consumer: KVConsumer
+    take_orders: Callable[[], ConnectorOrders]
+    tier: EvictionTier | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Connector:
     """Both halves, as a factory returns them; ``faults`` only where they are allowed."""
 
     scheduler: SchedulerConnector
-    worker: WorkerConnector
+    worker: PeerWorkerConnector
     peers: PeerDirectory | None = None
     faults: FaultSwitch | None = None
 

@@ -6,26 +6,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_transfer.block_memory import BlockMemory, open_block_memory
-from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
+from kv_transfer.block_memory import BlockChecksums, BlockMemory, open_block_memory
+from kv_transfer.chain.source import ChainSource, ChainTier, chain_orders
 from kv_transfer.chain.worker_connector import ChainWorker
-from kv_transfer.connector import Connector, Rendezvous, WakeCallback
-from kv_transfer.errors import KVTransferError, UnknownConnectorError
+from kv_transfer.connector import (
+    Connector,
+    Rendezvous,
+    SchedulerConnector,
+    WakeCallback,
+    WorkerConnector,
+)
+from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.faults import FaultPlan, FaultyRendezvous, FaultyTransport
-from kv_transfer.host.arena import build_arena
-from kv_transfer.host.scheduler_connector import HostSchedulerConnector
-from kv_transfer.host.transport import HostRendezvous, HostTransport
-from kv_transfer.host.worker_connector import HostWorker
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
-from kv_transfer.options import HOST, LENDERS, ConnectorOptions
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from kv_transfer.peer.announcements import Announcements
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.lease import LeaseTable
 from kv_transfer.peer.scheduler_connector import PeerSchedulerConnector
 from kv_transfer.peer.worker_connector import TransferWorker
+from kv_transfer.registry import CHAIN, PEER_SOURCES, Tier
+from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
+from kv_transfer.tier.transport import TierRendezvous, TierTransport
+from kv_transfer.tier.worker_connector import TierWorker
 from kv_transfer.transport import Transport
 
 _HOST_ANNOUNCE_PERIOD_S = 0.05
@@ -49,37 +55,21 @@ def build_connector(
     over ``rendezvous``. ``wake`` is called from the worker's threads, and from the thread of whoever closes it.
 
     Raises:
-        UnknownConnectorError: There is no such source.
         KVTransferError: The connector cannot use this region.
-        InvalidOptionError: The host tier has no room for a block.
+        InvalidOptionError: A tier has no room for a block, or nowhere to be.
     """
     if region.block_bytes != layout.block_bytes:
         raise KVTransferError(f"the region has blocks of {region.block_bytes} bytes, the layout {layout.block_bytes}")
     site = _Site(options=options, identity=identity, layout=layout, region=region, wake=wake, clock=clock)
-    if options.connector != "chain":
-        return _build_peers(site, options.connector, rendezvous, fabric)
-    parts: list[Connector] = []
+    tiers: list[_BuiltTier] = []
     try:
-        parts.extend(
-            _build_host(site) if source == HOST else _build_peers(site, source, rendezvous, fabric)
-            for source in options.sources
-        )
+        tiers.extend(_build_tier(site, tier) for tier in options.tiers)
+        peers = _build_peers(site, options.peer_source, rendezvous, fabric)
     except KVTransferError:
-        for part in parts:
-            part.worker.close()
+        for built in tiers:
+            built.worker.close()
         raise
-    peer_source = options.sources.index(options.peer_source)
-    return Connector(
-        scheduler=ChainSchedulerConnector(
-            [part.scheduler for part in parts],
-            block_size=layout.block_size,
-            peer_source=peer_source,
-            tier=options.sources.index(HOST) if HOST in options.sources else None,
-        ),
-        worker=ChainWorker([part.worker for part in parts], peer_source=peer_source),
-        peers=parts[peer_source].peers,
-        faults=parts[peer_source].faults,
-    )
+    return _chain(options, layout, tiers, peers) if options.connector == CHAIN else peers.connector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +97,18 @@ class _Site:
         rendezvous: Rendezvous,
         leases: LeaseTable,
         announcements: Announcements,
+        memory: BlockChecksums | None,
     ) -> tuple[TransferWorker, FaultPlan | None]:
-        """A worker that reads into the engine's blocks, and suffers the faults of the plan."""
+        """A worker that reads into the engine's blocks, and suffers the faults of the plan.
+
+        What arrives is compared with its checksums in ``memory``.
+        """
         counters = TransferCounters()
         plan: FaultPlan | None = None
         if self.options.allow_faults:
             plan = FaultPlan(self.options.faults or FaultOptions(), counters)
-            memory = open_block_memory(self.region)
-            faulty = FaultyTransport(transport, plan=plan, memory=memory, leases=leases, clock=self.clock)
+            blocks = open_block_memory(self.region)
+            faulty = FaultyTransport(transport, plan=plan, memory=blocks, leases=leases, clock=self.clock)
             transport, rendezvous = faulty, FaultyRendezvous(rendezvous, plan=plan, transport=faulty)
         worker = TransferWorker(
             options=self.options,
@@ -128,14 +122,32 @@ class _Site:
             wake=self.wake,
             clock=self.clock,
             counters=counters,
-            memory=self.checked_memory(),
+            memory=memory,
         )
         return worker, plan
 
 
-def _build_peers(site: _Site, source: str, rendezvous: Rendezvous, fabric: InProcessFabric | None) -> Connector:
-    """What moves blocks between engines."""
-    transport = _build_transport(site, source, fabric)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BuiltTier:
+    """Both halves of a tier."""
+
+    name: str
+    scheduler: TierSchedulerConnector
+    worker: TierWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BuiltPeers:
+    """What moves blocks between engines: a connector of its own, in which what is evicted is lost."""
+
+    scheduler: PeerSchedulerConnector
+    connector: Connector
+
+
+def _build_peers(site: _Site, name: str, rendezvous: Rendezvous, fabric: InProcessFabric | None) -> _BuiltPeers:
+    transport = PEER_SOURCES[name].open_transport(
+        site.options, identity=site.identity, region=site.region, fabric=fabric
+    )
     leases = LeaseTable(ttl_s=site.options.lease_ttl_s, clock=site.clock)
     memory = site.checked_memory()
     is_paced = site.options.streamed == "auto" and site.region.memory is MemoryKind.DRAM
@@ -152,46 +164,70 @@ def _build_peers(site: _Site, source: str, rendezvous: Rendezvous, fabric: InPro
         rendezvous=fabric if is_local and fabric is not None else rendezvous,
         leases=leases,
         announcements=announcements,
+        memory=memory,
     )
     if isinstance(transport, InProcessTransport) and fabric is not None:
         fabric.introduce(site.identity.engine_id, transport, worker.accept)
-    books = PeerSchedulerConnector(
+    scheduler = PeerSchedulerConnector(
         identity=site.identity,
         layout=site.layout,
         leases=leases,
         memory=memory,
         announcements=announcements if site.options.streamed else None,
     )
-    return Connector(scheduler=books, worker=worker, peers=worker.peers, faults=plan)
-
-
-def _build_host(site: _Site) -> Connector:
-    """What keeps evicted blocks in main memory."""
-    arena = build_arena(site.region, host_bytes=site.options.host_bytes)
-    identity = PeerIdentity(engine_id=f"{site.identity.engine_id}/host", incarnation=site.identity.incarnation)
-    leases = LeaseTable(ttl_s=site.options.lease_ttl_s, clock=site.clock)
-    books = HostSchedulerConnector(
-        identity=identity, layout=site.layout, leases=leases, num_slots=arena.region.num_blocks
+    questions = SchedulerConnector(
+        source=scheduler, producer=scheduler, consumer=scheduler, take_orders=scheduler.take_orders
     )
+    return _BuiltPeers(
+        scheduler=scheduler,
+        connector=Connector(scheduler=questions, worker=worker, peers=worker.peers, faults=plan),
+    )
+
+
+def _build_tier(site: _Site, tier: Tier) -> _BuiltTier:
+    """What keeps evicted blocks."""
+    memory = site.checked_memory()
+    storage = tier.open_storage(site.options, layout=site.layout, region=site.region, has_checksums=memory is not None)
+    identity = PeerIdentity(engine_id=f"{site.identity.engine_id}/{tier.name}", incarnation=site.identity.incarnation)
+    leases = LeaseTable(ttl_s=site.options.lease_ttl_s, clock=site.clock)
+    scheduler = TierSchedulerConnector(identity=identity, layout=site.layout, leases=leases, storage=storage)
     reader, _ = site.build_worker(
         identity=identity,
-        transport=HostTransport(arena),
-        rendezvous=HostRendezvous(arena),
+        transport=TierTransport(storage),
+        rendezvous=TierRendezvous(storage.num_slots),
         leases=leases,
         announcements=Announcements(ttl_s=site.options.lease_ttl_s, clock=site.clock),
+        memory=memory or storage.arrived,
     )
-    memory = open_block_memory(arena.region) if site.checked_memory() is not None else None
-    return Connector(scheduler=books, worker=HostWorker(reader=reader, books=books, arena=arena, memory=memory))
+    worker = TierWorker(name=tier.name, reader=reader, scheduler=scheduler, storage=storage)
+    return _BuiltTier(name=tier.name, scheduler=scheduler, worker=worker)
 
 
-def _build_transport(site: _Site, source: str, fabric: InProcessFabric | None) -> Transport:
-    if source == "inproc":
-        if fabric is None:
-            raise KVTransferError("the connector 'inproc' needs the fabric that joins the engines of this process")
-        return InProcessTransport(fabric=fabric, identity=site.identity, region=site.region)
-    if source == "nixl":
-        from kv_transfer.nixl.transport import NixlTransport  # imported late: it loads UCX
-
-        is_local = site.options.transport == "local"
-        return NixlTransport(identity=site.identity, region=site.region, is_local=is_local)
-    raise UnknownConnectorError(name=source, known=LENDERS)
+def _chain(options: ConnectorOptions, layout: KVLayout, tiers: list[_BuiltTier], peers: _BuiltPeers) -> Connector:
+    """All of them as one connector, asked in the order of the configuration."""
+    schedulers: dict[str, TierSchedulerConnector | PeerSchedulerConnector] = {
+        options.peer_source: peers.scheduler,
+        **{tier.name: tier.scheduler for tier in tiers},
+    }
+    workers: dict[str, WorkerConnector] = {
+        options.peer_source: peers.connector.worker,
+        **{tier.name: tier.worker for tier in tiers},
+    }
+    in_order = [schedulers[name] for name in options.sources]
+    return Connector(
+        scheduler=SchedulerConnector(
+            source=ChainSource(
+                in_order,
+                peer_source=options.sources.index(options.peer_source),
+                consumer=peers.scheduler,
+                block_size=layout.block_size,
+            ),
+            producer=peers.scheduler,
+            consumer=peers.scheduler,
+            tier=ChainTier([tier.scheduler for tier in tiers]) if tiers else None,
+            take_orders=chain_orders([scheduler.take_orders for scheduler in in_order]),
+        ),
+        worker=ChainWorker([workers[name] for name in options.sources], peers=peers.connector.worker),
+        peers=peers.connector.peers,
+        faults=peers.connector.faults,
+    )

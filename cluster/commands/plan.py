@@ -18,6 +18,7 @@ from cluster.plan.plan import Plan, make_plan
 from cluster.plan.sizing import EngineSize
 from engine.contract.errors import ConfigError
 from engine.model.registry import load_model_config
+from kv_transfer.options import ConnectorOptions
 
 MIB = 1 << 20
 
@@ -59,6 +60,7 @@ def report(config: BatonConfig, model: ServedModel, made: Plan) -> Iterator[str]
         bounds = f" ({scaling.min_replicas} to {scaling.max_replicas}, as the load asks)" if scaling else ""
         yield f"{pool}: {count} {'worker' if count == 1 else 'workers'}{bounds}, each:"
         yield from (f"  {line}" for line in _describe_engine(engine, made.placement.shares[pool].num_gpus))
+        yield from (f"  {line}" for line in _describe_tiers(engine, config.transfer_options()))
     for problem in made.problems:
         yield f"does not fit: {problem}"
     yield from (f"warning: {warning}" for warning in made.warnings)
@@ -92,7 +94,6 @@ def _describe_engine(engine: EngineSize, num_gpus: float) -> Iterator[str]:
     )
     if engine.num_blocks is None or engine.num_tokens is None:
         yield "KV cache: sized when it starts, by the memory that it finds"
-        yield from _describe_tier(engine)
         return
     reason = f" ({engine.budget.reason})" if engine.budget is not None else ""
     yield f"KV cache: {_size(engine.num_blocks * layout.block_bytes)} = {engine.num_blocks:,} blocks{reason}"
@@ -101,13 +102,13 @@ def _describe_engine(engine: EngineSize, num_gpus: float) -> Iterator[str]:
         f"holds: {engine.num_tokens:,} tokens: {min(full, demand.max_num_seqs):,} requests of full length "
         f"({demand.max_model_len:,} tokens), {demand.max_num_seqs:,} at most"
     )
-    yield from _describe_tier(engine)
 
 
-def _describe_tier(engine: EngineSize) -> Iterator[str]:
-    if engine.host_bytes:
-        num_blocks = engine.host_bytes // engine.demand.layout.block_bytes
-        yield f"evicted blocks: {_size(engine.host_bytes)} of main memory = {num_blocks:,} blocks"
+def _describe_tiers(engine: EngineSize, options: ConnectorOptions) -> Iterator[str]:
+    for tier in options.tiers:
+        num_bytes = tier.num_bytes(options)
+        num_blocks = num_bytes // engine.demand.layout.block_bytes
+        yield f"evicted blocks: {_size(num_bytes)} of {tier.place} = {num_blocks:,} blocks"
 
 
 def _size(num_bytes: int) -> str:

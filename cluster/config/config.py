@@ -221,10 +221,11 @@ class BatonConfig(Section):
                 "process only; a cluster needs 'nixl'"
             )
         for pool, engine in engines.items():
-            if transfer.host_bytes and not engine.cache.enable_prefix_caching:
+            if transfer.tiers and not engine.cache.enable_prefix_caching:
+                tier = transfer.tiers[0]
                 raise ValueError(
-                    f"kv_transfer.host_bytes is {transfer.host_bytes}, but {pool}.cache.enable_prefix_caching is "
-                    "false: the host tier keeps what the prefix cache evicts"
+                    f"kv_transfer.{tier.size_key} is {tier.num_bytes(transfer)}, but {pool}.cache."
+                    f"enable_prefix_caching is false: the {tier.name} tier keeps what the prefix cache evicts"
                 )
         return self
 

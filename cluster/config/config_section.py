@@ -55,15 +55,17 @@ def section_of(
 ) -> type[Section]:
     """Make a section with the fields, types and defaults of a settings dataclass.
 
-    So the dataclass stays the only place that knows its defaults, and needs no pydantic. ``optional_sections`` are
-    the fields that are settings themselves, or None.
+    So the dataclass stays the only place that knows its defaults, and needs no pydantic. A field that is not in
+    ``descriptions`` has its own in its metadata. ``optional_sections`` are the fields that are settings themselves, or
+    None.
     """
     hints = get_type_hints(settings)
     fields: dict[str, Any] = {}
     for item in dataclasses.fields(settings):
         if item.name in omit:
             continue
-        keywords: dict[str, Any] = {"description": descriptions.get(item.name, "")}
+        about = descriptions.get(item.name) or item.metadata.get("description", "")
+        keywords: dict[str, Any] = {"description": about}
         if item.default is not dataclasses.MISSING:
             keywords["default"] = item.default
         elif item.default_factory is not dataclasses.MISSING:

@@ -6,6 +6,7 @@ from cluster.config.config_section import section_of
 from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
+from kv_transfer.registry import TIERS
 from router.policies import policy_names
 from router.security import SecuritySettings
 from router.settings import RouterSettings
@@ -84,15 +85,16 @@ FaultsSection = section_of(
     },
 )
 
+_TIER_NAMES = ", ".join(f"`{tier.name}` in {tier.place}" for tier in TIERS.values())
+
 TransferSection = section_of(
     "TransferSection",
     ConnectorOptions,
     optional_sections={"faults": FaultsSection},
     descriptions={
         "connector": "What supplies KV blocks: `nixl` moves them between workers; `chain` asks several sources.",
-        "chain": "Sources of the connector `chain`, in the order in which they are asked: `nixl`, and `host`, which "
-        "keeps blocks that the prefix cache evicts. `[host, nixl]` reads from peers only what is not in main memory.",
-        "host_bytes": "Main memory that each worker's host tier may take; committed as it is used.",
+        "chain": "Sources of the connector `chain`, in the order in which they are asked: `nixl`, and tiers that keep "
+        f"what the prefix cache evicts: {_TIER_NAMES}. `[host, nixl]` reads from peers what is not in main memory.",
         "lease_ttl_s": "How long a prefill worker keeps blocks for a decode worker that does not report.",
         "handshake_timeout_s": "How long two workers may take to meet; a request whose KV lies at one that was not met "
         "before waits for that.",

@@ -204,7 +204,7 @@ def _sizes(
             memory_bytes=_memory_of(pool, share, placement),
             gpu_share=share.gpu_share,
             cpu_dtype=cpu_dtype,
-            host_bytes=config.transfer_options().host_bytes,
+            host_bytes=config.transfer_options().main_memory_bytes(),
             host_memory_bytes=_host_memory_of(pool, placement),
         )
         try:

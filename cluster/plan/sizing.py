@@ -58,7 +58,7 @@ class EngineSize:
     budget: MemoryBudget | None
     num_blocks: int | None
     host_bytes: int = 0
-    """Main memory for evicted blocks."""
+    """Main memory for tiers of evicted blocks."""
 
     @property
     def num_tokens(self) -> int | None:
@@ -72,7 +72,7 @@ class EngineRoom:
 
     memory_bytes: its device's, or its part of the host's; None where that is not known before it starts.
     gpu_share: its part of a GPU that it shares. step_bytes: about what a step takes beside the weights.
-    host_bytes: main memory for evicted blocks; host_memory_bytes: its part of its host's, None while it has no host.
+    host_bytes: main memory for tiers; host_memory_bytes: its part of its host's, None while it has no host.
     """
 
     engine: EngineConfig
@@ -224,8 +224,8 @@ def _check_host_tier(room: EngineRoom) -> None:
         return
     less = "" if room.on_gpu else ", less its weights and what is set for its KV cache"
     raise ConfigError(
-        f"evicted KV blocks (kv_transfer.host_bytes) would take {mib(room.host_bytes)}, but {mib(free)} are there: a "
-        f"worker's part of its machine's memory is {mib(room.host_memory_bytes or 0)}{less}"
+        f"tiers of evicted KV blocks (kv_transfer.chain) would take {mib(room.host_bytes)}, but {mib(free)} are there: "
+        f"a worker's part of its machine's memory is {mib(room.host_memory_bytes or 0)}{less}"
     )
 
 

@@ -239,8 +239,8 @@ class CacheChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReset:
-    """What a worker dropped when its prefix cache was reset: blocks that could be found in the cache and in the host
-    tier, and what running requests had computed, which are preempted and compute it again.
+    """What a worker dropped when its prefix cache was reset: blocks that could be found in the cache, and in
+    its tiers (``num_host_blocks``), and what running requests had computed, which are preempted and compute it again.
     """
 
     num_blocks: int = 0

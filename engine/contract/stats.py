@@ -111,7 +111,7 @@ class StepCounters:
     )
     step_s: float = counted("Time in steps of the engine.", metric="engine_step_seconds", start=0.0)
     num_integrity_failures: int = counted(
-        "Times that the books of blocks did not balance.", metric="integrity_failures"
+        "Times that blocks and block tables did not agree.", metric="integrity_failures"
     )
 
 

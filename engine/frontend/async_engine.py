@@ -15,7 +15,7 @@ from engine.frontend.engine_core import EngineCore
 from engine.frontend.engine_thread import STEP_TIMEOUT_S, EngineThread
 from engine.frontend.feeds import CacheFeed
 from engine.scheduler.step_result import StepResult
-from kv_transfer.connector import WorkerConnector
+from kv_transfer.connector import PeerWorkerConnector
 from kv_transfer.params import Hello
 
 REPORT_PERIOD_S = 0.5
@@ -105,7 +105,7 @@ class AsyncEngine:
         """
         return await asyncio.to_thread(self._connector().accept, hello)
 
-    def _connector(self) -> WorkerConnector:
+    def _connector(self) -> PeerWorkerConnector:
         connector = self._thread.core.connector
         assert connector is not None, "engines that others meet have a connector"
         return connector

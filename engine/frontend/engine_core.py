@@ -15,7 +15,7 @@ from engine.contract.stats import GAUGES, EngineStats, StepCounters
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
-from kv_transfer.connector import ConnectorOrders, WorkerConnector
+from kv_transfer.connector import ConnectorOrders, PeerWorkerConnector
 from kv_transfer.stats import TransferStats
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -50,7 +50,7 @@ class EngineCore:
         *,
         scheduler: Scheduler,
         runner: StepRunner,
-        connector: WorkerConnector | None = None,
+        connector: PeerWorkerConnector | None = None,
         wake: threading.Event | None = None,
         runs_ahead: bool = False,
     ) -> None:
@@ -172,12 +172,12 @@ class EngineCore:
             self.connector.execute(orders)
 
     def rest(self) -> None:
-        """Called when there is nothing to do: check that the books balance, and count it if they do not."""
+        """Called when there is nothing to do: check that every block is where it is recorded, and count it if not."""
         try:
             self.scheduler.check_integrity()
         except AssertionError:
             self._counters.num_integrity_failures += 1
-            logger.exception("the block books do not balance")
+            logger.exception("blocks are not held by whom the block tables say")
 
     def stats(self) -> EngineStats:
         """A snapshot of what the scheduler and the connector counted."""

@@ -140,13 +140,16 @@ def _state(
         block_size=cache.block_size,
         enable_prefix_caching=cache.enable_prefix_caching,
         events=cache_events,
-        tier=connector,
+        tier=connector.tier if connector is not None else None,
         clock=clock,
     )
     table = RowTable(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=cache.block_size)
-    remote, leases, pending, counters = RemoteKV(connector), BlockLeases(connector), PendingPrefixes(), Counters()
-    early = EarlyLoads(connector, kv_cache=kv_cache, max_num=config.max_num_seqs, clock=clock)
-    announcer = Announcer(connector, table=table)
+    source, producer, consumer = (
+        (connector.source, connector.producer, connector.consumer) if connector is not None else (None, None, None)
+    )
+    remote, leases, pending, counters = RemoteKV(source, consumer), BlockLeases(producer), PendingPrefixes(), Counters()
+    early = EarlyLoads(consumer, kv_cache=kv_cache, max_num=config.max_num_seqs, clock=clock)
+    announcer = Announcer(producer, table=table)
     live_requests = LiveRequests(
         policy=config.policy,
         table=table,

@@ -11,6 +11,7 @@ from kv_transfer.connector import (
     ConnectorOrders,
     LeaseEnded,
     LoadEnded,
+    PeerWorkerConnector,
     WorkerConnector,
 )
 from kv_transfer.params import Hello
@@ -46,11 +47,11 @@ class _OpenLoad:
 
 
 class ChainWorker:
-    """Implements ``WorkerConnector``. ``peer_source`` is the source that peers meet."""
+    """Implements ``PeerWorkerConnector``. ``peers`` is the one of the sources that peers meet."""
 
-    def __init__(self, sources: Sequence[WorkerConnector], *, peer_source: int) -> None:
+    def __init__(self, sources: Sequence[WorkerConnector], *, peers: PeerWorkerConnector) -> None:
         self.sources = tuple(sources)
-        self.peer_source = self.sources[peer_source]
+        self.peers = peers
         self._loads: dict[str, _OpenLoad] = {}
         self._counters = TransferCounters()
 
@@ -109,7 +110,7 @@ class ChainWorker:
         Raises:
             HandshakeRefusedError: Protocol version or layout differ.
         """
-        return self.peer_source.accept(hello)
+        return self.peers.accept(hello)
 
     def close(self) -> None:
         """Close every source. Idempotent."""

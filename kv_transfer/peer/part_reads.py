@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kv_transfer.block_memory import BlockMemory
+from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.peers import Peer, PeerTable
 from kv_transfer.transport import Read, ReadState, Transport, TransportError
@@ -221,7 +221,7 @@ class Verifier:
     the other where there is a second core. ``on_done`` is called in the verifying thread.
     """
 
-    def __init__(self, memory: BlockMemory | None, *, name: str, on_done: Callable[[], None]) -> None:
+    def __init__(self, memory: BlockChecksums | None, *, name: str, on_done: Callable[[], None]) -> None:
         self._memory = memory
         self._on_done = on_done
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"baton-kv-verify-{name}")

@@ -16,7 +16,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from kv_transfer.block_memory import BlockMemory
+from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import LoadEnded, LoadOrder
 from kv_transfer.layout import KVRegion
 from kv_transfer.peer.counters import TransferCounters
@@ -57,7 +57,7 @@ class Reader:
         on_ended: Callable[[LoadEnded], None],
         on_stalled: Callable[[str], None],
         on_stream_ended: Callable[[str], None],
-        memory: BlockMemory | None = None,
+        memory: BlockChecksums | None = None,
         on_verified: Callable[[], None] = lambda: None,
     ) -> None:
         self.heartbeat = Heartbeat(peers=peers, clock=clock, period_s=limits.renewal_period_s, send=self._send)

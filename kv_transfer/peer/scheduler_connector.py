@@ -7,11 +7,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kv_transfer.block_memory import BlockMemory
-from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, RemoteMatch, StreamOrder
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, StreamOrder
 from kv_transfer.layout import KVLayout
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.peer.announcements import Announced, Announcements
 from kv_transfer.peer.lease import LeaseTable
+from kv_transfer.protocols import RemoteMatch
 from kv_transfer.stream_gate import StreamGate
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -21,7 +22,7 @@ _NUM_REMEMBERED_LEASES = 65_536
 
 
 class PeerSchedulerConnector:
-    """Implements ``SchedulerConnector``. Owned by the engine's thread; free of torch and of any transport.
+    """Implements ``KVSource``, ``KVProducer`` and ``KVConsumer``. Free of torch and of any transport.
 
     One lease is good for one load: once its load began, or it was released, it supplies nothing any more (a request
     that was preempted after its load computes its prompt, or finds it in the prefix cache). With ``memory`` what is
@@ -86,24 +87,42 @@ class PeerSchedulerConnector:
         return RemoteMatch(num_tokens=num_tokens) if num_tokens > 0 else _NOTHING
 
     def begin_load(
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+    ) -> None:
+        """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on."""
+        assert params is not None, "nothing but a hand-over is offered here"
+        self._queue_load(request_id=request_id, params=params, first_block=first_block, block_ids=block_ids)
+
+    def load_streamed(
+        self,
+        *,
+        stream_id: str,
+        request_id: str,
+        params: KVTransferParams,
+        first_block: int,
+        block_ids: tuple[int, ...],
+    ) -> None:
+        """Queue the read of what a stream with the same destination has not brought yet."""
+        del self._gates[stream_id]
+        self._queue_load(
+            request_id=request_id, params=params, first_block=first_block, block_ids=block_ids, stream_id=stream_id
+        )
+
+    def _queue_load(
         self,
         *,
         request_id: str,
-        params: KVTransferParams | None,
+        params: KVTransferParams,
         first_block: int,
         block_ids: tuple[int, ...],
         stream_id: str | None = None,
     ) -> None:
-        """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on."""
-        assert params is not None, "nothing but a hand-over is offered here"
         end_block = first_block + len(block_ids)
         source_block_ids = params.block_ids[first_block:end_block]
         assert len(source_block_ids) == len(block_ids), "the scheduler asked for blocks beyond the hand-over"
         self._spend(params.lease_id)
         if request_id in self._cancelled:
             self._cancelled.remove(request_id)  # it was meant for an earlier load, which has ended
-        if stream_id is not None:
-            del self._gates[stream_id]
         self._loads.append(
             LoadOrder(
                 request_id=request_id,
@@ -164,14 +183,6 @@ class PeerSchedulerConnector:
             self._releases.append(params)
         elif params.source == self._identity:
             self._leases.abort(params.lease_id)
-
-    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:  # noqa: ARG002
-        """Nothing is kept: all of it is lost."""
-        return block_hashes
-
-    def forget_evicted(self) -> int:
-        """Nothing was kept."""
-        return 0
 
     def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
         """Pin a finished request's blocks for a reader."""

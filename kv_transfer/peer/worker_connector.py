@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
-from kv_transfer.block_memory import BlockMemory
+from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import (
     NO_EVENTS,
     ConnectorEvents,
@@ -24,7 +24,6 @@ from kv_transfer.connector import (
 )
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.layout import KVLayout, KVRegion
-from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.peer.announcements import Announcements
 from kv_transfer.peer.counters import TransferCounters
@@ -46,6 +45,7 @@ from kv_transfer.peer.part_reads import ReaderLimits
 from kv_transfer.peer.peers import PeerTable
 from kv_transfer.peer.reader import Reader
 from kv_transfer.stats import TransferStats
+from kv_transfer.transfer_options import TransferOptions
 from kv_transfer.transport import Transport, TransportError
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -62,7 +62,7 @@ Event = TypeVar("Event")
 
 
 class TransferWorker:
-    """Implements ``WorkerConnector`` over a ``Transport``, which only its thread touches.
+    """Implements ``PeerWorkerConnector`` over a ``Transport``, which only its thread touches.
 
     The thread sleeps until there is something to do. Where the transport must be polled it looks every 0.2 ms, and
     after a while every 1 ms, as long as a load or a lease is outstanding (5 % of a core), every 5 ms while a prompt is
@@ -73,7 +73,7 @@ class TransferWorker:
     def __init__(
         self,
         *,
-        options: ConnectorOptions,
+        options: TransferOptions,
         identity: PeerIdentity,
         layout: KVLayout,
         region: KVRegion,
@@ -84,7 +84,7 @@ class TransferWorker:
         wake: WakeCallback,
         clock: Callable[[], float],
         counters: TransferCounters,
-        memory: BlockMemory | None = None,
+        memory: BlockChecksums | None = None,
     ) -> None:
         self._hello = build_hello(identity=identity, layout=layout, region=region, agent_metadata=transport.metadata)
         self._accept_timeout_s = options.handshake_timeout_s
@@ -385,7 +385,7 @@ class TransferWorker:
             self._reader.advance()
 
 
-def _limits(options: ConnectorOptions) -> ReaderLimits:
+def _limits(options: TransferOptions) -> ReaderLimits:
     return ReaderLimits(
         load_timeout_s=options.load_timeout_s,
         renewal_period_s=options.lease_ttl_s / 3,

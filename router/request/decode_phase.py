@@ -77,8 +77,8 @@ class DecodePhase:
                     is_well = journey.num_losses == 0
                     return journey.num_left == num_left_before
         finally:
-            if journey.lender is not None and not is_well:
-                self._link.aborts.abort(journey.lender, generation.request_id)
+            if journey.kv_holder is not None and not is_well:
+                self._link.aborts.abort(journey.kv_holder, generation.request_id)
         raise journey.failure or decode_failed(journey, retry_after_s=self._settings.retry_after_s)
 
     async def _stay(self, generation: Generation, journey: Journey, reservation: Reservation) -> bool:

@@ -11,14 +11,14 @@ from router.errors import RouterError
 
 @dataclass(slots=True, kw_only=True)
 class Journey:
-    """``kv_transfer`` holds the KV of everything up to ``num_output_tokens``; ``lender`` is the decode replica that
+    """``kv_transfer`` holds the KV of everything up to ``num_output_tokens``; ``kv_holder`` is the decode replica that
     keeps it, None while it is the prefill replica's. ``tried`` replicas are asked again only after all others.
     """
 
     kv_transfer: KVTransferParams | None = None
     num_output_tokens: int = 0
     kv_lost_policy: str = "recompute"
-    lender: str | None = None
+    kv_holder: str | None = None
     tried: set[str] = field(default_factory=set)
     num_losses: int = 0
     num_moves: int = 0
@@ -40,7 +40,7 @@ class Journey:
     @property
     def kv_policy(self) -> str:
         """What to do if the KV is lost: of a request that was moved nobody else can make it."""
-        return self.kv_lost_policy if self.lender is None else "recompute"
+        return self.kv_lost_policy if self.kv_holder is None else "recompute"
 
     @property
     def stage(self) -> str:
@@ -75,4 +75,4 @@ class Journey:
             return
         self.kv_transfer = final.kv_transfer
         self.num_output_tokens = num_output_tokens
-        self.lender = replica_id
+        self.kv_holder = replica_id

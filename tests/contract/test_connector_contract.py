@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.connector import LeaseEnd, RemoteMatch
+from kv_transfer.connector import LeaseEnd
 from kv_transfer.params import KVTransferParams
+from kv_transfer.protocols import RemoteMatch
 from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_world import KVWorld
 
@@ -144,7 +145,7 @@ def test_cancelled_load_still_ends_and_its_lease_with_it(source: Any, reader: KV
     """The destination is held until the load is reported, and it is reported."""
     params = source.grant(request_id, (1, 2))
     num_cancelled = reader.stats().num_cancelled_loads
-    reader.connector.scheduler.begin_load(request_id=request_id, params=params, first_block=0, block_ids=(3, 4))
+    reader.connector.scheduler.source.begin_load(request_id=request_id, params=params, first_block=0, block_ids=(3, 4))
     reader.cancel(request_id)
 
     assert reader.wait_load(request_id).failed_block_ids == (3, 4)
@@ -163,7 +164,7 @@ def test_late_cancel_does_not_hit_the_next_load_of_its_request(source: Any, read
     """The abort and the request that comes back under the same id may be ordered in one step."""
     assert reader.load(request_id, source.grant(request_id, (1,)), (3,)).error is None
     reader.loads.clear()
-    reader.connector.scheduler.cancel_load(request_id)
+    reader.connector.scheduler.source.cancel_load(request_id)
 
     assert reader.load(request_id, source.grant(request_id, (2,)), (4,)).error is None
 

@@ -76,7 +76,7 @@ def test_k9_the_tier_is_bounded_and_forgets_what_was_used_longest_ago() -> None:
     with tiered_engine(num_blocks=12, num_host_blocks=24) as engine:
         for start in (0, 100, 200, 0, 300, 400):
             _assert_right(engine, _request(f"from-{start}", start=start))
-        assert len(engine.tier.store) <= 24
+        assert len(engine.tier.slots) <= 24
 
         assert engine.num_computed_by(_request("recent", start=0)) < 41
         assert engine.num_computed_by(_request("old", start=200)) >= 41
@@ -118,7 +118,7 @@ def test_k9_what_a_preempted_request_leaves_is_kept_under_the_address_of_its_tok
                 content = engine.kept_content(block_hash)
                 assert content in (None, block.tobytes())
                 num_kept += content is not None
-        assert num_kept == len(engine.tier.store) > 0, "nothing else is kept"
+        assert num_kept == len(engine.tier.slots) > 0, "nothing else is kept"
 
 
 def test_k9_a_reset_of_the_prefix_cache_empties_the_tier() -> None:
@@ -126,13 +126,13 @@ def test_k9_a_reset_of_the_prefix_cache_empties_the_tier() -> None:
         engine.run(_request("first", start=0))
         engine.run(_request("other", start=100))
 
-        num_kept = len(engine.tier.store)
+        num_kept = len(engine.tier.slots)
         dropped = engine.core.reset_prefix_cache(preempt_running=False)
 
         assert dropped is not None
         assert (dropped.num_blocks > 0, dropped.num_host_blocks) == (True, num_kept)
         assert num_kept > 0
-        assert len(engine.tier.store) == 0
+        assert len(engine.tier.slots) == 0
         assert engine.num_computed_by(_request("again", start=0)) == 41 + NUM_TOKENS - 1
         engine.assert_rests()
 
@@ -145,7 +145,7 @@ def test_k9_b4_a_mirror_of_the_cache_follows_the_tier() -> None:
             if number == 5:
                 engine.core.scheduler.reset_prefix_cache()
             mirror = mirrored(engine.core.scheduler.cache_events_since(0))
-            assert mirror == set(engine.core.scheduler._kv_cache._index._block_of) | set(engine.tier.store._slot_of)
+            assert mirror == set(engine.core.scheduler._kv_cache._index._block_of) | set(engine.tier.slots._slot_of)
         assert engine.stats().num_host_loaded_blocks > 0
         assert engine.stats().num_host_evicted_blocks > 0
 

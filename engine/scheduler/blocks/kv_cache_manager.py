@@ -7,26 +7,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 from engine.contract.block_hash import BlockHash
 from engine.contract.messages import CacheReset
 from engine.scheduler.blocks.block_pool import BlockPool
 from engine.scheduler.blocks.cache_events import AllCleared, BlockRemoved, BlockStored, CacheEventLog
 from engine.scheduler.blocks.prefix_index import PrefixIndex
+from kv_transfer.protocols import EvictionTier
 
 LIFETIME_SAMPLE = 64
 """One block in so many has the time from its publication to its eviction measured."""
-
-
-class EvictionTier(Protocol):
-    """Whoever may keep the content of blocks that the prefix cache gives up."""
-
-    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Take what it wants; returns what cannot be found with it any more."""
-
-    def forget_evicted(self) -> int:
-        """Offer nothing that was kept until now; returns how many blocks that were."""
 
 
 @dataclass(slots=True)
@@ -198,8 +188,10 @@ class KVCacheManager:
         """Tell the mirrors what can be found neither in the cache nor in the tier any more."""
         assert self._events is not None
         self._only_in_tier.update(evicted)
-        self._only_in_tier.difference_update(lost)
         for block_hash in lost:
+            if block_hash not in self._only_in_tier:
+                continue  # it is in the cache as well, or lay in the tier before anybody mirrored this cache
+            self._only_in_tier.remove(block_hash)
             if block_hash not in self._index:
                 self._events.append(BlockRemoved(block_hash=block_hash))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.contract.step import IntArray
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
-from kv_transfer.connector import SchedulerConnector
+from kv_transfer.protocols import KVProducer
 
 
 class Announcer:
@@ -14,8 +14,8 @@ class Announcer:
     A prompt that is computed in one step is never followed: there is nothing to be early for.
     """
 
-    def __init__(self, connector: SchedulerConnector | None, *, table: RowTable) -> None:
-        self._connector = connector if connector is not None and connector.can_stream else None
+    def __init__(self, producer: KVProducer | None, *, table: RowTable) -> None:
+        self._producer = producer if producer is not None and producer.can_stream else None
         self._table = table
         self._num_announced: dict[int, int] = {}
 
@@ -26,7 +26,7 @@ class Announcer:
 
     def started(self, request: Request, *, is_complete: bool) -> None:
         """A request got a row and its first tokens; ``is_complete`` when these are all of them."""
-        if self._connector is not None and request.message.hand_over and not is_complete:
+        if self._producer is not None and request.message.hand_over and not is_complete:
             assert request.row is not None
             self._num_announced[request.row] = 0
 
@@ -39,9 +39,9 @@ class Announcer:
             request = self._table.owner(row)
             num_blocks = min(end, request.num_prompt_tokens) // self._table.block_size
             if num_blocks > num_announced:
-                assert self._connector is not None
+                assert self._producer is not None
                 block_ids = tuple(self._table.block_table[row, num_announced:num_blocks].tolist())
-                self._connector.announce(request_id=request.request_id, first_block=num_announced, block_ids=block_ids)
+                self._producer.announce(request_id=request.request_id, first_block=num_announced, block_ids=block_ids)
                 self._num_announced[row] = num_blocks
 
     def finish(self, request: Request) -> None:
@@ -52,5 +52,5 @@ class Announcer:
     def give_up(self, request: Request) -> None:
         """A request loses its row, and its blocks with it."""
         if request.row is not None and self._num_announced.pop(request.row, 0):
-            assert self._connector is not None
-            self._connector.withdraw(request.request_id)
+            assert self._producer is not None
+            self._producer.withdraw(request.request_id)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from engine.contract.errors import RequestRefusedError
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.requests.request import Request
-from kv_transfer.connector import SchedulerConnector
 from kv_transfer.params import KVStreamParams
+from kv_transfer.protocols import KVConsumer
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,13 +37,13 @@ class EarlyLoads:
 
     def __init__(
         self,
-        connector: SchedulerConnector | None,
+        consumer: KVConsumer | None,
         *,
         kv_cache: KVCacheManager,
         max_num: int,
         clock: Callable[[], float],
     ) -> None:
-        self._connector = connector
+        self._consumer = consumer
         self._kv_cache = kv_cache
         self._max_num = max_num
         self._clock = clock
@@ -81,7 +81,7 @@ class EarlyLoads:
             RequestRefusedError: This engine cannot stream, or has as many as it may have.
         """
         self.drop(request.request_id)
-        if self._connector is None or not self._connector.can_stream:
+        if self._consumer is None or not self._consumer.can_stream:
             raise RequestRefusedError("this engine does not read prompts while they are computed", code="cannot_stream")
         if len(self._early) >= self._max_num:
             raise RequestRefusedError(f"{self._max_num} requests are announced already", code="queue_full")
@@ -99,12 +99,12 @@ class EarlyLoads:
 
     def begin(self, early: EarlyLoad, *, local: list[int], num_blocks: int) -> None:
         """Hold ``num_blocks`` blocks, those of the local prefix among them, and follow the prompt's computing."""
-        assert self._connector is not None
+        assert self._consumer is not None
         self._kv_cache.hold(local)
         early.block_ids = local + self._kv_cache.allocate(num_blocks - len(local))
         early.num_local_blocks = len(local)
         prompt_end = self._kv_cache.num_blocks_for(early.request.num_prompt_tokens)
-        was_begun = self._connector.begin_stream(
+        was_begun = self._consumer.begin_stream(
             stream_id=early.stream_id,
             request_id=early.request.request_id,
             params=early.params,
@@ -143,8 +143,8 @@ class EarlyLoads:
             return False
         if early.block_ids:
             self.num_dropped += 1
-            assert self._connector is not None
-            if self._connector.cancel_stream(early.stream_id):
+            assert self._consumer is not None
+            if self._consumer.cancel_stream(early.stream_id):
                 self._kv_cache.release(early.block_ids)
             else:
                 self._ending[early.stream_id] = early.block_ids

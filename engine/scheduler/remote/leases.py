@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine.scheduler.requests.request import Request
-from kv_transfer.connector import LeaseEnded, SchedulerConnector
+from kv_transfer.connector import LeaseEnded
 from kv_transfer.params import KVTransferParams
+from kv_transfer.protocols import KVProducer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,8 @@ class LeasedBlocks:
 class BlockLeases:
     """Which lease pins which blocks; each lease ends once, and its blocks come back once."""
 
-    def __init__(self, connector: SchedulerConnector | None) -> None:
-        self._connector = connector
+    def __init__(self, producer: KVProducer | None) -> None:
+        self._producer = producer
         self._leases: dict[str, LeasedBlocks] = {}
         self._num_of_request: Counter[str] = Counter()
         self._num_leases_of: Counter[int] = Counter()
@@ -42,11 +43,11 @@ class BlockLeases:
 
     def grant(self, request: Request, block_ids: list[int], block_size: int, *, num_tokens: int) -> KVTransferParams:
         """Pin ``block_ids``, which cover the first tokens of a finished request, until ``end`` gives them back."""
-        assert self._connector is not None, "a request without a connector cannot be handed over"
+        assert self._producer is not None, "a request without a connector cannot be handed over"
         assert len(block_ids) == -(-num_tokens // block_size), (
             f"hand-over of {request.request_id}: {len(block_ids)} blocks do not cover {num_tokens} tokens"
         )
-        params = self._connector.grant_lease(
+        params = self._producer.grant_lease(
             request_id=request.request_id, block_ids=tuple(block_ids), num_tokens=num_tokens
         )
         self._leases[params.lease_id] = LeasedBlocks(
@@ -58,9 +59,9 @@ class BlockLeases:
 
     def abort(self, request_id: str) -> bool:
         """Ask for the end of a finished request's leases; False when it has none. The blocks stay until they ended."""
-        if not self._num_of_request[request_id] or self._connector is None:
+        if not self._num_of_request[request_id] or self._producer is None:
             return False
-        self._connector.abort_lease(request_id)
+        self._producer.abort_lease(request_id)
         return True
 
     def end(self, event: LeaseEnded) -> list[int] | None:

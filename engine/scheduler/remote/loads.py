@@ -12,8 +12,9 @@ from typing import Final
 
 from engine.contract.block_hash import BlockHash
 from engine.scheduler.requests.request import Request, RequestState, Span
-from kv_transfer.connector import LoadEnded, RemoteMatch, SchedulerConnector
+from kv_transfer.connector import LoadEnded
 from kv_transfer.params import KVTransferParams
+from kv_transfer.protocols import KVConsumer, KVSource, RemoteMatch
 
 NOTHING_REMOTE: Final = RemoteMatch(num_tokens=0)
 
@@ -57,17 +58,21 @@ class EndedLoad:
 
 
 class RemoteKV:
-    """The loads in flight, and the one caller of the connector's loading half."""
+    """The loads in flight, and what becomes of the hand-overs that requests bring along.
 
-    def __init__(self, connector: SchedulerConnector | None) -> None:
-        self._connector = connector
+    ``consumer`` knows the hand-overs, which ``source`` can load; an engine that loads nothing has neither.
+    """
+
+    def __init__(self, source: KVSource | None, consumer: KVConsumer | None) -> None:
+        self._source = source
+        self._consumer = consumer
         self._loads: dict[str, Load] = {}
         self.num_loading = 0
 
     @property
     def can_load(self) -> bool:
         """True when there is anything to load from."""
-        return self._connector is not None
+        return self._source is not None
 
     @property
     def has_loads(self) -> bool:
@@ -88,14 +93,14 @@ class RemoteKV:
 
     def expect(self, params: KVTransferParams) -> None:
         """A request that brings this hand-over along waits here: let the peer keep it."""
-        if self._connector is not None:
-            self._connector.expect(params)
+        if self._consumer is not None:
+            self._consumer.expect(params)
 
     def pass_on(self, request: Request) -> KVTransferParams | None:
         """The hand-over of a request that goes on elsewhere, if it has one: nothing is done for it here any more."""
         params, request.kv_transfer = request.kv_transfer, None
-        if params is not None and self._connector is not None:
-            self._connector.pass_on(params)
+        if params is not None and self._consumer is not None:
+            self._consumer.pass_on(params)
         return params
 
     def wanted_load(self, request_id: str) -> Load | None:
@@ -106,15 +111,15 @@ class RemoteKV:
     def match(
         self, request: Request, num_local_tokens: int, block_hashes: Sequence[BlockHash] = ()
     ) -> RemoteMatch | None:
-        """What the connector supplies beyond the local prefix; None when it does not know yet.
+        """What the source supplies beyond the local prefix; None when it does not know yet.
 
         ``block_hashes`` address the full blocks that the request may take from a cache. Whoever starts a request for
         which this is nothing releases its hand-over.
         """
         is_enough = num_local_tokens >= request.num_tokens - 1
-        if self._connector is None or is_enough or self.is_open(request.request_id):
+        if self._source is None or is_enough or self.is_open(request.request_id):
             return NOTHING_REMOTE
-        match = self._connector.match(
+        match = self._source.match(
             request_id=request.request_id,
             params=request.kv_transfer,
             num_prompt_tokens=request.num_tokens,
@@ -136,15 +141,26 @@ class RemoteKV:
 
         ``stream_id`` names the stream that has begun to write these blocks.
         """
-        assert self._connector is not None
+        assert self._source is not None
+        assert self._consumer is not None
         end_block = -(-num_tokens // block_size)
-        self._connector.begin_load(
-            request_id=request.request_id,
-            params=request.kv_transfer,
-            first_block=num_local_blocks,
-            block_ids=tuple(request.block_ids[num_local_blocks:end_block]),
-            stream_id=stream_id,
-        )
+        block_ids = tuple(request.block_ids[num_local_blocks:end_block])
+        if stream_id is None:
+            self._source.begin_load(
+                request_id=request.request_id,
+                params=request.kv_transfer,
+                first_block=num_local_blocks,
+                block_ids=block_ids,
+            )
+        else:
+            assert request.kv_transfer is not None, "what is taken over was handed over"
+            self._consumer.load_streamed(
+                stream_id=stream_id,
+                request_id=request.request_id,
+                params=request.kv_transfer,
+                first_block=num_local_blocks,
+                block_ids=block_ids,
+            )
         request.kv_transfer = None
         request.state = RequestState.LOADING
         self._loads[request.request_id] = Load(request, request.block_ids, num_local_blocks, end_block, num_tokens)
@@ -155,8 +171,8 @@ class RemoteKV:
         load = self._loads[request.request_id]
         load.is_wanted = False
         self.num_loading -= 1
-        assert self._connector is not None
-        self._connector.cancel_load(request.request_id)
+        assert self._source is not None
+        self._source.cancel_load(request.request_id)
 
     def end(self, event: LoadEnded, *, block_size: int) -> EndedLoad:
         """Close a load; late, duplicate and unknown events are told apart by their ``outcome``."""
@@ -179,8 +195,8 @@ class RemoteKV:
 
     def release_params(self, params: KVTransferParams) -> None:
         """Let the peer's lease end."""
-        if self._connector is not None:
-            self._connector.release(params)
+        if self._consumer is not None:
+            self._consumer.release(params)
 
 
 def set_computed(request: Request, load: Load, damaged: Iterable[int], *, block_size: int, only_damaged: bool) -> int:

@@ -15,11 +15,11 @@ from kv_transfer.connector import (
     LeaseEnd,
     LoadEnded,
     LoadOrder,
-    RemoteMatch,
 )
 from kv_transfer.params import KVTransferParams
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.lease import LeaseCounts
+from kv_transfer.protocols import RemoteMatch
 from kv_transfer.stats import TransferStats
 from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_world import KVWorld
@@ -46,7 +46,9 @@ def _reader(world: KVWorld, source: KVEngine, *chain: str, num_kept: int = 2) ->
     """An engine whose tier keeps the first blocks of the prompt that the source has."""
     reader = world.make_reader(world.spec("reader", chain=chain))
     reader.memory[:num_kept] = source.memory[10 : 10 + num_kept]
-    reader.connector.scheduler.keep_evicted(range(num_kept), PROMPT[:num_kept])
+    tier = reader.connector.scheduler.tier
+    assert tier is not None
+    tier.keep_evicted(range(num_kept), PROMPT[:num_kept])
     reader.step()
     reader.memory[:num_kept] = 0
     return reader
@@ -87,7 +89,7 @@ def test_k8_a_load_in_two_parts_counts_once(world: KVWorld, source: KVEngine) ->
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_k8_a_load_whose_parts_both_fail_counts_once(world: KVWorld, source: KVEngine, is_cancelled: bool) -> None:
     sources: list[Any] = [_OneEnd(), _OneEnd()]
-    worker = ChainWorker(sources, peer_source=1)
+    worker = ChainWorker(sources, peers=sources[1])
     worker.execute(_two_parts(source.grant("request", (10, 11))))
     for place in (0, 1):
         sources[place].happen(stalled="r")
@@ -141,7 +143,7 @@ def test_k9_a_cancelled_load_ends_once_with_its_last_part(world: KVWorld, source
     reader = _reader(world, source, "host", "inproc")
     params = source.grant("request", (10, 11, 12, 13, 14))
     reader.match(params, 20, 0, PROMPT)
-    reader.connector.scheduler.begin_load(
+    reader.connector.scheduler.source.begin_load(
         request_id="request", params=params, first_block=0, block_ids=(20, 21, 22, 23, 24)
     )
     reader.cancel("request")
@@ -208,7 +210,7 @@ def test_k9_parts_are_joined_in_the_order_of_their_blocks_however_they_end(
     world: KVWorld, source: KVEngine, order_of_ends: tuple[int, int]
 ) -> None:
     sources: list[Any] = [_OneEnd(), _OneEnd()]
-    worker = ChainWorker(sources, peer_source=1)
+    worker = ChainWorker(sources, peers=sources[1])
     worker.execute(_two_parts(source.grant("request", (10, 11))))
 
     loads: list[LoadEnded] = []
@@ -232,7 +234,7 @@ def test_k9_what_lies_behind_a_local_prefix_is_found(world: KVWorld, source: KVE
 def test_late_cancel_does_not_hit_the_next_load_from_the_tier(world: KVWorld, source: KVEngine) -> None:
     """A load from a peer stalls and its request is put back; as that load ends, the request loads from the tier."""
     reader = _reader(world, source, "host", "inproc")
-    scheduler = reader.connector.scheduler
+    scheduler = reader.connector.scheduler.source
     scheduler.cancel_load("request")
     assert reader.match(None, 20, 0, PROMPT).num_tokens == 2 * BLOCK_SIZE
     scheduler.begin_load(request_id="request", params=None, first_block=0, block_ids=(20, 21))

@@ -195,14 +195,14 @@ def test_source_that_was_stopped_until_its_leases_ran_out_does_not_confirm(
 @pytest.mark.parametrize("moment", ("before", "during", "after"))
 def test_reader_killed_around_its_read_costs_the_source_one_lease(world: KVWorld, source: Any, moment: str) -> None:
     """The source regains its blocks when the lease runs out, and serves others."""
-    lender = world.make_reader(world.spec("lender", **LARGE))
+    producer = world.make_reader(world.spec("producer", **LARGE))
     child = ChildProcess()
     late = FaultOptions(late_s=1e6, schedule=(ScheduledFault(fault=Fault.READ_LATE, nth=2),))
     doomed = child.create(world.spec("doomed", **LARGE, faults=late if moment == "during" else None))
     for engine in (doomed, source):
-        lender.accept(engine.accept(lender.hello()))
+        producer.accept(engine.accept(producer.hello()))
     request_id, other = world.unique("request"), world.unique("request")
-    params, kept = lender.grant(request_id, ALL_BLOCKS), lender.grant(other, (1, 2))
+    params, kept = producer.grant(request_id, ALL_BLOCKS), producer.grant(other, (1, 2))
     if moment == "during":
         doomed.begin(request_id, params, ALL_BLOCKS)
         wait_until(lambda: doomed.stats().num_blocks == len(ALL_BLOCKS) - len(LATE_BLOCKS))
@@ -211,10 +211,10 @@ def test_reader_killed_around_its_read_costs_the_source_one_lease(world: KVWorld
     child.signal(signal.SIGKILL)
 
     assert source.load(other, kept, (3, 4)).error is None
-    lender.advance_clock(lender.spec.lease_ttl_s + 1)
+    producer.advance_clock(producer.spec.lease_ttl_s + 1)
     reason = LeaseEnd.DONE if moment == "after" else LeaseEnd.EXPIRED
-    assert lender.wait_lease(params.lease_id).reason is reason
-    assert lender.wait_lease(kept.lease_id).reason is LeaseEnd.DONE
+    assert producer.wait_lease(params.lease_id).reason is reason
+    assert producer.wait_lease(kept.lease_id).reason is LeaseEnd.DONE
     child.close()
 
 
@@ -226,19 +226,19 @@ def test_reader_stopped_beyond_its_lease_never_accepts_what_it_reads_when_it_goe
 ) -> None:
     """Without checksums: the source regains its blocks and reuses them, and the reader does not notice by itself."""
     late = FaultOptions(late_s=1e6, schedule=(ScheduledFault(fault=Fault.READ_LATE, nth=2),))
-    lender = world.make_reader(world.spec("lender", **LARGE, checksums=False))
+    producer = world.make_reader(world.spec("producer", **LARGE, checksums=False))
     child = ChildProcess()
     reader = child.create(world.spec("reader", **LARGE, checksums=False, load_timeout_s=1e9, faults=late))
-    lender.accept(reader.accept(lender.hello()))
+    producer.accept(reader.accept(producer.hello()))
     request_id = world.unique("request")
-    params = lender.grant(request_id, ALL_BLOCKS)
+    params = producer.grant(request_id, ALL_BLOCKS)
     if moment == "during":
         reader.begin(request_id, params, ALL_BLOCKS)
         wait_until(lambda: reader.stats().num_blocks == len(ALL_BLOCKS) - len(LATE_BLOCKS))
     child.signal(signal.SIGSTOP)
-    lender.advance_clock(lender.spec.lease_ttl_s + 1)
-    assert lender.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
-    lender.fill(ALL_BLOCKS, world.seed())
+    producer.advance_clock(producer.spec.lease_ttl_s + 1)
+    assert producer.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
+    producer.fill(ALL_BLOCKS, world.seed())
     child.signal(signal.SIGCONT)
     if moment == "before":
         reader.begin(request_id, params, ALL_BLOCKS)
@@ -248,29 +248,29 @@ def test_reader_stopped_beyond_its_lease_never_accepts_what_it_reads_when_it_goe
     ended = reader.wait_load(request_id)
     assert ended.failed_block_ids == ALL_BLOCKS
     assert "lease" in str(ended.error)
-    assert reader.content(LATE_BLOCKS) == lender.content(LATE_BLOCKS), "the next request's bytes did arrive"
-    _assert_next_load_works(world, reader, lender)
+    assert reader.content(LATE_BLOCKS) == producer.content(LATE_BLOCKS), "the next request's bytes did arrive"
+    _assert_next_load_works(world, reader, producer)
     child.close()
 
 
 @ON_BOTH
 def test_reader_stopped_after_its_read_keeps_what_it_has(world: KVWorld) -> None:
-    lender = world.make_reader(world.spec("lender", **SMALL))
+    producer = world.make_reader(world.spec("producer", **SMALL))
     child = ChildProcess()
     reader = child.create(world.spec("reader", **SMALL))
-    lender.accept(reader.accept(lender.hello()))
-    lender.fill((1, 2), world.seed())
-    request_id, content = world.unique("request"), lender.content((1, 2))
-    params = lender.grant(request_id, (1, 2))
+    producer.accept(reader.accept(producer.hello()))
+    producer.fill((1, 2), world.seed())
+    request_id, content = world.unique("request"), producer.content((1, 2))
+    params = producer.grant(request_id, (1, 2))
     assert reader.load(request_id, params, (3, 4)).error is None
     child.signal(signal.SIGSTOP)
-    assert lender.wait_lease(params.lease_id).reason is LeaseEnd.DONE
-    lender.advance_clock(lender.spec.lease_ttl_s + 1)
-    lender.fill((1, 2), world.seed())
+    assert producer.wait_lease(params.lease_id).reason is LeaseEnd.DONE
+    producer.advance_clock(producer.spec.lease_ttl_s + 1)
+    producer.fill((1, 2), world.seed())
     child.signal(signal.SIGCONT)
 
     assert reader.content((3, 4)) == content
-    _assert_next_load_works(world, reader, lender)
+    _assert_next_load_works(world, reader, producer)
     child.close()
 
 

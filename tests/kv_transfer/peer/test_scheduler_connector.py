@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer.connector import NO_ORDERS, LeaseEnd, LoadOrder, RemoteMatch
+from kv_transfer.connector import NO_ORDERS, LeaseEnd, LoadOrder
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from kv_transfer.peer.lease import LeaseTable
 from kv_transfer.peer.scheduler_connector import PeerSchedulerConnector
+from kv_transfer.protocols import RemoteMatch
 from tests.support.engine.kv_engine import KVEngineSpec
 
 LAYOUT = KVEngineSpec(engine_id="any").layout

@@ -187,10 +187,10 @@ def test_source_stopped_until_its_lease_ran_out_confirms_nothing_that_was_read_e
     _assert_next_load_works(world, reader, victim)
 
 
-def _make_child_reader(world: KVWorld, child: ChildProcess, lender: KVEngine, **changes: Any) -> Any:
-    """A reader in the process that the test may kill or stop. It knows the lender, and nobody else."""
+def _make_child_reader(world: KVWorld, child: ChildProcess, producer: KVEngine, **changes: Any) -> Any:
+    """A reader in the process that the test may kill or stop. It knows the producer, and nobody else."""
     reader = child.create(world.spec("child-reader", **SHAPE, load_timeout_s=FOR_EVER_S, **changes))
-    lender.accept(reader.accept(lender.hello()))
+    producer.accept(reader.accept(producer.hello()))
     return reader
 
 
@@ -201,23 +201,23 @@ def test_reader_killed_around_its_early_read_costs_the_source_one_lease(
     world: KVWorld, child: ChildProcess, moment: str
 ) -> None:
     """The source regains its blocks when the lease runs out, and serves others meanwhile."""
-    lender = world.make_reader(world.spec("lender", **SHAPE))
-    world.rendezvous.engines[lender.spec.engine_id] = lender
-    doomed = _make_child_reader(world, child, lender, faults=_late(2))
+    producer = world.make_reader(world.spec("producer", **SHAPE))
+    world.rendezvous.engines[producer.spec.engine_id] = producer
+    doomed = _make_child_reader(world, child, producer, faults=_late(2))
     other, request_id = _make_reader(world), world.unique("request")
     num_announced = {"before": 0, "during": len(BLOCKS), "after": PART}[moment]
     if num_announced:
-        assert doomed.begin_stream(request_id, _identity(lender), BLOCKS)
-        lender.announce(request_id, BLOCKS[:num_announced])
+        assert doomed.begin_stream(request_id, _identity(producer), BLOCKS)
+        producer.announce(request_id, BLOCKS[:num_announced])
         wait_until(lambda: doomed.stats().num_blocks == PART and doomed.has_reads() == (moment == "during"))
     child.signal(signal.SIGKILL)
-    lender.announce(request_id, BLOCKS[num_announced:], num_announced)
-    params = lender.grant(request_id, BLOCKS)
+    producer.announce(request_id, BLOCKS[num_announced:], num_announced)
+    params = producer.grant(request_id, BLOCKS)
 
-    _assert_next_load_works(world, other, lender)
-    lender.advance_clock(lender.spec.lease_ttl_s + 1)
-    assert lender.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
-    _assert_next_load_works(world, other, lender)
+    _assert_next_load_works(world, other, producer)
+    producer.advance_clock(producer.spec.lease_ttl_s + 1)
+    assert producer.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
+    _assert_next_load_works(world, other, producer)
 
 
 @ON_BOTH
@@ -227,18 +227,18 @@ def test_reader_stopped_around_its_early_read_beyond_its_lease_accepts_nothing(
     world: KVWorld, child: ChildProcess, moment: str
 ) -> None:
     """Without checksums: the source reuses the blocks meanwhile, and the reader does not notice by itself."""
-    lender = world.make_reader(world.spec("lender", **SHAPE, checksums=False))
+    producer = world.make_reader(world.spec("producer", **SHAPE, checksums=False))
     late = _late(2) if moment == "during" else None
-    reader = _make_child_reader(world, child, lender, checksums=False, faults=late)
+    reader = _make_child_reader(world, child, producer, checksums=False, faults=late)
     request_id = world.unique("request")
-    assert reader.begin_stream(request_id, _identity(lender), BLOCKS)
-    lender.announce(request_id, BLOCKS if moment == "during" else EARLY)
+    assert reader.begin_stream(request_id, _identity(producer), BLOCKS)
+    producer.announce(request_id, BLOCKS if moment == "during" else EARLY)
     wait_until(lambda: reader.stats().num_blocks == PART and reader.has_reads() == (moment == "during"))
-    params = lender.grant(request_id, BLOCKS)
+    params = producer.grant(request_id, BLOCKS)
     child.signal(signal.SIGSTOP)
-    lender.advance_clock(lender.spec.lease_ttl_s + 1)
-    assert lender.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
-    lender.fill(BLOCKS, world.seed())
+    producer.advance_clock(producer.spec.lease_ttl_s + 1)
+    assert producer.wait_lease(params.lease_id).reason is LeaseEnd.EXPIRED
+    producer.fill(BLOCKS, world.seed())
     child.signal(signal.SIGCONT)
 
     reader.begin(request_id, params, BLOCKS, 0, request_id)
@@ -248,26 +248,26 @@ def test_reader_stopped_around_its_early_read_beyond_its_lease_accepts_nothing(
     assert ended.failed_block_ids == BLOCKS
     assert "lease" in str(ended.error)
     assert reader.stats().num_streamed_blocks == 0
-    _assert_next_load_works(world, reader, lender)
+    _assert_next_load_works(world, reader, producer)
 
 
 @pytest.mark.known_failure(1)
 def test_reader_stopped_while_the_prompt_is_computed_anew_reads_it_anew(world: KVWorld, child: ChildProcess) -> None:
     """Without checksums: the prefill was preempted while the reader stood still, and got the same blocks again."""
-    lender = world.make_reader(world.spec("lender", **SHAPE, checksums=False))
-    reader, request_id = _make_child_reader(world, child, lender, checksums=False), world.unique("request")
-    lender.fill(BLOCKS, world.seed())
-    assert reader.begin_stream(request_id, _identity(lender), BLOCKS)
-    lender.announce(request_id, EARLY)
+    producer = world.make_reader(world.spec("producer", **SHAPE, checksums=False))
+    reader, request_id = _make_child_reader(world, child, producer, checksums=False), world.unique("request")
+    producer.fill(BLOCKS, world.seed())
+    assert reader.begin_stream(request_id, _identity(producer), BLOCKS)
+    producer.announce(request_id, EARLY)
     wait_until(lambda: reader.stats().num_blocks == PART)
     child.signal(signal.SIGSTOP)
-    lender.withdraw(request_id)
-    lender.fill(BLOCKS, world.seed())
-    lender.announce(request_id, EARLY)
-    params = lender.grant(request_id, BLOCKS)
+    producer.withdraw(request_id)
+    producer.fill(BLOCKS, world.seed())
+    producer.announce(request_id, EARLY)
+    params = producer.grant(request_id, BLOCKS)
     child.signal(signal.SIGCONT)
 
     ended = reader.load(request_id, params, BLOCKS, 0, request_id)
 
     assert ended.error is None
-    assert reader.content(BLOCKS) == lender.content(BLOCKS)
+    assert reader.content(BLOCKS) == producer.content(BLOCKS)

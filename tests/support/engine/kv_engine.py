@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kv_transfer.chain.worker_connector import ChainWorker
-from kv_transfer.connector import LeaseEnded, LoadEnded, RemoteMatch, Rendezvous
+from kv_transfer.connector import LeaseEnded, LoadEnded, Rendezvous
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
-from kv_transfer.options import ConnectorOptions, TransportChoice
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
+from kv_transfer.protocols import RemoteMatch
 from kv_transfer.stats import TransferStats
+from kv_transfer.transfer_options import TransportChoice
 
 WAIT_TIMEOUT_S = 30.0
 
@@ -135,7 +137,7 @@ class KVEngine:
 
     def grant(self, request_id: str, block_ids: tuple[int, ...], num_tokens: int | None = None) -> KVTransferParams:
         """Lease blocks; by default full ones."""
-        return self.connector.scheduler.grant_lease(
+        return self.connector.scheduler.producer.grant_lease(
             request_id=request_id,
             block_ids=block_ids,
             num_tokens=len(block_ids) * self.spec.block_size if num_tokens is None else num_tokens,
@@ -143,7 +145,7 @@ class KVEngine:
 
     def abort_lease(self, request_id: str) -> None:
         """End a lease at its source."""
-        self.connector.scheduler.abort_lease(request_id)
+        self.connector.scheduler.producer.abort_lease(request_id)
 
     def match(
         self,
@@ -153,7 +155,7 @@ class KVEngine:
         block_hashes: tuple[bytes, ...] = (),
     ) -> RemoteMatch:
         """Ask the scheduler's half."""
-        match = self.connector.scheduler.match(
+        match = self.connector.scheduler.source.match(
             request_id="match",
             params=params,
             num_prompt_tokens=num_prompt_tokens,
@@ -172,28 +174,34 @@ class KVEngine:
         stream_id: str | None = None,
     ) -> None:
         """Order a load and let it start."""
-        self.connector.scheduler.begin_load(
-            request_id=request_id,
-            params=params,
-            first_block=first_block,
-            block_ids=block_ids,
-            stream_id=stream_id,
-        )
+        scheduler = self.connector.scheduler
+        if stream_id is None:
+            scheduler.source.begin_load(
+                request_id=request_id, params=params, first_block=first_block, block_ids=block_ids
+            )
+        else:
+            scheduler.consumer.load_streamed(
+                stream_id=stream_id,
+                request_id=request_id,
+                params=params,
+                first_block=first_block,
+                block_ids=block_ids,
+            )
         self.step()
 
     def announce(self, request_id: str, block_ids: tuple[int, ...], first_block: int = 0) -> None:
         """Say that blocks of a prompt are complete."""
-        self.connector.scheduler.announce(request_id=request_id, first_block=first_block, block_ids=block_ids)
+        self.connector.scheduler.producer.announce(request_id=request_id, first_block=first_block, block_ids=block_ids)
 
     def withdraw(self, request_id: str) -> None:
         """Say that they are given up."""
-        self.connector.scheduler.withdraw(request_id)
+        self.connector.scheduler.producer.withdraw(request_id)
 
     def begin_stream(
         self, stream_id: str, source: PeerIdentity, block_ids: tuple[int, ...], first_block: int = 0
     ) -> bool:
         """Order a stream, whose id is that of its request, and let it start."""
-        was_begun = self.connector.scheduler.begin_stream(
+        was_begun = self.connector.scheduler.consumer.begin_stream(
             stream_id=stream_id,
             request_id=stream_id,
             params=KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=60.0),
@@ -205,7 +213,7 @@ class KVEngine:
 
     def cancel_stream(self, stream_id: str) -> bool:
         """Cancel a stream; True when it ended at once."""
-        has_ended = self.connector.scheduler.cancel_stream(stream_id)
+        has_ended = self.connector.scheduler.consumer.cancel_stream(stream_id)
         self.step()
         return has_ended
 
@@ -215,12 +223,12 @@ class KVEngine:
 
     def cancel(self, request_id: str) -> None:
         """Cancel a load."""
-        self.connector.scheduler.cancel_load(request_id)
+        self.connector.scheduler.source.cancel_load(request_id)
         self.step()
 
     def release(self, params: KVTransferParams) -> None:
         """Give a hand-over back unread."""
-        self.connector.scheduler.release(params)
+        self.connector.scheduler.consumer.release(params)
         self.step()
 
     def step(self) -> None:
@@ -238,12 +246,12 @@ class KVEngine:
 
     def expect(self, params: KVTransferParams) -> None:
         """Let a hand-over's request wait here."""
-        self.connector.scheduler.expect(params)
+        self.connector.scheduler.consumer.expect(params)
         self.step()
 
     def pass_on(self, params: KVTransferParams) -> None:
         """Let a hand-over's request, which waited here, go on elsewhere."""
-        self.connector.scheduler.pass_on(params)
+        self.connector.scheduler.consumer.pass_on(params)
         self.step()
 
     def wait_load(self, request_id: str) -> LoadEnded:
@@ -284,11 +292,11 @@ class KVEngine:
 
     def hello(self) -> Hello:
         """How this engine introduces itself."""
-        return self._lender().hello
+        return self._peer_worker().hello
 
     def has_reads(self) -> bool:
         """True while something may write this engine's memory."""
-        return self._lender().has_reads
+        return self._peer_worker().has_reads
 
     def accept(self, hello: Hello) -> Hello:
         """Meet a peer."""
@@ -302,11 +310,11 @@ class KVEngine:
         """Close the connector."""
         self.connector.worker.close()
 
-    def _lender(self) -> TransferWorker:
+    def _peer_worker(self) -> TransferWorker:
         worker = self.connector.worker
-        lender = worker.peer_source if isinstance(worker, ChainWorker) else worker
-        assert isinstance(lender, TransferWorker)
-        return lender
+        peer_worker = worker.peers if isinstance(worker, ChainWorker) else worker
+        assert isinstance(peer_worker, TransferWorker)
+        return peer_worker
 
     def _wait_until(self, is_true: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S

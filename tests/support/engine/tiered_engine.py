@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import FinishReason, GenerateRequest
 from engine.frontend.engine_core import EngineCore
-from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
+from kv_transfer.chain.source import ChainSource
 from kv_transfer.chain.worker_connector import ChainWorker
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
-from kv_transfer.host.scheduler_connector import HostSchedulerConnector
-from kv_transfer.host.worker_connector import HostWorker
+from kv_transfer.host.tier import HostStorage
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from kv_transfer.stats import TransferStats
+from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
+from kv_transfer.tier.worker_connector import TierWorker
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import ChainRunner
 from tests.support.engine.kv_engine import wait_until
@@ -45,22 +46,22 @@ class TieredEngine:
         return self.core.runner
 
     @property
-    def tier(self) -> HostSchedulerConnector:
-        """The host tier's books."""
-        books = self.connector.scheduler
-        assert isinstance(books, ChainSchedulerConnector)
-        (tier,) = [source for source in books.sources if isinstance(source, HostSchedulerConnector)]
-        return tier
+    def tier(self) -> TierSchedulerConnector:
+        """What the tier decides; of several, the first one."""
+        chain = self.connector.scheduler.source
+        assert isinstance(chain, ChainSource)
+        return next(source for source in chain.sources if isinstance(source, TierSchedulerConnector))
 
     def kept_content(self, block_hash: bytes) -> bytes | None:
         """The bytes that the tier keeps under an address."""
-        slots = self.tier.store.find([block_hash])
+        slots = self.tier.slots.find([block_hash])
         if not slots:
             return None
         chain = self.connector.worker
         assert isinstance(chain, ChainWorker)
-        (worker,) = [source for source in chain.sources if isinstance(source, HostWorker)]
-        return ctypes.string_at(worker.arena.region.block_address(slots[0]), BLOCK_BYTES)
+        worker = next(source for source in chain.sources if isinstance(source, TierWorker))
+        assert isinstance(worker.storage, HostStorage)
+        return ctypes.string_at(worker.storage.arena.region.block_address(slots[0]), BLOCK_BYTES)
 
     def run(self, *requests: GenerateRequest) -> dict[str, list[int]]:
         """The tokens of each request; one that ends with an error fails the test."""

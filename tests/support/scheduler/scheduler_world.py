@@ -16,7 +16,7 @@ from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from engine.contract.step import SchedulerOutput
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
-from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
+from kv_transfer.chain.source import ChainSource, ChainTier, chain_orders
 from kv_transfer.connector import ConnectorEvents, ConnectorOrders, LeaseEnd, LeaseEnded, LoadEnded, SchedulerConnector
 from tests.support.engine.strict_runner import StrictRunner, kv_values, next_token
 from tests.support.scheduler.place_watch import PlaceWatch
@@ -72,11 +72,17 @@ class SchedulerWorld:
         self.runner = StrictRunner(num_blocks=num_blocks, block_size=block_size, max_num_seqs=config.max_num_seqs)
         self.connector = ScriptedConnector(block_size=block_size)
         self.tier: ScriptedTier | None = None
-        connector: SchedulerConnector = self.connector
+        connector = self.connector.questions
         if num_tier_slots:
             self.tier = ScriptedTier(self.runner.kv, num_slots=num_tier_slots, block_size=block_size)
-            sources = (self.tier.books, self.connector)
-            connector = ChainSchedulerConnector(sources, block_size=block_size, peer_source=1, tier=0)
+            parts = (self.tier.scheduler, self.connector)
+            connector = SchedulerConnector(
+                source=ChainSource(parts, peer_source=1, consumer=self.connector, block_size=block_size),
+                producer=self.connector,
+                consumer=self.connector,
+                tier=ChainTier([self.tier.scheduler]),
+                take_orders=chain_orders([part.take_orders for part in parts]),
+            )
         self.scheduler = Scheduler(
             config,
             CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching),

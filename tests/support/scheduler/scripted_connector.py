@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from kv_transfer.connector import ConnectorOrders, LoadOrder, RemoteMatch
+from kv_transfer.connector import ConnectorOrders, LoadOrder, SchedulerConnector
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
+from kv_transfer.protocols import RemoteMatch
 
 PEER = PeerIdentity(engine_id="peer", incarnation="1")
 
@@ -47,7 +48,7 @@ class OpenLease:
 
 
 class ScriptedConnector:
-    """Implements ``SchedulerConnector``. ``offers`` knows the tokens behind hand-overs, by lease id."""
+    """Implements ``KVSource``, ``KVProducer`` and ``KVConsumer``. ``offers``: the tokens of hand-overs, by lease id."""
 
     def __init__(self, *, block_size: int) -> None:
         self.offers: dict[str, tuple[int, ...]] = {}
@@ -106,27 +107,47 @@ class ScriptedConnector:
             return None
         return RemoteMatch(num_tokens=max(params.num_tokens - num_local_tokens, 0))
 
+    @property
+    def questions(self) -> SchedulerConnector:
+        """This connector as the one that answers all questions."""
+        return SchedulerConnector(source=self, producer=self, consumer=self, take_orders=self.take_orders)
+
     def begin_load(
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+    ) -> None:
+        """Open a load."""
+        assert params is not None, "nothing but hand-overs is offered"
+        self._open_load(request_id, params, first_block, block_ids)
+
+    def load_streamed(
         self,
         *,
+        stream_id: str,
         request_id: str,
-        params: KVTransferParams | None,
+        params: KVTransferParams,
+        first_block: int,
+        block_ids: tuple[int, ...],
+    ) -> None:
+        """Open a load that takes over a stream with the same destination."""
+        stream = self.open_streams.pop(stream_id)
+        assert not stream.is_cancelled
+        assert stream.request_id == request_id
+        assert (stream.first_block, stream.block_ids[: len(block_ids)]) == (first_block, block_ids)
+        self._open_load(request_id, params, first_block, block_ids, stream_id)
+
+    def _open_load(
+        self,
+        request_id: str,
+        params: KVTransferParams,
         first_block: int,
         block_ids: tuple[int, ...],
         stream_id: str | None = None,
     ) -> None:
-        """Open a load."""
-        assert params is not None, "nothing but hand-overs is offered"
         assert request_id not in self.open_loads, "one load a request"
         assert params.lease_id in self.offers, "a hand-over is used once"
         assert params.lease_id in self.expected, "a hand-over is kept alive while its request waits"
         assert block_ids, "nothing to load"
         assert first_block + len(block_ids) <= len(params.block_ids)
-        if stream_id is not None:
-            stream = self.open_streams.pop(stream_id)
-            assert not stream.is_cancelled
-            assert stream.request_id == request_id
-            assert (stream.first_block, stream.block_ids[: len(block_ids)]) == (first_block, block_ids)
         token_ids = self.offers.pop(params.lease_id)
         self.open_loads[request_id] = OpenLoad(
             request_id, params, first_block, block_ids, token_ids, stream_id=stream_id
@@ -178,14 +199,6 @@ class ScriptedConnector:
         self.undecided.discard(params.lease_id)
         self.released.append(params.lease_id)
         self._releases.append(params)
-
-    def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Keep nothing."""
-        return block_hashes
-
-    def forget_evicted(self) -> int:
-        """There is nothing to forget."""
-        return 0
 
     def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
         """Open a lease."""

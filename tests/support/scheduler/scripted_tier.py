@@ -1,14 +1,15 @@
-"""A host tier under a test's control: the real books, content in a list, and loads that end when the test says so."""
+"""A tier under a test's control: it really decides, content lies in a list, and loads end when the test says so."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from kv_transfer.connector import ConnectorOrders, LoadOrder
-from kv_transfer.host.scheduler_connector import HostSchedulerConnector
 from kv_transfer.layout import KVLayout
 from kv_transfer.params import PeerIdentity
 from kv_transfer.peer.lease import LeaseTable
+from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
+from tests.support.kv.listed_storage import ListedStorage
 
 
 class ScriptedTier:
@@ -25,11 +26,11 @@ class ScriptedTier:
             bytes_per_element=8,
         )
         self._leases = LeaseTable(ttl_s=1e9, clock=lambda: 0.0)
-        self.books = HostSchedulerConnector(
+        self.scheduler = TierSchedulerConnector(
             identity=PeerIdentity(engine_id="tier", incarnation="1"),
             layout=layout,
             leases=self._leases,
-            num_slots=num_slots,
+            storage=ListedStorage(num_slots),
         )
         self.open_loads: dict[str, LoadOrder] = {}
         self._kv = kv
@@ -52,5 +53,5 @@ class ScriptedTier:
         for slot, block_id in zip(load.source_block_ids, load.block_ids, strict=True):
             self._kv[block_id] = list(self._slots[slot])
         self._leases.complete(load.params.lease_id, reader="the tier")
-        self.books.leases_ended(self._leases.take_ended())
+        self.scheduler.leases_ended(self._leases.take_ended())
         return load.block_ids

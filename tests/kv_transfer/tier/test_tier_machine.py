@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
-from kv_transfer.host.scheduler_connector import HostSchedulerConnector
+from kv_transfer.chain.source import ChainSource
+from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
 from tests.support.engine.kv_engine import wait_until
 from tests.support.kv.kv_world import KVWorld
 
@@ -30,10 +30,11 @@ class HostTierMachine(RuleBasedStateMachine):
     def start(self, num_host_blocks: int) -> None:
         self.world = KVWorld("inproc", is_chain=True)
         self.engine = self.world.make_reader(self.world.spec("engine", num_host_blocks=num_host_blocks))
-        books = self.engine.connector.scheduler
-        assert isinstance(books, ChainSchedulerConnector)
-        (self.tier,) = [source for source in books.sources if isinstance(source, HostSchedulerConnector)]
-        self.books = books
+        scheduler = self.engine.connector.scheduler
+        assert isinstance(scheduler.source, ChainSource)
+        assert scheduler.tier is not None
+        self.source, self.evicted_to = scheduler.source, scheduler.tier
+        (self.tier,) = [part for part in self.source.sources if isinstance(part, TierSchedulerConnector)]
         self.kept: set[int] = set()
         self.expected: dict[str, tuple[tuple[int, ...], list[int]]] = {}
         self.cancelled: set[str] = set()
@@ -49,7 +50,7 @@ class HostTierMachine(RuleBasedStateMachine):
         contents = contents[: len(block_ids)]
         for block_id, content in zip(block_ids, contents, strict=True):
             self.engine.memory[block_id] = content + 1
-        lost = self.books.keep_evicted(block_ids, [_hash(content) for content in contents])
+        lost = self.evicted_to.keep_evicted(block_ids, [_hash(content) for content in contents])
         self.unwritten.update(block_ids)
         self.kept.update(contents)
         self.kept -= {content for content in range(NUM_CONTENTS) if _hash(content) in lost}
@@ -63,7 +64,7 @@ class HostTierMachine(RuleBasedStateMachine):
         if wanted:
             request_id = self.world.unique("request")
             block_ids = tuple(self.free.pop() for _ in wanted)
-            self.books.begin_load(request_id=request_id, params=None, first_block=0, block_ids=block_ids)
+            self.source.begin_load(request_id=request_id, params=None, first_block=0, block_ids=block_ids)
             self.expected[request_id] = (block_ids, wanted)
 
     @rule(contents=CONTENTS)
@@ -83,11 +84,11 @@ class HostTierMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.expected)))
         self.cancelled.add(request_id)
-        self.books.cancel_load(request_id)
+        self.source.cancel_load(request_id)
 
     @rule()
     def forget(self) -> None:
-        self.books.forget_evicted()
+        self.evicted_to.forget_evicted()
         self.kept.clear()
 
     @rule()
@@ -110,10 +111,10 @@ class HostTierMachine(RuleBasedStateMachine):
         return not self.tier.num_loading
 
     @invariant()
-    def books_balance(self) -> None:
+    def pins_and_content_agree(self) -> None:
         self.tier.check_integrity()
-        assert {content for content in range(NUM_CONTENTS) if _hash(content) in self.tier.store} == self.kept
-        assert len(self.kept) <= self.tier.store.num_slots
+        assert {content for content in range(NUM_CONTENTS) if _hash(content) in self.tier.slots} == self.kept
+        assert len(self.kept) <= self.tier.slots.num_slots
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

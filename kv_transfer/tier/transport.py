@@ -1,4 +1,4 @@
-"""The way from the host tier into the KV cache, as a transport: reads copy, and messages come back to ourselves."""
+"""The way from a tier into the KV cache, as a transport: reads copy, and messages come back to ourselves."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kv_transfer.errors import PeerUnreachableError
-from kv_transfer.host.arena import HostArena
-from kv_transfer.inproc import InProcessRead
 from kv_transfer.params import Hello
+from kv_transfer.tier.storage import TierStorage
 from kv_transfer.transport import Read, TransportError
 
 
-class HostTransport:
+class TierTransport:
     """Implements ``Transport``. Its one peer is the tier of the same engine, which answers to the same protocol:
 
     so what holds for blocks of a peer holds for blocks of the tier (nothing counts before it is confirmed, a copy that
@@ -22,11 +21,19 @@ class HostTransport:
 
     needs_polling = False
 
-    def __init__(self, arena: HostArena) -> None:
-        self.on_news: Callable[[], None] | None = None
-        self._arena = arena
+    def __init__(self, storage: TierStorage) -> None:
+        self._storage = storage
         self._messages: deque[tuple[str, bytes]] = deque()
         self._is_closed = False
+
+    @property
+    def on_news(self) -> Callable[[], None] | None:
+        """Called when a message or the end of a read is there."""
+        return self._storage.on_news
+
+    @on_news.setter
+    def on_news(self, callback: Callable[[], None] | None) -> None:
+        self._storage.on_news = callback
 
     @property
     def metadata(self) -> bytes:
@@ -41,10 +48,9 @@ class HostTransport:
         """Nothing was prepared."""
 
     def start_read(self, peer: str, source_block_ids: Sequence[int], block_ids: Sequence[int]) -> Read:
-        """Copy now, in this thread."""
+        """Have the storage copy slots into blocks."""
         self._refuse_closed(peer)
-        self._arena.load(source_block_ids, block_ids)
-        return InProcessRead()
+        return self._storage.start_read(source_block_ids, block_ids)
 
     def send(self, peer: str, message: bytes) -> None:
         """Put a message into our own mailbox."""
@@ -60,6 +66,7 @@ class HostTransport:
     def close(self) -> None:
         """Refuse reads and messages from now on."""
         self._is_closed = True
+        self._storage.close()
 
     def _refuse_closed(self, peer: str) -> None:
         if self._is_closed:
@@ -67,24 +74,17 @@ class HostTransport:
 
 
 @dataclass(frozen=True, slots=True)
-class HostRendezvous:
-    """Implements ``Rendezvous``: the tier introduces itself with its own memory."""
+class TierRendezvous:
+    """Implements ``Rendezvous``: the tier introduces itself with its own slots, ``num_slots`` of them."""
 
-    arena: HostArena
+    num_slots: int
 
     def meet(self, engine_id: str, hello: Hello, *, timeout_s: float) -> Hello:  # noqa: ARG002  (the Protocol's)
-        """The tier's hello.
+        """The tier's hello: blocks like ours, at no address that anybody could read.
 
         Raises:
             PeerUnreachableError: Somebody else is meant.
         """
         if engine_id != hello.identity.engine_id:
-            raise PeerUnreachableError(engine_id=engine_id, reason="the host tier knows only itself")
-        region = self.arena.region
-        return replace(
-            hello,
-            base_address=region.base_address,
-            num_blocks=region.num_blocks,
-            memory=region.memory.value,
-            device_index=region.device_index,
-        )
+            raise PeerUnreachableError(engine_id=engine_id, reason="a tier knows only itself")
+        return replace(hello, base_address=0, num_blocks=self.num_slots)

@@ -1,36 +1,34 @@
-"""The scheduler's half of the host tier: what is kept, what can be had back, and which slots are being read."""
+"""The scheduler's half of every tier: what is kept, what can be had back, and which slots are being read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kv_transfer.connector import (
-    NO_ORDERS,
-    ConnectorOrders,
-    LeaseEnded,
-    LoadOrder,
-    RemoteMatch,
-    StoreOrder,
-)
-from kv_transfer.errors import KVTransferError
-from kv_transfer.host.store import HostStore
+from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LeaseEnded, LoadOrder, StoreOrder
 from kv_transfer.layout import KVLayout
-from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
+from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from kv_transfer.peer.lease import LeaseTable
+from kv_transfer.protocols import RemoteMatch
+from kv_transfer.tier.slots import Placed, SlotTable
+from kv_transfer.tier.storage import LostSlot, TierStorage
 
 _NOTHING: Final = RemoteMatch(num_tokens=0)
 
 
-class HostSchedulerConnector:
-    """Implements ``SchedulerConnector``. Owned by the engine's thread; free of torch.
+class TierSchedulerConnector:
+    """Implements ``KVSource`` and ``EvictionTier`` over the slots of a storage. Free of torch; waits for no device.
 
     What ``match`` found is pinned until the next ``match``, so that the evictions of the same admission cannot take
     it; what is being loaded is pinned under a lease of our own, which ends as any lease does.
     """
 
-    def __init__(self, *, identity: PeerIdentity, layout: KVLayout, leases: LeaseTable, num_slots: int) -> None:
-        self.store = HostStore(num_slots)
+    def __init__(self, *, identity: PeerIdentity, layout: KVLayout, leases: LeaseTable, storage: TierStorage) -> None:
+        self.slots = SlotTable(storage.num_slots)
+        for number, block_hash in enumerate(storage.kept):
+            placed = self.slots.place(block_hash)
+            assert placed == Placed(slot=number, is_new=True), "the storage keeps something twice"
+        self._storage = storage
         self.num_hit_blocks = 0
         self.num_stored_blocks = 0
         self.num_refused_blocks = 0
@@ -42,22 +40,12 @@ class HostSchedulerConnector:
         self._stores: list[StoreOrder] = []
         self._loads: list[LoadOrder] = []
         self._cancelled: list[str] = []
+        self._lost: dict[bytes, None] = {}
 
     @property
     def num_loading(self) -> int:
         """Loads whose slots are still pinned."""
         return len(self._leased)
-
-    @property
-    def can_stream(self) -> bool:
-        """Nothing here is computed while it is read."""
-        return False
-
-    def expect(self, params: KVTransferParams) -> None:
-        """Hand-overs are not the tier's."""
-
-    def pass_on(self, params: KVTransferParams) -> None:
-        """Hand-overs are not the tier's."""
 
     def match(
         self,
@@ -73,10 +61,10 @@ class HostSchedulerConnector:
         first_block, rest = divmod(num_local_tokens, self._layout.block_size)
         if rest:
             return _NOTHING
-        self._matched = tuple(self.store.find(block_hashes[first_block:]))
+        self._matched = tuple(self.slots.find(block_hashes[first_block:]))
         if not self._matched:
             return _NOTHING
-        self.store.pin(self._matched)
+        self.slots.pin(self._matched)
         return RemoteMatch(num_tokens=len(self._matched) * self._layout.block_size)
 
     def begin_load(
@@ -86,16 +74,14 @@ class HostSchedulerConnector:
         params: KVTransferParams | None,  # noqa: ARG002
         first_block: int,  # noqa: ARG002
         block_ids: tuple[int, ...],
-        stream_id: str | None = None,
     ) -> None:
         """Queue the load of what ``match`` found."""
-        assert stream_id is None, "the tier streams nothing"
         if request_id in self._cancelled:
             self._cancelled.remove(request_id)  # it was meant for an earlier load, which has ended
         slots, rest = self._matched[: len(block_ids)], self._matched[len(block_ids) :]
         assert len(slots) == len(block_ids), "the scheduler asked for more blocks than were offered"
         self._matched = ()
-        self.store.unpin(rest)
+        self._unpin(rest)
         lease = self._leases.grant(request_id=request_id, block_ids=slots)
         self._leased[lease.lease_id] = slots
         self.num_hit_blocks += len(slots)
@@ -109,42 +95,16 @@ class HostSchedulerConnector:
         )
         self._loads.append(LoadOrder(request_id=request_id, params=ours, source_block_ids=slots, block_ids=block_ids))
 
-    def begin_stream(
-        self,
-        *,
-        stream_id: str,  # noqa: ARG002
-        request_id: str,  # noqa: ARG002
-        params: KVStreamParams,  # noqa: ARG002
-        first_block: int,  # noqa: ARG002
-        block_ids: tuple[int, ...],  # noqa: ARG002
-    ) -> bool:
-        """False: see ``can_stream``."""
-        return False
-
-    def cancel_stream(self, stream_id: str) -> bool:  # noqa: ARG002
-        """There is none."""
-        return True
-
-    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
-        """Nobody reads from the tier."""
-
-    def withdraw(self, request_id: str) -> None:
-        """Nobody reads from the tier."""
-
     def cancel_load(self, request_id: str) -> None:
         """The request ended while loading; the worker's half ignores ids that it does not load."""
         self._cancelled.append(request_id)
 
-    def release(self, params: KVTransferParams) -> None:
-        """Hand-overs are not the tier's."""
-
     def keep_evicted(self, block_ids: Sequence[int], block_hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Queue copies of what is not kept already; returns what cannot be found here any more."""
-        lost: dict[bytes, None] = {}
-        stored: list[int] = []
-        slots: list[int] = []
+        lost, self._lost = self._lost, {}
+        stored: list[tuple[int, int, bytes]] = []
         for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
-            placed = self.store.place(block_hash)
+            placed = self._place(block_hash)
             if placed is None:
                 self.num_refused_blocks += 1
                 lost[block_hash] = None
@@ -153,26 +113,24 @@ class HostSchedulerConnector:
             if placed.evicted is not None:
                 lost[placed.evicted] = None
             if placed.is_new:
-                stored.append(block_id)
-                slots.append(placed.slot)
+                stored.append((block_id, placed.slot, block_hash))
         if stored:
             self.num_stored_blocks += len(stored)
-            self._stores.append(StoreOrder(block_ids=tuple(stored), slots=tuple(slots)))
+            ids, slots, hashes = zip(*stored, strict=True)
+            self._stores.append(StoreOrder(block_ids=ids, slots=slots, block_hashes=hashes))
         return tuple(lost)
+
+    def keeps(self, block_hash: bytes) -> bool:
+        """True when this content can be found here."""
+        return block_hash in self.slots
 
     def forget_evicted(self) -> int:
         """Forget all content; what is being loaded stays pinned until its load ended."""
         self._let_go_of_match()
-        num_kept = len(self.store)
-        self.store.clear()
+        num_kept = len(self.slots)
+        self._drop(self.slots.clear())
+        self._lost.clear()
         return num_kept
-
-    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:  # noqa: ARG002
-        """Refused: the tier is no source for peers."""
-        raise KVTransferError(f"the host tier lends nothing to peers: request_id={request_id} {num_tokens} tokens")
-
-    def abort_lease(self, request_id: str) -> None:
-        """Peers hold no leases here."""
 
     def take_orders(self) -> ConnectorOrders:
         """Hand over what was queued since the last call."""
@@ -189,20 +147,42 @@ class HostSchedulerConnector:
     def leases_ended(self, leases: Iterable[LeaseEnded]) -> None:
         """Loads were confirmed, or can be no more: their slots may be reused."""
         for lease in leases:
-            self.store.unpin(self._leased.pop(lease.lease_id, ()))
+            self._unpin(self._leased.pop(lease.lease_id, ()))
+
+    def slots_lost(self, lost: Iterable[LostSlot]) -> None:
+        """The storage does not have what it took: it is offered no more."""
+        for entry in lost:
+            if self.slots.forget(entry.slot, entry.block_hash):
+                self._lost[entry.block_hash] = None
 
     def check_integrity(self) -> None:
-        """Compare the store's pins with the loads and the match that hold them.
+        """Compare the pins of the slots with the loads and the match that hold them.
 
         Raises:
             AssertionError: They disagree.
         """
-        expected = [0] * self.store.num_slots
+        expected = [0] * self.slots.num_slots
         for slots in (self._matched, *self._leased.values()):
             for slot in slots:
                 expected[slot] += 1
-        self.store.check_integrity(expected)
+        self.slots.check_integrity(expected)
+
+    def _place(self, block_hash: bytes) -> Placed | None:
+        """A slot for content; None when there is no slot, or no way to it."""
+        if block_hash in self.slots:
+            return self.slots.place(block_hash)
+        if not self.slots.has_room or not self._storage.reserve():
+            return None
+        return self.slots.place(block_hash)
 
     def _let_go_of_match(self) -> None:
-        self.store.unpin(self._matched)
+        self._unpin(self._matched)
         self._matched = ()
+
+    def _unpin(self, slots: Sequence[int]) -> None:
+        self._drop(self.slots.unpin(slots))
+
+    def _drop(self, slots: Sequence[int]) -> None:
+        """Have content removed that nobody may find again, even after a restart."""
+        if slots:
+            self._stores.append(StoreOrder(dropped_slots=tuple(slots)))

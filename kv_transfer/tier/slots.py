@@ -1,4 +1,4 @@
-"""Which content lies in which slot of the host tier: bounded, least recently used out first."""
+"""Which content lies in which slot of a tier: bounded, least recently used out first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Placed:
     evicted: bytes | None = None
 
 
-class HostStore:
+class SlotTable:
     """A fixed number of slots. Owned by the engine's thread; moves no bytes.
 
     A *pinned* slot is being read, or is about to be: it is not given to other content. What is kept is in the order
@@ -37,6 +37,11 @@ class HostStore:
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._slot_of
+
+    @property
+    def has_room(self) -> bool:
+        """True while a slot is free, or keeps what may make room."""
+        return bool(self._free or self._unpinned)
 
     def find(self, block_hashes: Sequence[bytes]) -> list[int]:
         """The slots of the longest run of content, from the first address on, that is kept."""
@@ -78,8 +83,9 @@ class HostStore:
                 del self._unpinned[slot]
             self._num_pins[slot] += 1
 
-    def unpin(self, slots: Sequence[int]) -> None:
-        """Let go of a chain's slots, which count as used now."""
+    def unpin(self, slots: Sequence[int]) -> list[int]:
+        """Let go of a chain's slots, which count as used now. Returns those whose content was forgotten meanwhile."""
+        emptied = []
         for slot in reversed(slots):
             self._num_pins[slot] -= 1
             assert self._num_pins[slot] >= 0, f"slot {slot} was unpinned twice"
@@ -87,16 +93,31 @@ class HostStore:
                 continue
             if self._hash_of[slot] is None:
                 self._free.append(slot)
+                emptied.append(slot)
             else:
                 self._unpinned[slot] = None
+        return emptied
 
-    def clear(self) -> None:
-        """Forget all content; pinned slots become free when they are let go of."""
-        self._slot_of.clear()
-        for slot in range(self.num_slots):
+    def forget(self, slot: int, block_hash: bytes) -> bool:
+        """Forget this content if it lies in this slot; a pinned one becomes free when it is let go of."""
+        if self._hash_of[slot] != block_hash:
+            return False
+        del self._slot_of[block_hash]
+        self._hash_of[slot] = None
+        if slot in self._unpinned:
+            del self._unpinned[slot]
+            self._free.append(slot)
+        return True
+
+    def clear(self) -> list[int]:
+        """Forget all content. Returns the slots that are free now; pinned ones become so when they are let go of."""
+        for slot in self._slot_of.values():
             self._hash_of[slot] = None
-        self._free.extend(self._unpinned)
+        self._slot_of.clear()
+        emptied = list(self._unpinned)
+        self._free.extend(emptied)
         self._unpinned.clear()
+        return emptied
 
     def check_integrity(self, expected_pins: Sequence[int]) -> None:
         """Compare with the pins that the callers know of.
