@@ -34,6 +34,7 @@ from engine.model.decoder import Decoder
 from engine.model.generation import load_generation_defaults
 from engine.model.model_config import ModelConfig
 from engine.model.registry import load_model_config
+from engine.model.step_context import StepContext
 from engine.model.weights.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
@@ -222,7 +223,7 @@ class ModelRunner:
             )
         )
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
-        hidden = self._model.forward(zeros, zeros, plan)
+        hidden = self._model.forward(zeros, StepContext(positions=zeros, plan=plan))
         return self._model.logits(hidden[:num_logits])
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -289,7 +290,7 @@ class ModelRunner:
         else:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
         self._write_unknown(inputs, input_ids)
-        return self._model.forward(input_ids, positions, plan)
+        return self._model.forward(input_ids, StepContext(positions=positions, plan=plan))
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:
         """Write the tokens that only the device knows yet into a step's ``input_ids`` there."""

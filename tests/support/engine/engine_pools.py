@@ -10,8 +10,9 @@ from typing import TypeVar
 from decode.server import DecodeServer
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import EngineDeadError, RequestRefusedError
+from engine.contract.executor import StepRunner
 from engine.contract.messages import CacheReset, GenerateRequest, StepMessage, WorkerInfo
-from engine.frontend.engine_core import EngineCore, StepRunner
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric

@@ -58,7 +58,7 @@ def model_engines(path: Path) -> EngineMaker:
         built = build_engine(small_engine_config(path, num_blocks=num_blocks), build_connector=build_connector)
         identity = PeerIdentity(engine_id=name, incarnation="1")
         return built.core, worker_info(
-            built.runner, role=role, identity=identity, node_ip="127.0.0.1", model_name="tiny"
+            built.facts, role=role, identity=identity, node_ip="127.0.0.1", model_name="tiny"
         )
 
     return make
