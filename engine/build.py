@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from engine.contract.config import EngineConfig
 from engine.contract.executor import EngineFacts, Executor
 from engine.contract.messages import WorkerInfo
+from engine.drafting.proposer import Drafting
 from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.engine_core import EngineCore
 from engine.scheduler.scheduler import Scheduler
@@ -35,20 +36,28 @@ def build_engine(
     *,
     build_connector: ConnectorBuilder | None = None,
     progress: ProgressCallback | None = None,
+    drafting: Drafting | None = None,
 ) -> BuiltEngine:
     """Load the model, size the cache, and join scheduler, executor and connector.
+
+    With ``drafting`` steps verify draft tokens: the same tokens in fewer steps.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
         ConfigError: The settings contradict each other or do not fit into this machine's memory.
     """
-    executor = SingleProcessExecutor(config, progress=progress)
+    max_draft_tokens = drafting.max_draft_tokens if drafting is not None else 0
+    executor = SingleProcessExecutor(config, progress=progress, max_draft_tokens=max_draft_tokens)
     executor.warm_up()
-    return join_engine(config, executor, build_connector=build_connector)
+    return join_engine(config, executor, build_connector=build_connector, drafting=drafting)
 
 
 def join_engine(
-    config: EngineConfig, executor: Executor, *, build_connector: ConnectorBuilder | None = None
+    config: EngineConfig,
+    executor: Executor,
+    *,
+    build_connector: ConnectorBuilder | None = None,
+    drafting: Drafting | None = None,
 ) -> BuiltEngine:
     """Put a scheduler and a connector around an executor.
 
@@ -66,13 +75,14 @@ def join_engine(
         num_blocks=facts.num_blocks,
         max_model_len=facts.max_model_len,
         connector=connector.scheduler if connector is not None else None,
+        drafting=drafting,
     )
     core = EngineCore(
         scheduler=scheduler,
         runner=executor,
         connector=connector.worker if connector is not None else None,
         wake=wake,
-        runs_ahead=config.scheduler.runs_ahead(facts.device),
+        runs_ahead=config.scheduler.runs_ahead(facts.device, has_drafts=drafting is not None),
         on_close=executor.close,
     )
     return BuiltEngine(core=core, facts=facts, executor=executor, connector=connector)

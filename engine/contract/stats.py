@@ -14,6 +14,7 @@ class SchedulerStats:
     Prefix counts are in tokens. Those of requests that resumed, after a preemption or a load that was given
     up, are apart: they would flatter the rate.
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
+    Of ``num_draft_tokens`` that were computed to be verified, ``num_accepted_draft_tokens`` became output.
     ``num_nan_logits`` counts sampled tokens whose logits held a NaN.
     ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
     ``num_dropped_early_loads`` gave their blocks back before their request came: it was late, or others lacked them.
@@ -35,6 +36,8 @@ class SchedulerStats:
     num_preemptions: int = 0
     num_scheduled_tokens: int = 0
     num_generated_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     remote_hit_tokens: int = 0
@@ -78,6 +81,8 @@ class Counters:
     num_preemptions: int = 0
     num_scheduled_tokens: int = 0
     num_generated_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
     remote_hit_tokens: int = 0

@@ -11,15 +11,17 @@ from kv_transfer.layout import KVRegion
 
 
 class SingleProcessExecutor:
-    """Implements ``Executor`` by one model runner. Used from one thread.
+    """Implements ``Executor`` by one model runner, see there for the arguments. Used from one thread.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
         ConfigError: The settings contradict the model or the machine.
     """
 
-    def __init__(self, config: EngineConfig, *, progress: ProgressCallback | None = None) -> None:
-        self._runner: ModelRunner | None = ModelRunner(config, progress=progress)
+    def __init__(
+        self, config: EngineConfig, *, progress: ProgressCallback | None = None, max_draft_tokens: int = 0
+    ) -> None:
+        self._runner: ModelRunner | None = ModelRunner(config, progress=progress, max_draft_tokens=max_draft_tokens)
 
     @property
     def runner(self) -> ModelRunner:

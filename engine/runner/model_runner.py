@@ -53,7 +53,8 @@ logger = logging.getLogger(f"baton.{__name__}")
 class ModelRunner:
     """The weights, the KV cache and the rows of one engine. Used from one thread.
 
-    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there.
+    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. Of a row at
+    most ``max_draft_tokens`` are verified in a step.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -61,11 +62,17 @@ class ModelRunner:
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: ProgressCallback | None = None, parts: DeviceParts | None = None
+        self,
+        config: EngineConfig,
+        *,
+        progress: ProgressCallback | None = None,
+        parts: DeviceParts | None = None,
+        max_draft_tokens: int = 0,
     ) -> None:
         source = config.model
         self._config = config
         self._parts = parts or DeviceParts()
+        self._max_draft_tokens = max_draft_tokens
         self.model_config: ModelConfig = load_model_config(source.path)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
@@ -182,7 +189,8 @@ class ModelRunner:
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
-        num_tokens, num_logits = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        num_tokens = scheduler.max_num_batched_tokens
+        num_logits = min(scheduler.max_num_seqs * (1 + self._max_draft_tokens), num_tokens)
         logits = self._run_scratch(scratch, num_tokens=num_tokens, num_logits=num_logits)
         sample_worst_case(logits.repeat(num_logits // len(logits) + 1, 1)[:num_logits])
         torch.cuda.synchronize(self.device)

@@ -40,6 +40,8 @@ def take_snapshot(
         num_preemptions=counters.num_preemptions,
         num_scheduled_tokens=counters.num_scheduled_tokens,
         num_generated_tokens=counters.num_generated_tokens,
+        num_draft_tokens=counters.num_draft_tokens,
+        num_accepted_draft_tokens=counters.num_accepted_draft_tokens,
         prefix_queried_tokens=counters.prefix_queried_tokens,
         prefix_hit_tokens=counters.prefix_hit_tokens,
         remote_hit_tokens=counters.remote_hit_tokens,

@@ -37,7 +37,7 @@ def step(rows: IntArray, firsts: IntArray, counts: IntArray, *new_rows: NewRow) 
         rows=rows,
         first_positions=firsts,
         num_scheduled_tokens=counts,
-        is_sampling=np.ones(rows.size, dtype=np.bool_),
+        num_samples=np.ones(rows.size, dtype=np.int32),
         new_rows=new_rows,
     )
 
@@ -106,7 +106,7 @@ def test_a_decode_step_is_laid_out_as_the_same_rows_beside_a_prefill(data: st.Da
 def test_rows_that_do_not_all_sample_are_no_decode_step(batch: InputBatch) -> None:
     output = step(ints(1, 3), ints(1, 1), ints(1, 1))
 
-    inputs = batch.prepare(output._replace(is_sampling=np.array([True, False])))
+    inputs = batch.prepare(output._replace(num_samples=np.array([1, 0], dtype=np.int32)))
 
     assert not inputs.is_decode
     assert inputs.last_tokens.tolist() == [0]
