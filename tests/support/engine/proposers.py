@@ -53,3 +53,20 @@ class SometimesRight:
 def repeat_last(max_draft_tokens: int) -> Drafting:
     """Drafts that repeat the last token."""
     return Drafting(proposer=RepeatLast(), max_draft_tokens=max_draft_tokens)
+
+
+class Recorded:
+    """What was said before, as a ``next_token``: how the first record that begins with these tokens goes on."""
+
+    def __init__(self, records: Sequence[Sequence[int]] = ()) -> None:
+        self._records = [list(record) for record in records]
+
+    def add(self, record: Sequence[int]) -> None:
+        """A prompt and its output."""
+        self._records.append(list(record))
+
+    def __call__(self, _request_id: str, tokens: list[int]) -> int:
+        """0 where nothing was recorded."""
+        length = len(tokens)
+        found = (record[length] for record in self._records if len(record) > length and record[:length] == tokens)
+        return next(found, 0)
