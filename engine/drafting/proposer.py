@@ -1,4 +1,4 @@
-"""What proposes draft tokens. Free of torch."""
+"""What proposes draft tokens, as the scheduler asks for it. Free of torch."""
 
 from __future__ import annotations
 

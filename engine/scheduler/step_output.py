@@ -7,7 +7,7 @@ import numpy as np
 from engine.contract.block_hash import BlockHash, hash_block, hash_chain
 from engine.contract.messages import DeltaLogprobs, FinishReason, TokenDelta
 from engine.contract.stats import Counters
-from engine.contract.step import EMPTY_INTS, IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
+from engine.contract.step import IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
@@ -16,7 +16,7 @@ from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.step_draft import Batch, StepInFlight
-from engine.scheduler.step_result import NewTokens, StepResult
+from engine.scheduler.step_result import StepResult, tokens_of
 
 
 class StepOutputProcessor:
@@ -53,28 +53,23 @@ class StepOutputProcessor:
         if self._announcer.is_active:
             is_chunk = num_samples == 0
             self._announcer.step_returned(batch.rows[is_chunk], ends[is_chunk])
-        found, accepted = self._found, EMPTY_INTS if num_accepted is None else num_accepted
-        num_full, num_ended = row_passes.append_sampled(
-            table.columns,
-            table.token_ids,
-            table.num_stop_columns,
-            rows,
-            ends,
-            token_ids,
-            num_samples,
-            accepted,
-            found,
-        )
-        sampling_rows, tokens = batch.rows, NewTokens(token_ids)
+        found, sampling_rows, starts = self._found, batch.rows, None
+        columns, all_tokens, num_stop_columns = table.columns, table.token_ids, table.num_stop_columns
         if num_accepted is None:
-            assert not batch.draft_token_ids.size, "the runner did not verify the drafts"
-            if not batch.is_decode:
+            num_full, num_ended = row_passes.append_sampled(
+                columns, all_tokens, num_stop_columns, rows, ends, token_ids, num_samples, found
+            )
+            if batch.total_samples != rows.size:
+                assert not batch.draft_token_ids.size, "the runner did not verify the drafts"
                 sampling_rows = sampling_rows[num_samples > 0]
         else:
+            num_full, num_ended = row_passes.append_verified(
+                columns, all_tokens, num_stop_columns, rows, ends, token_ids, num_samples, num_accepted, found
+            )
             is_sampling = num_samples > 0
             sampling_rows = sampling_rows[is_sampling]
             num_appended = found[row_passes.NUM_APPENDED, : sampling_rows.size]
-            tokens = _appended_tokens(token_ids, num_samples[is_sampling], num_appended)
+            token_ids, starts = _appended_tokens(token_ids, num_samples[is_sampling], num_appended)
             ends = ends.copy()
             ends[is_sampling] += num_appended - 1
             self._take_in_drafts(batch, num_samples, num_appended)
@@ -83,7 +78,8 @@ class StepOutputProcessor:
             self._publish_full_blocks(batch.rows[full], ends[full])
         if result.prompt_logprobs:
             self._collect(batch.rows, result.prompt_logprobs)
-        return self._emit(sampling_rows, tokens, found[row_passes.ENDED, :num_ended].tolist(), result.logprobs)
+        ended: list[int] = found[row_passes.ENDED, :num_ended].tolist()
+        return self._emit(sampling_rows, token_ids, starts, ended, result.logprobs)
 
     def _live_part(
         self, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None
@@ -140,27 +136,33 @@ class StepOutputProcessor:
                 wanted.add(chunk)
 
     def _emit(
-        self, rows: RowArray, tokens: NewTokens, ended: list[int], logprobs: SampledLogprobs | None
+        self,
+        rows: RowArray,
+        token_ids: IntArray,
+        starts: IntArray | None,
+        ended: list[int],
+        logprobs: SampledLogprobs | None,
     ) -> StepResult:
-        """What the rows that sampled have to say; ``ended`` are indices into them."""
+        """What the rows that sampled have to say; ``ended`` are indices into them. See ``StepResult``."""
         table = self._table
-        self._counters.num_generated_tokens += tokens.token_ids.size
+        self._counters.num_generated_tokens += token_ids.size
         owners = table.requests_of(rows)
         special: dict[int, TokenDelta] = {}
         if table.silent_rows:
             silent = table.silent_rows
             for index, row in enumerate(rows.tolist()):
                 if row in silent:
-                    special[index] = self._first(owners[index], tokens.of(index))
+                    special[index] = self._first(owners[index], tokens_of(index, token_ids, starts))
             silent.difference_update(rows.tolist())
         if table.wide_rows:
-            ended = sorted(table.wide_ends(rows, tokens.last_of_each()).union(ended))
+            last_token_ids = token_ids if starts is None else token_ids[starts[1:] - 1]
+            ended = sorted(table.wide_ends(rows, last_token_ids).union(ended))
         for index in ended:
             length = int(table.num_tokens[rows[index]])
-            special[index] = self._last(owners[index], tokens.of(index), length, special.get(index))
-        if logprobs is not None:
-            self._add_logprobs(special, rows, owners, tokens, logprobs)
-        return StepResult(requests=owners, tokens=tokens, special=special, finished=self._live_requests.take_finished())
+            new_tokens = tokens_of(index, token_ids, starts)
+            special[index] = self._last(owners[index], new_tokens, length, special.get(index))
+        step_result = StepResult(owners, token_ids, starts, special, self._live_requests.take_finished())
+        return step_result if logprobs is None else self._with_logprobs(step_result, rows, logprobs)
 
     @staticmethod
     def _first(request: Request, token_ids: tuple[int, ...]) -> TokenDelta:
@@ -175,26 +177,23 @@ class StepOutputProcessor:
         )
 
     @staticmethod
-    def _add_logprobs(
-        special: dict[int, TokenDelta],
-        rows: RowArray,
-        owners: list[Request],
-        tokens: NewTokens,
-        logprobs: SampledLogprobs,
-    ) -> None:
-        """Turn the deltas of rows that asked into ones that say it."""
+    def _with_logprobs(step_result: StepResult, rows: RowArray, logprobs: SampledLogprobs) -> StepResult:
+        """The same with deltas that say it for the rows that asked."""
+        requests, token_ids, starts, special, _ = step_result
+        deltas = dict(special)
         first_entries: dict[int, int] = {}
         for number, row in enumerate(logprobs.rows.tolist()):
             first_entries.setdefault(row, number)
         for index, row in enumerate(rows.tolist()):
-            first, request = first_entries.get(row), owners[index]
+            first, request = first_entries.get(row), requests[index]
             wanted = request.message.sampling.num_logprobs
             if first is None or wanted is None:
                 continue
-            delta = special.get(index) or TokenDelta(request.request_id, tokens.of(index))
+            delta = deltas.get(index) or TokenDelta(request.request_id, tokens_of(index, token_ids, starts))
             entries = (logprobs.table.entry(first + number, wanted) for number in range(len(delta.token_ids)))
             said = delta.logprobs or DeltaLogprobs()
-            special[index] = delta._replace(logprobs=said._replace(tokens=tuple(entries)))
+            deltas[index] = delta._replace(logprobs=said._replace(tokens=tuple(entries)))
+        return step_result._replace(special=deltas)
 
     def _last(self, request: Request, token_ids: tuple[int, ...], length: int, first: TokenDelta | None) -> TokenDelta:
         is_stop = token_ids[-1] in request.stop_ids and length >= request.first_stop
@@ -281,9 +280,9 @@ class StepOutputProcessor:
         self._kv_cache.record_stored(block_hash, parent, token_ids)
 
 
-def _appended_tokens(token_ids: IntArray, num_samples: IntArray, num_appended: IntArray) -> NewTokens:
-    """The first ``num_appended`` of each row's samples, which stand in ``token_ids`` one row after the other."""
+def _appended_tokens(token_ids: IntArray, num_samples: IntArray, num_appended: IntArray) -> tuple[IntArray, IntArray]:
+    """The first ``num_appended`` of each row's samples, one row after the other, and where each row's begin."""
     starts = np.zeros(num_appended.size + 1, np.int32)
     np.cumsum(num_appended, out=starts[1:])
     places = np.arange(token_ids.size) - np.repeat(np.cumsum(num_samples) - num_samples, num_samples)
-    return NewTokens(token_ids[places < np.repeat(num_appended, num_samples)], starts)
+    return token_ids[places < np.repeat(num_appended, num_samples)], starts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,47 +12,25 @@ from engine.contract.step import EMPTY_INTS, IntArray
 from engine.scheduler.requests.request import Request
 
 
-class NewTokens(NamedTuple):
-    """The new tokens of the requests that got some in a step.
-
-    token_ids: those of one request after the other; starts: [num_requests + 1] where each request's begin, None where
-    each has one.
-    """
-
-    token_ids: IntArray = EMPTY_INTS
-    starts: IntArray | None = None
-
-    def of(self, index: int) -> tuple[int, ...]:
-        """One request's."""
-        if self.starts is None:
-            return (int(self.token_ids[index]),)
-        return tuple(self.token_ids[self.starts[index] : self.starts[index + 1]].tolist())
-
-    def last_of_each(self) -> IntArray:
-        """[num_requests] the last token of each."""
-        return self.token_ids if self.starts is None else self.token_ids[self.starts[1:] - 1]
-
-    def of_each(self) -> list[tuple[int, ...]]:
-        """Those of each request."""
-        token_ids = self.token_ids.tolist()
-        if self.starts is None:
-            return [(token_id,) for token_id in token_ids]
-        starts = self.starts.tolist()
-        return [tuple(token_ids[start:end]) for start, end in pairwise(starts)]
-
-
-NO_TOKENS = NewTokens()
+def tokens_of(index: int, token_ids: IntArray, starts: IntArray | None) -> tuple[int, ...]:
+    """One request's new tokens; see ``StepResult``."""
+    if starts is None:
+        return (int(token_ids[index]),)
+    return tuple(token_ids[starts[index] : starts[index + 1]].tolist())
 
 
 class StepResult(NamedTuple):
     """New tokens of one step and the ends since the last one. It does not change: any thread may ask for messages.
 
-    ``tokens`` are those of ``requests``; ``special`` holds the deltas, by index, that say more than tokens: a request's
-    first and its last, and those with log-probabilities. ``finished`` are the ends that happened between steps.
+    token_ids: the new tokens of ``requests``, those of one after the other; starts: [num_requests + 1] where each
+    request's begin, None where each has one. ``special`` holds the deltas, by index, that say more than tokens: a
+    request's first and its last, and those with log-probabilities. ``finished`` are the ends that happened between
+    steps.
     """
 
     requests: Sequence[Request] = ()
-    tokens: NewTokens = NO_TOKENS
+    token_ids: IntArray = EMPTY_INTS
+    starts: IntArray | None = None
     special: Mapping[int, TokenDelta] = MappingProxyType({})
     finished: Sequence[tuple[str, TokenDelta]] = ()
 
@@ -67,13 +45,19 @@ class StepResult(NamedTuple):
         for client_id, delta in self.finished:
             by_client.setdefault(client_id, []).append(delta)
         special = self.special
-        for index, (request, token_ids) in enumerate(zip(self.requests, self.tokens.of_each(), strict=True)):
+        for index, (request, token_ids) in enumerate(zip(self.requests, self._tokens_of_each(), strict=True)):
             delta = special.get(index) or TokenDelta(request.request_id, token_ids)
             deltas = by_client.get(request.client_id)
             if deltas is None:
                 deltas = by_client[request.client_id] = []
             deltas.append(delta)
         return by_client
+
+    def _tokens_of_each(self) -> Iterable[tuple[int, ...]]:
+        token_ids = self.token_ids.tolist()
+        if self.starts is None:
+            return zip(token_ids, strict=True)
+        return [tuple(token_ids[start:end]) for start, end in pairwise(self.starts.tolist())]
 
     def deltas(self) -> list[TokenDelta]:
         """The messages for all front ends."""

@@ -19,7 +19,7 @@ ROWS, FIRST_POSITIONS, COUNTS, ENDS, NUM_SAMPLES, EPOCHS = range(6)
 LACKING = EPOCHS
 NUM_LINES = 6
 
-# The lines of what ``append_sampled`` finds.
+# The lines of what ``append_sampled`` and ``append_verified`` find.
 FULL, ENDED, NUM_APPENDED = range(3)
 NUM_FOUND = 3
 
@@ -85,6 +85,39 @@ def advance(columns, order, shares, cap, budget, is_chunked, lines):
     return _count_as_computed(columns, order, lines)
 
 
+@njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)
+def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, found):
+    """Store the tokens that ``rows``, computed up to ``ends``, sampled, and find those that something happens to.
+
+    token_ids: [max_num_seqs, width] all rows' tokens; ``num_stop_ids`` of each row's stop ids are looked at. tokens:
+    one for each row with a sample.
+
+    Returns:
+        (n, m): ``found[FULL, :n]`` are the indices of rows with a block that is full now, ``found[ENDED, :m]`` those of
+        rows that end with their new token, counted among the sampling ones.
+    """
+    num_full, num_ended, num_sampled = 0, 0, 0
+    for i in range(len(rows)):
+        row, end = rows[i], ends[i]
+        if end >= columns[PUBLISH_GOAL, row]:
+            found[FULL, num_full] = i
+            num_full += 1
+        if not num_samples[i]:
+            continue
+        token = tokens[num_sampled]
+        token_ids[row, end] = token
+        columns[NUM_TOKENS, row] = end + 1
+        has_ended = end + 1 >= columns[LIMIT, row]
+        if end + 1 >= columns[FIRST_STOP, row]:
+            for column in range(FIRST_STOP_ID, FIRST_STOP_ID + num_stop_ids):
+                has_ended |= columns[column, row] == token
+        if has_ended:
+            found[ENDED, num_ended] = num_sampled
+            num_ended += 1
+        num_sampled += 1
+    return num_full, num_ended
+
+
 @njit(types.Tuple((_NUMBER, types.boolean))(_LINES, _LINES, _NUMBER, _NUMBER, _NUMBER, _INTS), **OPTIONS)
 def _append(columns, token_ids, num_stop_ids, row, end, tokens):
     """Store a row's new tokens from position ``end`` on, up to one that ends the row."""
@@ -103,31 +136,25 @@ def _append(columns, token_ids, num_stop_ids, row, end, tokens):
 
 
 @njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)
-def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, num_accepted, found):
-    """Store the tokens that ``rows``, computed up to ``ends``, sampled, and find those that something happens to.
+def append_verified(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, num_accepted, found):
+    """What ``append_sampled`` does, for a step with draft tokens.
 
     Of the ``num_samples`` tokens of a row, which stand one row after the other in ``tokens``, the first
-    ``num_accepted + 1`` are stored, up to one that ends the row; an empty ``num_accepted`` means 0 for each row. Rows
-    with more samples than one have computed their accepted draft tokens as well.
-
-    token_ids: [max_num_seqs, width] all rows' tokens; ``num_stop_ids`` of each row's stop ids are looked at.
+    ``num_accepted + 1`` are stored, up to one that ends the row. Rows with more samples than one have computed their
+    accepted draft tokens as well: only now these count as computed.
 
     Returns:
-        (n, m): ``found[FULL, :n]`` are the indices of rows with a block that is full now, ``found[ENDED, :m]`` those of
-        rows that end with their new tokens, counted among the sampling ones. Where ``num_accepted`` is given,
-        ``found[NUM_APPENDED]`` is the number of tokens stored for each sampling row.
+        The same; ``found[NUM_APPENDED]`` is how many tokens were stored for each sampling row.
     """
     num_full, num_ended, num_sampling, at = 0, 0, 0, 0
     for i in range(len(rows)):
         row, end = rows[i], ends[i]
         if num_samples[i]:
-            num_tokens = num_accepted[i] + 1 if len(num_accepted) else 1
-            of_row = tokens[at : at + num_tokens]
+            of_row = tokens[at : at + num_accepted[i] + 1]
             end, has_ended = _append(columns, token_ids, num_stop_ids, row, end, of_row)
-            if len(num_accepted):
-                found[NUM_APPENDED, num_sampling] = end - ends[i]
-                if num_samples[i] > 1:
-                    columns[NUM_EXPECTED, row], columns[NUM_COMPUTED, row] = end, end - 1
+            found[NUM_APPENDED, num_sampling] = end - ends[i]
+            if num_samples[i] > 1:
+                columns[NUM_EXPECTED, row], columns[NUM_COMPUTED, row] = end, end - 1
             if has_ended:
                 found[ENDED, num_ended] = num_sampling
                 num_ended += 1

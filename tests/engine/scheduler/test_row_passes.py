@@ -116,17 +116,12 @@ def test_tokens_are_stored_and_full_blocks_and_ends_are_found(
         samples.append(data.draw(st.lists(st.integers(0, 5), min_size=num_samples[-1], max_size=num_samples[-1])))
     before, found = columns.copy(), np.zeros((row_passes.NUM_FOUND, NUM_ROWS), np.int32)
 
-    num_full, num_ended = row_passes.append_sampled(
-        columns,
-        token_ids,
-        num_stop_ids,
-        rows,
-        ends,
-        np.array([token for of_row in samples for token in of_row], np.int32),
-        np.array(num_samples, np.int32),
-        np.array(num_accepted if max_drafts else [], np.int32),
-        found,
-    )
+    tokens = np.array([token for of_row in samples for token in of_row], np.int32)
+    arrays = (columns, token_ids, num_stop_ids, rows, ends, tokens, np.array(num_samples, np.int32))
+    if max_drafts:
+        num_full, num_ended = row_passes.append_verified(*arrays, np.array(num_accepted, np.int32), found)
+    else:
+        num_full, num_ended = row_passes.append_sampled(*arrays, found)
 
     expected_ids, expected = np.full((NUM_ROWS, 64), -7, np.int32), before.copy()
     ended, full, num_appended = list[int](), list[int](), list[int]()
