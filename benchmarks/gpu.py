@@ -138,7 +138,7 @@ class Run:
             traceback.print_exc()
 
     def _start_row(self, bench: EngineBench) -> Row:
-        runner = bench.engine.runner
+        runner = bench.runner
         return Row(
             name="start",
             value=bench.start_s,

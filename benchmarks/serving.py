@@ -67,7 +67,7 @@ def _engine_main() -> None:
 
     def requests(prefix: str, count: int) -> Iterator[GenerateRequest]:
         for number in range(count):
-            prompt = tuple(rng.randrange(1, built.runner.model_config.vocab_size) for _ in range(num_prompt))
+            prompt = tuple(rng.randrange(1, built.facts.vocab_size) for _ in range(num_prompt))
             sampling = SamplingParams(max_tokens=num_output, ignore_eos=True)
             yield GenerateRequest(
                 request_id=f"{prefix}{number}", prompt_token_ids=TokenIds.of(prompt), sampling=sampling

@@ -28,11 +28,17 @@ from benchmarks.arguments import count
 from benchmarks.engine import DECODE_PROMPT_TOKENS, BatonSide, check_batches, random_prompts
 from benchmarks.random_llama import write_random_llama
 from benchmarks.report import Row, add_json_option, publish
+from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.engine_core import EngineCore
 
 MODEL_PARTS = ("forward", "logits")
 NUM_SPARE_STEPS = 8
 """More than are timed, so that no request ends in one that is."""
+
+
+def _runner_of(core: EngineCore) -> Any:
+    assert isinstance(core.runner, SingleProcessExecutor)
+    return core.runner.runner
 
 
 class StepClock:
@@ -43,13 +49,13 @@ class StepClock:
         self._core = core
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._is_in_part = False
-        runner: Any = core.runner
+        runner: Any = _runner_of(core)
         self._time((runner._model, "forward", "forward"), (runner._model, "logits", "logits"))
 
     def time_all_parts(self) -> None:
         """From here on, not only the model's."""
         core = self._core
-        runner: Any = core.runner
+        runner: Any = _runner_of(core)
         self._time(
             (core.scheduler, "schedule", "schedule"),
             (core.scheduler, "update", "update"),

@@ -85,7 +85,7 @@ class BatonAnswerer:
     def __init__(self, model: Path, *, dtype: str) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
         built = build_engine(EngineConfig(model=ModelConfigSource(path=model, device="cpu", dtype=dtype)))  # type: ignore[arg-type]
-        self._core, self._eos = built.core, built.runner.eos_token_ids
+        self._core, self._eos = built.core, built.facts.eos_token_ids
 
     def answer(self, chats: Sequence[Chat]) -> list[str]:
         """The answer to each chat."""

@@ -1,4 +1,4 @@
-"""Builds an engine from its settings; the one place where scheduler, runner and connector meet."""
+"""Builds an engine from its settings; the one place where scheduler, executor and connector meet."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.contract.config import EngineConfig
+from engine.contract.executor import EngineFacts, Executor
 from engine.contract.messages import WorkerInfo
+from engine.drafting.proposer import Drafting
+from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.engine_core import EngineCore
-from engine.runner.model_runner import ModelRunner
 from engine.scheduler.scheduler import Scheduler
 from kv_transfer.connector import Connector, ConnectorBuilder
 from kv_transfer.params import PeerIdentity
@@ -21,10 +23,11 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """An engine that can step, with its parts at hand."""
+    """An engine that can step, with its parts at hand; closing ``core`` closes them all."""
 
     core: EngineCore
-    runner: ModelRunner
+    facts: EngineFacts
+    executor: Executor
     connector: Connector | None
 
 
@@ -33,36 +36,60 @@ def build_engine(
     *,
     build_connector: ConnectorBuilder | None = None,
     progress: ProgressCallback | None = None,
+    drafting: Drafting | None = None,
 ) -> BuiltEngine:
-    """Load the model, size the cache, and join scheduler, runner and connector.
+    """Load the model, size the cache, and join scheduler, executor and connector.
+
+    With ``drafting`` steps verify draft tokens: the same tokens in fewer steps.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
         ConfigError: The settings contradict each other or do not fit into this machine's memory.
     """
-    runner = ModelRunner(config, progress=progress)
-    runner.warm_up()
-    wake = threading.Event()
-    connector = build_connector(runner.layout, runner.region, wake.set) if build_connector is not None else None
+    max_draft_tokens = drafting.max_draft_tokens if drafting is not None else 0
+    executor = SingleProcessExecutor(config, progress=progress, max_draft_tokens=max_draft_tokens)
+    executor.warm_up()
+    return join_engine(config, executor, build_connector=build_connector, drafting=drafting)
+
+
+def join_engine(
+    config: EngineConfig,
+    executor: Executor,
+    *,
+    build_connector: ConnectorBuilder | None = None,
+    drafting: Drafting | None = None,
+) -> BuiltEngine:
+    """Put a scheduler and a connector around an executor.
+
+    Raises:
+        ConfigError: The settings contradict what the executor says of itself.
+    """
+    facts, wake = executor.describe(), threading.Event()
+    connector: Connector | None = None
+    if build_connector is not None:
+        (region,) = executor.regions
+        connector = build_connector(facts.layout, region, wake.set)
     scheduler = Scheduler(
         config.scheduler,
         config.cache,
-        num_blocks=runner.num_blocks,
-        max_model_len=runner.max_model_len,
+        num_blocks=facts.num_blocks,
+        max_model_len=facts.max_model_len,
         connector=connector.scheduler if connector is not None else None,
+        drafting=drafting,
     )
     core = EngineCore(
         scheduler=scheduler,
-        runner=runner,
+        runner=executor,
         connector=connector.worker if connector is not None else None,
         wake=wake,
-        runs_ahead=config.scheduler.runs_ahead(runner.device.type),
+        runs_ahead=config.scheduler.runs_ahead(facts.device, has_drafts=drafting is not None),
+        on_close=executor.close,
     )
-    return BuiltEngine(core=core, runner=runner, connector=connector)
+    return BuiltEngine(core=core, facts=facts, executor=executor, connector=connector)
 
 
 def worker_info(
-    runner: ModelRunner,
+    facts: EngineFacts,
     *,
     role: str,
     identity: PeerIdentity,
@@ -71,7 +98,7 @@ def worker_info(
     stream_chunk_tokens: int = 0,
     transport: str = "",
 ) -> WorkerInfo:
-    """The constants of a worker around ``runner`` in this process."""
+    """The constants of a worker around an engine in this process."""
     return WorkerInfo(
         role=role,
         engine_id=identity.engine_id,
@@ -79,13 +106,13 @@ def worker_info(
         node_ip=node_ip,
         pid=os.getpid(),
         model_name=model_name,
-        block_size=runner.layout.block_size,
-        num_blocks=runner.num_blocks,
-        block_bytes=runner.layout.block_bytes,
-        max_model_len=runner.max_model_len,
-        vocab_size=runner.model_config.vocab_size,
-        device=runner.region.memory.value,
-        dtype=runner.layout.dtype,
+        block_size=facts.layout.block_size,
+        num_blocks=facts.num_blocks,
+        block_bytes=facts.layout.block_bytes,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        device=facts.memory.value,
+        dtype=facts.layout.dtype,
         stream_chunk_tokens=stream_chunk_tokens,
         transport=transport,
     )

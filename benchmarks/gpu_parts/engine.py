@@ -16,7 +16,9 @@ from engine.build import BuiltEngine, build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
+from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.offline import run_requests
+from engine.runner.model_runner import ModelRunner
 from kv_transfer.connector import ConnectorBuilder
 
 MAX_BATCH = 64
@@ -63,6 +65,12 @@ class EngineBench:
         self._generator = torch.Generator().manual_seed(1)
         self._numbers = itertools.count()
 
+    @property
+    def runner(self) -> ModelRunner:
+        """What computes in this process."""
+        assert isinstance(self.engine.executor, SingleProcessExecutor)
+        return self.engine.executor.runner
+
     def request(self, num_tokens: int, *, max_tokens: int) -> GenerateRequest:
         """A prompt that shares nothing with another one."""
         ids: list[int] = torch.randint(1, self._shape.vocab_size, (num_tokens,), generator=self._generator).tolist()
@@ -99,7 +107,7 @@ class EngineBench:
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
         """Steps run as they do where no graphs are captured."""
-        runner = self.engine.runner
+        runner = self.runner
         graphs, runner._graphs = runner._graphs, None
         try:
             yield

@@ -125,12 +125,12 @@ class Worker:
         built = build_engine(
             settings.engine, build_connector=connect, progress=weights_progress(settings.role.name, self._replica_id)
         )
-        transport = describe_local_ucx(built.runner.region.memory) if is_local else networks
+        transport = describe_local_ucx(built.facts.memory) if is_local else networks
         logger.info("KV travels over: %s", transport)
         assert built.connector is not None
         self._connector = built.connector
         self._info = worker_info(
-            built.runner,
+            built.facts,
             role=settings.role.name,
             identity=identity,
             node_ip=node_ip,

@@ -95,12 +95,15 @@ class SchedulerConfig:
     enable_cache_events: bool = False
     cache_event_capacity: int = 65_536
 
-    def runs_ahead(self, device_type: str) -> bool:
+    def runs_ahead(self, device_type: str, *, has_drafts: bool = False) -> bool:
         """True when an engine on such a device schedules a step while another one runs.
 
-        A CPU has nothing to overlap with: the device that computes is the one that schedules.
+        A CPU has nothing to overlap with: the device that computes is the one that schedules. And who runs ahead has
+        no use for draft tokens: they follow the newest token, which the step in flight has not told yet.
         """
-        return device_type != "cpu" if self.async_scheduling == "auto" else self.async_scheduling
+        if self.async_scheduling == "auto":
+            return device_type != "cpu" and not has_drafts
+        return self.async_scheduling
 
     @property
     def prefill_chunk_tokens(self) -> int:

@@ -20,6 +20,7 @@ class Counters:
     Prefix counts are in tokens. Those of requests that resumed, after a preemption or a load that was given
     up, are apart: they would flatter the rate.
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
+    Of ``num_draft_tokens`` that were computed to be verified, ``num_accepted_draft_tokens`` became output.
     ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
     ``num_dropped_early_loads`` gave their blocks back before their request came: it was late, or others lacked them.
     """
@@ -63,6 +64,8 @@ class Counters:
     num_adopted_blocks: int = counted()
     num_dropped_early_loads: int = counted()
     num_unknown_ids: int = counted()
+    num_draft_tokens: int = counted()
+    num_accepted_draft_tokens: int = counted()
     num_nan_logits: int = counted(
         "Sampled tokens whose logits held a NaN.", metric="nan_logits", vllm="corrupted_requests"
     )

@@ -48,20 +48,25 @@ class SchedulerOutput(NamedTuple):
     rows: [num_reqs] the rows that compute in this step, in batch order.
     first_positions: [num_reqs] the position of the first token that each computes; KV of all positions before it is
         in the cache. (While damaged blocks are recomputed, valid KV may lie after the computed range as well.)
-    num_scheduled_tokens: [num_reqs] how many positions each computes, at least 1.
-    is_sampling: [num_reqs] True where the computed range ends at the last known token: sample its successor. The
-        runner appends the sampled token to its own copy of the row. The last token that a row computes may be one that
-        the step before samples, and has not told yet.
+    num_scheduled_tokens: [num_reqs] how many positions each computes, at least 1, its draft tokens included.
+    num_samples: [num_reqs] how many tokens are drawn for each: 0 while known tokens remain to be computed; 1 where the
+        computed range ends at the last known token, whose successor is drawn; 1 + k where k draft tokens follow the
+        last known one. The runner appends the tokens that come out to its own copy of the row. The last token that a
+        row without drafts computes may be one that the step before samples, and has not told yet.
+    draft_token_ids: [num_draft_tokens] the ``num_samples - 1`` draft tokens of each row that has some, in row order:
+        guesses of what follows its last known token. A token is drawn after the last known one and after each draft;
+        see ``ModelRunnerOutput`` for what is kept of them.
     append_rows, append_columns, append_block_ids: [num_appended] block_table[row, column] = block_id.
-    is_decode: True where it is known that every row computes one token and samples; what is laid out is the same if
-        nobody knows it.
+    is_decode: True where it is known that every row computes one token and samples one; what is laid out is the same
+        if nobody knows it.
     """
 
     step_id: int
     rows: IntArray
     first_positions: IntArray
     num_scheduled_tokens: IntArray
-    is_sampling: BoolArray
+    num_samples: IntArray
+    draft_token_ids: IntArray = EMPTY_INTS
     is_decode: bool = False
     released_rows: IntArray = EMPTY_INTS
     new_rows: tuple[NewRow, ...] = ()
@@ -83,7 +88,10 @@ class SchedulerOutput(NamedTuple):
 
 
 class SampledLogprobs(NamedTuple):
-    """Log-probabilities of the tokens sampled for ``rows``, those that ask for them; as wide as any of them wants."""
+    """Log-probabilities of sampled tokens, of the rows that ask for them; as wide as any of these wants.
+
+    rows: [num_entries] whose sample each entry of the table is; a row has one for each of its samples, in their order.
+    """
 
     rows: IntArray
     table: LogprobTable
@@ -100,12 +108,20 @@ class PromptLogprobsChunk(NamedTuple):
 class ModelRunnerOutput(NamedTuple):
     """What one step produced.
 
-    sampled_token_ids: [num_reqs] aligned with ``SchedulerOutput.rows``; meaningless where ``is_sampling`` is False.
-    has_nan: [num_reqs] True where the logits of a sampling row held a NaN.
+    A token that is drawn depends on its row's seed, on its position and on the tokens before it, and on nothing else.
+    So a row's draft tokens are right as far as they equal what is drawn in their places, and its output is these and
+    the token drawn after them, which is the one that would have come without drafts. What is drawn behind the first
+    wrong draft follows tokens that are not the row's: it counts for nothing, and the KV computed there is not valid.
+
+    sampled_token_ids: [sum of num_samples] the tokens drawn for each row, one row after the other.
+    num_accepted: [num_reqs] how many draft tokens of each row are right: the first ``num_accepted + 1`` of its sampled
+        tokens are its output. None where the step has no draft tokens: all that was sampled is output.
+    has_nan: [sum of num_samples] True where the logits of a sample that counts held a NaN.
     has_waited: sampling had to wait for the tokens of the step before.
     """
 
     sampled_token_ids: IntArray
+    num_accepted: IntArray | None = None
     has_nan: BoolArray | None = None
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobsChunk, ...] = ()

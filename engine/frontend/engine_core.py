@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Protocol
 
+from engine.contract.executor import StepRunner
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport
 from engine.contract.stats import GAUGES, EngineStats, StepCounters
 from engine.contract.step import PendingStep, SchedulerOutput
@@ -21,19 +21,8 @@ from kv_transfer.stats import TransferStats
 logger = logging.getLogger(f"baton.{__name__}")
 
 
-class StepRunner(Protocol):
-    """Whatever computes a step: the model runner, or a double without a model."""
-
-    def launch(self, output: SchedulerOutput) -> PendingStep:
-        """Apply the step's changes of rows, and begin to compute and sample if any row computes.
-
-        On a GPU it returns while the device computes; at most one step before it may be unfinished then, and results
-        are asked for in the order of the launches.
-        """
-
-
 class EngineCore:
-    """The scheduler, the runner and the connector's worker half, joined.
+    """The scheduler, the executor and the connector's worker half, joined.
 
     With ``runs_ahead`` a step is scheduled and launched before the result of the one before is taken, so that
     the device computes while this thread schedules: one step stays in flight between the calls of ``step``.
@@ -43,6 +32,8 @@ class EngineCore:
 
     ``wake`` is set by the connector's threads whenever there is something to collect, and by whoever adds work from
     another thread; the owner of the loop waits on it when there is nothing to do.
+
+    ``on_close`` is called last in ``close``, when nothing touches the KV cache any more.
     """
 
     def __init__(
@@ -53,12 +44,14 @@ class EngineCore:
         connector: PeerWorkerConnector | None = None,
         wake: threading.Event | None = None,
         runs_ahead: bool = False,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.connector = connector
         self.wake = wake or threading.Event()
         self._num_ahead = 1 if runs_ahead else 0
+        self._on_close = on_close
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
         self._is_landing = False
         self._counters = StepCounters()
@@ -206,6 +199,8 @@ class EngineCore:
         return self.scheduler.cache_snapshot()
 
     def close(self) -> None:
-        """Stop the connector's threads. Idempotent."""
+        """Stop the connector's threads, then end what they read from and wrote to. Idempotent."""
         if self.connector is not None:
             self.connector.close()
+        if self._on_close is not None:
+            self._on_close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from engine.attention.backend import AttentionPlan
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.fused_ops import FusedOps
 from engine.layers.gated_silu import GatedSiLU
@@ -13,6 +12,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding, Rotations
 from engine.model.model_config import ModelConfig
+from engine.model.step_context import StepContext
 
 
 class DecoderLayer:
@@ -66,7 +66,7 @@ class DecoderLayer:
         return {f"model.layers.{self.index}.{name}": place for name, place in places.items()}
 
     def forward(
-        self, hidden: torch.Tensor, delta: torch.Tensor | None, rotations: Rotations, plan: AttentionPlan
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, rotations: Rotations, context: StepContext
     ) -> torch.Tensor:
         """One layer over the tokens of a step.
 
@@ -76,12 +76,12 @@ class DecoderLayer:
         Returns:
             What this layer's MLP adds to the residual stream.
         """
-        attended = self._attend(self.input_norm.add_and_normalize(hidden, delta), rotations, plan)
+        attended = self._attend(self.input_norm.add_and_normalize(hidden, delta), rotations, context)
         return self.down(self.gate(self.gate_up(self.post_norm.add_and_normalize(hidden, attended))))
 
-    def _attend(self, normalized: torch.Tensor, rotations: Rotations, plan: AttentionPlan) -> torch.Tensor:
+    def _attend(self, normalized: torch.Tensor, rotations: Rotations, context: StepContext) -> torch.Tensor:
         heads = self.qkv(normalized).view(len(normalized), -1, self.head_dim)
-        return self.o(plan.attend_heads(self.index, heads, self.heads, rotations, self.window))
+        return self.o(context.plan.attend_heads(self.index, heads, self.heads, rotations, self.window))
 
 
 class Decoder:
@@ -129,13 +129,13 @@ class Decoder:
                 linear.pack()
         self.lm_head.pack()
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-        """Run the layers: token ids and positions, each [num_tokens], to hidden states before the last norm."""
+    def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
+        """Run the layers: token ids, [num_tokens], to hidden states before the last norm."""
         hidden = self.embedding(input_ids)
-        rotations = self.rotary.rotations(positions)
+        rotations = self.rotary.rotations(context.positions)
         delta: torch.Tensor | None = None
         for layer in self.layers:
-            delta = layer.forward(hidden, delta, rotations, plan)
+            delta = layer.forward(hidden, delta, rotations, context)
         return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

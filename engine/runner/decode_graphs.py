@@ -11,10 +11,11 @@ from functools import partial
 
 import torch
 
-from engine.attention.backend import AttentionBackend, AttentionPlan, DecodeGraphAttention
+from engine.attention.backend import AttentionBackend, DecodeGraphAttention
 from engine.contract.errors import CaptureRefusedError, ConfigError
 from engine.device.graph_device import Graph, GraphDevice
 from engine.device.kv_cache import KVCache
+from engine.model.step_context import StepContext
 from engine.runner.decode_buffers import DecodeBuffers
 from engine.runner.step_inputs import StepInputs
 
@@ -28,8 +29,8 @@ PROGRESS_PERIOD_S = 5.0
 CAPTURE_FAILURES = (CaptureRefusedError, RuntimeError, ValueError)
 """What backends, torch and CUDA raise for work that cannot be captured, an exhausted memory among it."""
 
-Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
-"""Token ids, positions and a plan to hidden states: ``Decoder.forward``."""
+Forward = Callable[[torch.Tensor, StepContext], torch.Tensor]
+"""Token ids to hidden states: ``Decoder.forward``."""
 
 UnknownWriter = Callable[[StepInputs, torch.Tensor], None]
 """Writes the tokens of a step that the host does not know into its token ids on the device."""
@@ -180,7 +181,8 @@ class DecodeGraphs:
         if not isinstance(attention, DecodeGraphAttention):
             raise CaptureRefusedError(f"{type(attention).__name__} has no plan that can be captured")
         view = buffers.view(size)
-        return partial(self._forward, view.input_ids, view.positions, attention.plan_decode(view.tables))
+        context = StepContext(positions=view.positions, plan=attention.plan_decode(view.tables))
+        return partial(self._forward, view.input_ids, context)
 
     def _fail(self, error: Exception) -> None:
         self._has_failed = True

@@ -62,7 +62,7 @@ class InputBatch:
     def prepare(self, output: SchedulerOutput) -> StepInputs:
         """Lay out a step's tokens."""
         rows, lengths = output.rows, output.num_scheduled_tokens
-        if output.is_decode or (output.is_sampling.all() and output.num_tokens == rows.size):
+        if output.is_decode or (output.num_tokens == rows.size and output.num_samples.all()):
             inputs, has_placeholders = self._decode.lay_out(rows, output.first_positions)
             if has_placeholders:
                 inputs.unknown = self._find_unknown(rows, inputs.input_ids, inputs.attention.query_starts)
@@ -75,7 +75,9 @@ class InputBatch:
         positions += np.repeat(output.first_positions - query_starts[:-1], lengths)
         blocks, offsets = np.divmod(positions, self.block_size)
         num_columns = -(-int(ends.max()) // self.block_size)
-        sampling = np.flatnonzero(output.is_sampling)
+        sampled_rows, sampled_positions, last_tokens = self._lay_out_samples(output, ends, query_starts)
+        if output.draft_token_ids.size:
+            self._write_drafts(output, ends)
         input_ids = self._token_ids[token_rows, positions].astype(np.int64)
         return StepInputs(
             input_ids=input_ids,
@@ -86,11 +88,36 @@ class InputBatch:
                 block_tables=self._block_table[rows, :num_columns],
                 slots=self._block_table[token_rows, blocks].astype(np.int64) * self.block_size + offsets,
             ),
-            last_tokens=query_starts[1:][sampling].astype(np.int64) - 1,
-            sampled_rows=rows[sampling],
-            sampled_positions=ends[sampling],
+            last_tokens=last_tokens,
+            sampled_rows=sampled_rows,
+            sampled_positions=sampled_positions,
             unknown=self._find_unknown(rows, input_ids, query_starts) if self._has_unknown else None,
         )
+
+    @staticmethod
+    def _lay_out_samples(
+        output: SchedulerOutput, ends: IntArray, query_starts: IntArray
+    ) -> tuple[IntArray, IntArray, LongArray]:
+        """The row of each sample, the position of its token, and the token of the step that it follows."""
+        behind, num_samples = query_starts[1:].astype(np.int64), output.num_samples
+        if not output.draft_token_ids.size:
+            sampling = np.flatnonzero(num_samples)
+            return output.rows[sampling], ends[sampling], behind[sampling] - 1
+        samples = np.repeat(np.arange(num_samples.size), num_samples)
+        # A row's last sample follows the last token that it computes, the one before it the token before, and so on.
+        num_later = (np.cumsum(num_samples)[samples] - 1 - np.arange(samples.size)).astype(np.int32)
+        return output.rows[samples], ends[samples] - num_later, behind[samples] - 1 - num_later
+
+    def _write_drafts(self, output: SchedulerOutput, ends: IntArray) -> None:
+        """Put draft tokens where they stand if they are right.
+
+        There the model reads them as it reads known tokens, and processors as the history of the positions behind
+        them: what they do to a sample counts only where all drafts before it are right.
+        """
+        num_drafts = np.maximum(output.num_samples - 1, 0)
+        owners = np.repeat(np.arange(num_drafts.size), num_drafts)
+        num_later = np.cumsum(num_drafts)[owners] - 1 - np.arange(owners.size)
+        self._token_ids[output.rows[owners], ends[owners] - 1 - num_later] = output.draft_token_ids
 
     def expect(self, rows: IntArray, positions: IntArray) -> None:
         """Put placeholders where the step in flight samples tokens, in this order. To be called before ``apply``."""
@@ -100,7 +127,10 @@ class InputBatch:
         self._has_unknown = True
 
     def learn(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
-        """Add sampled tokens to their rows, except where another request has taken the row since ``expect``."""
+        """Add sampled tokens to their rows, except where another request has taken the row since ``expect``.
+
+        Those behind a wrong draft are stored as well: nothing reads a row past its known tokens.
+        """
         if self._has_unknown:
             self._has_unknown = False
             is_waited_for = self._token_ids[rows, positions] == UNKNOWN

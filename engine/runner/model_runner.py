@@ -34,6 +34,7 @@ from engine.model.decoder import Decoder
 from engine.model.generation import load_generation_defaults
 from engine.model.model_config import ModelConfig
 from engine.model.registry import load_model_config
+from engine.model.step_context import StepContext
 from engine.model.weights.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
@@ -52,7 +53,8 @@ logger = logging.getLogger(f"baton.{__name__}")
 class ModelRunner:
     """The weights, the KV cache and the rows of one engine. Used from one thread.
 
-    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there.
+    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. Of a row at
+    most ``max_draft_tokens`` are verified in a step.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -60,11 +62,17 @@ class ModelRunner:
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: ProgressCallback | None = None, parts: DeviceParts | None = None
+        self,
+        config: EngineConfig,
+        *,
+        progress: ProgressCallback | None = None,
+        parts: DeviceParts | None = None,
+        max_draft_tokens: int = 0,
     ) -> None:
         source = config.model
         self._config = config
         self._parts = parts or DeviceParts()
+        self._max_draft_tokens = max_draft_tokens
         self.model_config: ModelConfig = load_model_config(source.path)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
@@ -181,7 +189,8 @@ class ModelRunner:
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
-        num_tokens, num_logits = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        num_tokens = scheduler.max_num_batched_tokens
+        num_logits = min(scheduler.max_num_seqs * (1 + self._max_draft_tokens), num_tokens)
         logits = self._run_scratch(scratch, num_tokens=num_tokens, num_logits=num_logits)
         sample_worst_case(logits.repeat(num_logits // len(logits) + 1, 1)[:num_logits])
         torch.cuda.synchronize(self.device)
@@ -222,7 +231,7 @@ class ModelRunner:
             )
         )
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
-        hidden = self._model.forward(zeros, zeros, plan)
+        hidden = self._model.forward(zeros, StepContext(positions=zeros, plan=plan))
         return self._model.logits(hidden[:num_logits])
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -289,7 +298,7 @@ class ModelRunner:
         else:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
         self._write_unknown(inputs, input_ids)
-        return self._model.forward(input_ids, positions, plan)
+        return self._model.forward(input_ids, StepContext(positions=positions, plan=plan))
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:
         """Write the tokens that only the device knows yet into a step's ``input_ids`` there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,9 @@ from engine.runner.input_batch import InputBatch
 from engine.runner.prompt_logprobs import PromptLogprobsOnDevice
 from engine.runner.step_inputs import StepInputs
 from engine.sampling.sampler import SampledTokens
+from engine.sampling.verification import count_accepted, is_output
 
 EMPTY_BOOLS: Final[BoolArray] = np.empty(0, dtype=np.bool_)
-
-Number = TypeVar("Number", bound=np.generic)
 
 
 class ModelStep:
@@ -46,7 +45,8 @@ class ModelStep:
         self.rows = inputs.sampled_rows
         self.positions = inputs.sampled_positions
         self.is_settled = False
-        self._is_sampling = output.is_sampling
+        self._num_samples = output.num_samples
+        self._draft_token_ids = output.draft_token_ids
         self._batch = batch
         self._sampled = sampled
         self._prompt_logprobs = prompt_logprobs
@@ -61,7 +61,7 @@ class ModelStep:
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """[num_sampling] what it samples for ``rows``, where the model computes."""
+        """[num_samples] what it samples for ``rows``, where the model computes."""
         assert self._sampled is not None
         return self._sampled.token_ids
 
@@ -84,10 +84,13 @@ class ModelStep:
             token_ids, has_nan = next(arrays).view(np.int32), next(arrays).view(np.bool_)
             if self._sampled.logprobs is not None:
                 logprobs = SampledLogprobs(rows=self._sampled.logprob_rows, table=_table(arrays))
-        if token_ids.size < self._is_sampling.size:
-            token_ids, has_nan = self._spread(token_ids), self._spread(has_nan)
+        num_accepted = None
+        if self._draft_token_ids.size:
+            num_accepted = count_accepted(token_ids, self._num_samples, self._draft_token_ids)
+            has_nan = has_nan & is_output(self._num_samples, num_accepted)
         return ModelRunnerOutput(
             sampled_token_ids=token_ids,
+            num_accepted=num_accepted,
             has_nan=has_nan,
             logprobs=logprobs,
             prompt_logprobs=tuple(
@@ -96,12 +99,6 @@ class ModelStep:
             ),
             has_waited=self._has_waited,
         )
-
-    def _spread(self, sampled: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """What was sampled, at its places among all rows of the step; zeros elsewhere."""
-        everywhere = np.zeros(self._is_sampling.size, dtype=sampled.dtype)
-        everywhere[self._is_sampling] = sampled
-        return everywhere
 
 
 def _table(arrays: Iterator[npt.NDArray[np.generic[Any]]]) -> LogprobTable:

@@ -30,8 +30,9 @@ class UnknownTokens(NamedTuple):
 class StepInputs:
     """One step of the model, tokens of all requests back to back.
 
-    input_ids, positions: [num_tokens]. last_tokens: [num_sampling] indices into the tokens whose successors are
-    sampled; sampled_rows, sampled_positions: [num_sampling] the rows they belong to and where the new tokens go.
+    input_ids, positions: [num_tokens]. last_tokens: [num_samples] indices into the tokens whose successors are
+    sampled; sampled_rows, sampled_positions: [num_samples] the rows they belong to and where the new tokens go. A row
+    with draft tokens stands there once for each of its samples.
     unknown: the tokens among ``input_ids`` that the step before samples and has not told yet; None: all are known.
     is_decode: every request computes one token, its last known one, and samples its successor: in these arrays the
     requests, the tokens and the sampled ones are the same. They hold until the next step is laid out, all but

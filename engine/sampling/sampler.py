@@ -21,8 +21,9 @@ from engine.sampling.token_history import TokenHistory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """One token a row, where the logits are; ``logprobs`` are of ``logprob_rows``, the rows that ask for them.
+    """One token for each row of logits, where these are.
 
+    ``logprobs`` are of ``logprob_rows``, those of the rows that ask for them.
     token_ids: [num_rows] int32; has_nan: [num_rows] bool, whose logits held a NaN.
     """
 
@@ -53,9 +54,11 @@ class Sampler:
         return bool(self._sampling.reads_history[rows].any())
 
     def sample(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> SampledTokens:
-        """Choose a token for each row.
+        """Choose a token for each row of logits.
 
-        logits: [num_rows, vocab_size], model dtype; positions: [num_rows] where each new token will stand.
+        logits: [num_rows, vocab_size], model dtype; rows: [num_rows] whose they are; positions: [num_rows] where each
+        new token will stand. A row may stand there several times, with different positions: then the tokens that it
+        holds before each of them are what the new token follows.
         """
         token_ids, has_nan = self._most_likely(logits)
         is_changed = positions < self._sampling.changed_until[rows]

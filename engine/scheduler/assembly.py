@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.contract.config import CacheConfig, SchedulerConfig
 from engine.contract.stats import Counters
+from engine.drafting.proposer import Drafting
 from engine.scheduler.admission import Admission
 from engine.scheduler.blocks.cache_events import CacheEventLog
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
@@ -25,6 +26,7 @@ from engine.scheduler.remote_events import RemoteEvents
 from engine.scheduler.request_validation import RequestValidator
 from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.running_pass import RunningPass
+from engine.scheduler.speculation import Speculation
 from engine.scheduler.step_draft import StepDraft
 from engine.scheduler.step_output import StepOutputProcessor
 from kv_transfer.connector import SchedulerConnector
@@ -63,6 +65,7 @@ class Parts:
     preparations: Sequence[Preparation]
     running: RunningPass
     admission: Admission
+    speculation: Speculation | None
     step_output: StepOutputProcessor
     remote_events: RemoteEvents
     prompt_delay: PromptDelay | None
@@ -78,6 +81,7 @@ def assemble(
     connector: SchedulerConnector | None,
     clock: Callable[[], float],
     gates: Sequence[AdmissionGate],
+    drafting: Drafting | None = None,
 ) -> Parts:
     """Build everything; ``config`` was checked against the cache."""
     state = _state(config, cache, num_blocks=num_blocks, max_model_len=max_model_len, connector=connector, clock=clock)
@@ -85,6 +89,15 @@ def assemble(
     partial_prefills = _partial_prefills(config, cache, state)
     all_gates = [gate for gate in (delay, partial_prefills, *gates) if gate is not None]
     admission = _admission(config, state, all_gates, clock)
+    running = RunningPass(
+        config,
+        table=state.table,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        early=state.early,
+        preemption=state.preemption,
+        partial_prefills=partial_prefills,
+    )
     step_output = StepOutputProcessor(
         table=state.table,
         kv_cache=state.kv_cache,
@@ -106,16 +119,9 @@ def assemble(
             clock=clock,
         ),
         preparations=_preparations(config, state, admission, partial_prefills),
-        running=RunningPass(
-            config,
-            table=state.table,
-            kv_cache=state.kv_cache,
-            live_requests=state.live_requests,
-            early=state.early,
-            preemption=state.preemption,
-            partial_prefills=partial_prefills,
-        ),
+        running=running,
         admission=admission,
+        speculation=_speculation(drafting, state, running),
         step_output=step_output,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
@@ -204,6 +210,12 @@ def _remote_events(config: SchedulerConfig, state: State, step_output: StepOutpu
         step_output=step_output,
         counters=state.counters,
     )
+
+
+def _speculation(drafting: Drafting | None, state: State, running: RunningPass) -> Speculation | None:
+    if drafting is None:
+        return None
+    return Speculation(drafting, table=state.table, running=running)
 
 
 def _prompt_delay(config: SchedulerConfig, state: State, clock: Callable[[], float]) -> PromptDelay | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.contract.config import SchedulerConfig
-from engine.contract.step import EMPTY_INTS, BoolArray, IntArray
+from engine.contract.step import EMPTY_INTS, IntArray
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.gates import PartialPrefills
@@ -15,8 +15,6 @@ from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.step_draft import Batch, StepDraft
-
-NO_BOOLS: BoolArray = np.empty(0, np.bool_)
 
 
 class RunningPass:
@@ -41,8 +39,7 @@ class RunningPass:
         self._early = early
         self._preemption = preemption
         self._partial_prefills = partial_prefills
-        self._is_sampling: BoolArray = np.empty(table.max_num_seqs, np.bool_)
-        self._ones, self._trues = EMPTY_INTS, NO_BOOLS
+        self._ones = EMPTY_INTS
 
     def run(self, draft: StepDraft) -> None:
         """Add the running requests to the step."""
@@ -50,7 +47,7 @@ class RunningPass:
         while len(self._table):
             order = self._table.order_int32
             lines = np.empty((row_passes.NUM_LINES, order.size), np.int32)
-            num_lacking, num_rows, num_tokens, num_sampling = row_passes.advance(
+            num_lacking, num_rows, num_tokens, num_samples = row_passes.advance(
                 self._table.columns,
                 order,
                 self._shares(draft),
@@ -58,15 +55,14 @@ class RunningPass:
                 draft.token_budget,
                 self._is_chunked,
                 lines,
-                self._is_sampling,
             )
             if not num_lacking:
                 draft.token_budget -= num_tokens
-                draft.running = self._batch(lines, num_rows, num_tokens, num_sampling)
+                draft.running = self._batch(lines, num_rows, num_tokens, num_samples)
                 break
             lacking = lines[row_passes.LACKING, :num_lacking]
             rows, ends = self._table.order[lacking], lines[row_passes.ENDS, lacking]
-            if self._extend(draft, rows, ends):
+            if self.extend(draft, rows, ends):
                 continue
             draft.is_blocked = True
             num_running = len(self._table)
@@ -88,16 +84,16 @@ class RunningPass:
         need[table.is_stalled[rows] != 0] = 0
         return self._partial_prefills.share(need, draft)
 
-    def _batch(self, lines: IntArray, num_rows: int, num_tokens: int, num_sampling: int) -> Batch:
+    def _batch(self, lines: IntArray, num_rows: int, num_tokens: int, total_samples: int) -> Batch:
         rows, rows_int32 = self._table.order, self._table.order_int32
         if num_rows < rows.size:
             lines = lines[:, :num_rows]
             rows_int32 = lines[row_passes.ROWS]
             rows = rows_int32.astype(np.intp)
-        if num_tokens == num_sampling == num_rows:
-            counts, is_sampling = self._uniform(num_rows)
+        if num_tokens == total_samples == num_rows:
+            counts = num_samples = self._ones_for(num_rows)
         else:
-            counts, is_sampling = lines[row_passes.COUNTS], self._is_sampling[:num_rows].copy()
+            counts, num_samples = lines[row_passes.COUNTS], lines[row_passes.NUM_SAMPLES]
         return Batch(
             rows=rows,
             rows_int32=rows_int32,
@@ -105,27 +101,29 @@ class RunningPass:
             num_scheduled_tokens=counts,
             ends=lines[row_passes.ENDS],
             epochs=lines[row_passes.EPOCHS],
-            is_sampling=is_sampling,
+            num_samples=num_samples,
+            draft_token_ids=EMPTY_INTS,
             num_tokens=num_tokens,
-            num_sampling=num_sampling,
+            total_samples=total_samples,
         )
 
-    def _uniform(self, num_rows: int) -> tuple[IntArray, BoolArray]:
-        """One token each, and all of them sample: what decode steps have in common, never written."""
+    def _ones_for(self, num_rows: int) -> IntArray:
+        """One token each, and one sample each: what decode steps have in common, never written."""
         if self._ones.size != num_rows:
-            self._ones, self._trues = np.ones(num_rows, np.int32), np.ones(num_rows, np.bool_)
+            self._ones = np.ones(num_rows, np.int32)
             self._ones.setflags(write=False)
-            self._trues.setflags(write=False)
-        return self._ones, self._trues
+        return self._ones
 
-    def _extend(self, draft: StepDraft, rows: RowArray, ends: IntArray) -> bool:
-        """Append the blocks that these rows lack; False when there are not enough, and then none was taken."""
+    def extend(self, draft: StepDraft, rows: RowArray, ends: IntArray) -> bool:
+        """Append the blocks that these rows lack to come to ``ends``; False when there are not enough, and then none
+        was taken.
+        """
         counts = -(-(ends - self._table.capacity[rows]) // np.int32(self._table.block_size))
         num_blocks = int(counts.sum())
         if num_blocks > self._kv_cache.num_free:
             return False
         block_ids = np.array(self._kv_cache.allocate(num_blocks), np.int32)
-        draft.appended = (*self._table.append_blocks(rows, counts, block_ids), block_ids)
+        draft.append((*self._table.append_blocks(rows, counts, block_ids), block_ids))
         return True
 
     def _make_room(self, rows: RowArray, ends: IntArray) -> set[int]:

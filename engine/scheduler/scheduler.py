@@ -13,6 +13,7 @@ from engine.contract.config import CacheConfig, SchedulerConfig
 from engine.contract.messages import CacheChanges, CacheReset, FinishReason, GenerateRequest
 from engine.contract.stats import SchedulerStats
 from engine.contract.step import ModelRunnerOutput, SchedulerOutput
+from engine.drafting.proposer import Drafting
 from engine.scheduler.assembly import assemble
 from engine.scheduler.blocks.cache_events import CacheEventBatch, cache_changes, cache_snapshot
 from engine.scheduler.policy.gates import AdmissionGate
@@ -26,7 +27,8 @@ class Scheduler:
     """Hands every request tokens until its computed count has caught up with its known tokens; nothing else.
 
     ``schedule`` and ``update`` alternate, or run ahead: a step may be scheduled before the previous one returned, and
-    steps return in the order in which they were scheduled. Not thread-safe: one thread owns it.
+    steps return in the order in which they were scheduled. With ``drafting`` a step also verifies draft tokens of
+    running requests. Not thread-safe: one thread owns it.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Scheduler:
         connector: SchedulerConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
         gates: Sequence[AdmissionGate] = (),
+        drafting: Drafting | None = None,
     ) -> None:
         config.check_fits(block_size=cache.block_size, num_blocks=num_blocks, max_model_len=max_model_len)
         self._config = config
@@ -52,6 +55,7 @@ class Scheduler:
             connector=connector,
             clock=clock,
             gates=gates,
+            drafting=drafting,
         )
         self._counters = parts.state.counters
         self._kv_cache = parts.state.kv_cache
@@ -66,6 +70,7 @@ class Scheduler:
         self._validator = parts.validator
         self._running = parts.running
         self._admission = parts.admission
+        self._speculation = parts.speculation
         self._step_output = parts.step_output
         self._remote_events = parts.remote_events
         self._preparations = parts.preparations
@@ -135,13 +140,15 @@ class Scheduler:
     # ---- a step
 
     def schedule(self) -> SchedulerOutput:
-        """Decide the next step: running requests first, then waiting ones if none was preempted."""
+        """Decide the next step: running requests first, then waiting ones if none was preempted, then drafts."""
         self._early.expire()
         draft = StepDraft(token_budget=self._config.max_num_batched_tokens)
         for preparation in self._preparations:
             preparation.prepare(draft)
         self._running.run(draft)
         self._admission.run(draft)
+        if self._speculation is not None:
+            self._speculation.run(draft)
         return self._seal(draft)
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
@@ -177,7 +184,7 @@ class Scheduler:
         self._counters.num_scheduled_tokens += batch.num_tokens
         self._kv_cache.step_scheduled(output.step_id)
         if self._prompt_delay is not None:
-            self._prompt_delay.step_scheduled(output.step_id, has_prompts=batch.num_tokens > batch.rows.size)
+            self._prompt_delay.step_scheduled(output.step_id, has_prompts=batch.has_prompts)
         self._in_flight.append(StepInFlight(step_id=output.step_id, batch=batch, num_releases=self._table.num_releases))
 
     def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:

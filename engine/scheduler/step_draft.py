@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from engine.contract.step import EMPTY_INTS, BoolArray, IntArray, NewRow, SchedulerOutput
+from engine.contract.step import EMPTY_INTS, IntArray, NewRow, SchedulerOutput
 from engine.scheduler.live_requests import Reports
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
@@ -19,8 +19,9 @@ NO_ROWS: RowArray = np.empty(0, np.intp)
 class Batch(NamedTuple):
     """Rows that compute in a step, aligned arrays.
 
-    ``rows_int32`` are the same rows as the runner gets them, ``ends`` the positions that they come to, and ``epochs``
-    tell later whether a row still has the same request.
+    ``rows_int32`` are the same rows as the runner gets them, ``ends`` the positions that their known tokens come to,
+    behind which draft tokens may follow, and ``epochs`` tell later whether a row still has the same request.
+    ``draft_token_ids`` are the drafts of all rows, ``num_samples - 1`` of each row that samples.
     """
 
     rows: RowArray
@@ -29,14 +30,20 @@ class Batch(NamedTuple):
     num_scheduled_tokens: IntArray
     ends: IntArray
     epochs: IntArray
-    is_sampling: BoolArray
+    num_samples: IntArray
+    draft_token_ids: IntArray
     num_tokens: int
-    num_sampling: int
+    total_samples: int
 
     @property
     def is_decode(self) -> bool:
         """True when each row computes one token and samples its successor."""
-        return self.num_tokens == self.num_sampling == self.rows.size
+        return self.num_tokens == self.total_samples == self.rows.size
+
+    @property
+    def has_prompts(self) -> bool:
+        """True when some row computes several known tokens."""
+        return self.num_tokens - self.draft_token_ids.size > self.rows.size
 
 
 class StepInFlight(NamedTuple):
@@ -56,7 +63,7 @@ class StartedRow(NamedTuple):
     row: int
     first_position: int
     num_tokens: int
-    is_sampling: bool
+    num_samples: int
     epoch: int
 
 
@@ -86,11 +93,11 @@ class StepDraft:
         row = request.row
         assert row is not None
         first = int(table.num_computed[row])
-        is_sampling = first + num_tokens == int(table.num_expected[row])
+        num_samples = int(first + num_tokens == int(table.num_expected[row]))
         table.num_computed[row] += num_tokens
-        table.num_expected[row] += is_sampling
+        table.num_expected[row] += num_samples
         self.token_budget -= num_tokens
-        self.started.append(StartedRow(row, first, num_tokens, is_sampling, int(table.epoch[row])))
+        self.started.append(StartedRow(row, first, num_tokens, num_samples, int(table.epoch[row])))
         self.new_rows.append(
             NewRow(
                 row=row,
@@ -103,12 +110,19 @@ class StepDraft:
             )
         )
 
+    def append(self, appended: Appended) -> None:
+        """Tell the runner of further blocks of running requests."""
+        if self.appended is not None:
+            rows, columns, block_ids = (np.concatenate(parts) for parts in zip(self.appended, appended, strict=True))
+            appended = rows, columns, block_ids
+        self.appended = appended
+
     def batch(self) -> Batch:
         """All rows of the step: those that ran before, then those that start."""
         if not self.started:
             return self.running or EMPTY_BATCH
         before = self.running or EMPTY_BATCH
-        rows, firsts, counts, sampling, epochs = zip(*self.started, strict=True)
+        rows, firsts, counts, samples, epochs = zip(*self.started, strict=True)
         first_positions, num_scheduled_tokens = np.array(firsts, np.int32), np.array(counts, np.int32)
         return Batch(
             rows=np.concatenate((before.rows, np.array(rows, np.intp))),
@@ -117,9 +131,10 @@ class StepDraft:
             num_scheduled_tokens=np.concatenate((before.num_scheduled_tokens, num_scheduled_tokens)),
             ends=np.concatenate((before.ends, first_positions + num_scheduled_tokens)),
             epochs=np.concatenate((before.epochs, np.array(epochs, np.int32))),
-            is_sampling=np.concatenate((before.is_sampling, np.array(sampling, np.bool_))),
+            num_samples=np.concatenate((before.num_samples, np.array(samples, np.int32))),
+            draft_token_ids=before.draft_token_ids,
             num_tokens=before.num_tokens + sum(counts),
-            num_sampling=before.num_sampling + sum(sampling),
+            total_samples=before.total_samples + sum(samples),
         )
 
     def output(
@@ -132,7 +147,8 @@ class StepDraft:
             rows=batch.rows_int32,
             first_positions=batch.first_positions,
             num_scheduled_tokens=batch.num_scheduled_tokens,
-            is_sampling=batch.is_sampling,
+            num_samples=batch.num_samples,
+            draft_token_ids=batch.draft_token_ids,
             is_decode=batch.is_decode,
             released_rows=reports.released_rows,
             new_rows=tuple(self.new_rows),
@@ -151,7 +167,8 @@ EMPTY_BATCH = Batch(
     num_scheduled_tokens=EMPTY_INTS,
     ends=EMPTY_INTS,
     epochs=EMPTY_INTS,
-    is_sampling=np.empty(0, np.bool_),
+    num_samples=EMPTY_INTS,
+    draft_token_ids=EMPTY_INTS,
     num_tokens=0,
-    num_sampling=0,
+    total_samples=0,
 )

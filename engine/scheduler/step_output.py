@@ -16,7 +16,7 @@ from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.step_draft import Batch, StepInFlight
-from engine.scheduler.step_result import StepResult
+from engine.scheduler.step_result import StepResult, tokens_of
 
 
 class StepOutputProcessor:
@@ -38,7 +38,7 @@ class StepOutputProcessor:
         self._pending = pending
         self._announcer = announcer
         self._counters = counters
-        self._found: IntArray = np.empty((2, table.max_num_seqs), np.int32)
+        self._found: IntArray = np.empty((row_passes.NUM_FOUND, table.max_num_seqs), np.int32)
 
     def apply(self, step: StepInFlight, result: ModelRunnerOutput) -> StepResult:
         """Take in a step's tokens, and what was asked for about them.
@@ -46,32 +46,49 @@ class StepOutputProcessor:
         Rows whose request ended or was preempted since the step was scheduled are skipped: nobody waits for them.
         """
         table, batch = self._table, step.batch
-        token_ids = result.sampled_token_ids
+        token_ids, num_accepted = result.sampled_token_ids, result.num_accepted
         if step.num_releases != table.num_releases:
-            batch, token_ids = self._live_part(batch, token_ids)
+            batch, token_ids, num_accepted = self._live_part(batch, token_ids, num_accepted)
+        rows, ends, num_samples = batch.rows_int32, batch.ends, batch.num_samples
         if self._announcer.is_active:
-            is_chunk = ~batch.is_sampling
-            self._announcer.step_returned(batch.rows[is_chunk], batch.ends[is_chunk])
-        rows, ends, is_sampling = batch.rows_int32, batch.ends, batch.is_sampling
-        found = self._found
-        num_full, num_ended = row_passes.append_sampled(
-            table.columns, table.token_ids, table.num_stop_columns, rows, ends, token_ids, is_sampling, found
-        )
+            is_chunk = num_samples == 0
+            self._announcer.step_returned(batch.rows[is_chunk], ends[is_chunk])
+        found, sampling_rows, starts = self._found, batch.rows, None
+        columns, all_tokens, num_stop_columns = table.columns, table.token_ids, table.num_stop_columns
+        if num_accepted is None:
+            num_full, num_ended = row_passes.append_sampled(
+                columns, all_tokens, num_stop_columns, rows, ends, token_ids, num_samples, found
+            )
+            if batch.total_samples != rows.size:
+                assert not batch.draft_token_ids.size, "the runner did not verify the drafts"
+                sampling_rows = sampling_rows[num_samples > 0]
+        else:
+            num_full, num_ended = row_passes.append_verified(
+                columns, all_tokens, num_stop_columns, rows, ends, token_ids, num_samples, num_accepted, found
+            )
+            is_sampling = num_samples > 0
+            sampling_rows = sampling_rows[is_sampling]
+            num_appended = found[row_passes.NUM_APPENDED, : sampling_rows.size]
+            token_ids, starts = _appended_tokens(token_ids, num_samples[is_sampling], num_appended)
+            ends = ends.copy()
+            ends[is_sampling] += num_appended - 1
+            self._take_in_drafts(batch, num_samples, num_appended)
         if num_full:
-            full = found[0, :num_full]
+            full = found[row_passes.FULL, :num_full]
             self._publish_full_blocks(batch.rows[full], ends[full])
         if result.prompt_logprobs:
             self._collect(batch.rows, result.prompt_logprobs)
-        sampling_rows = batch.rows
-        if batch.num_sampling != rows.size:
-            sampling_rows, token_ids = sampling_rows[is_sampling], token_ids[is_sampling]
-        return self._emit(sampling_rows, token_ids, found[1, :num_ended].tolist(), result.logprobs)
+        ended: list[int] = found[row_passes.ENDED, :num_ended].tolist()
+        return self._emit(sampling_rows, token_ids, starts, ended, result.logprobs)
 
-    def _live_part(self, batch: Batch, token_ids: IntArray) -> tuple[Batch, IntArray]:
-        """What is left of a step, and of the tokens aligned with it."""
+    def _live_part(
+        self, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None
+    ) -> tuple[Batch, IntArray, IntArray | None]:
+        """What is left of a step, and of the results aligned with it."""
         is_live = self._table.epoch[batch.rows] == batch.epochs
-        is_sampling = batch.is_sampling[is_live]
+        num_samples = batch.num_samples[is_live]
         num_scheduled_tokens = batch.num_scheduled_tokens[is_live]
+        num_drafts = np.maximum(batch.num_samples - 1, 0)
         left = Batch(
             rows=batch.rows[is_live],
             rows_int32=batch.rows_int32[is_live],
@@ -79,11 +96,22 @@ class StepOutputProcessor:
             num_scheduled_tokens=num_scheduled_tokens,
             ends=batch.ends[is_live],
             epochs=batch.epochs[is_live],
-            is_sampling=is_sampling,
+            num_samples=num_samples,
+            draft_token_ids=batch.draft_token_ids[np.repeat(is_live, num_drafts)],
             num_tokens=int(num_scheduled_tokens.sum()),
-            num_sampling=int(is_sampling.sum()),
+            total_samples=int(num_samples.sum()),
         )
-        return left, token_ids[is_live]
+        token_ids = token_ids[np.repeat(is_live, batch.num_samples)]
+        return left, token_ids, None if num_accepted is None else num_accepted[is_live]
+
+    def _take_in_drafts(self, batch: Batch, num_samples: IntArray, num_appended: IntArray) -> None:
+        """Count the drafts of a step, and give back the blocks that only rejected ones needed."""
+        self._counters.num_draft_tokens += batch.draft_token_ids.size
+        self._counters.num_accepted_draft_tokens += int(num_appended.sum()) - num_appended.size
+        for row in batch.rows[num_samples > 1].tolist():
+            surplus = self._table.trim_blocks(row)
+            if surplus:
+                self._kv_cache.release(surplus)
 
     def publish_loaded(self, request: Request) -> None:
         """Offer the blocks of a loaded request that its load confirmed."""
@@ -108,36 +136,40 @@ class StepOutputProcessor:
                 wanted.add(chunk)
 
     def _emit(
-        self, rows: RowArray, token_ids: IntArray, ended: list[int], logprobs: SampledLogprobs | None
+        self,
+        rows: RowArray,
+        token_ids: IntArray,
+        starts: IntArray | None,
+        ended: list[int],
+        logprobs: SampledLogprobs | None,
     ) -> StepResult:
-        """What the rows that sampled have to say; ``ended`` are indices into them."""
+        """What the rows that sampled have to say; ``ended`` are indices into them. See ``StepResult``."""
         table = self._table
-        self._counters.num_generated_tokens += rows.size
+        self._counters.num_generated_tokens += token_ids.size
         owners = table.requests_of(rows)
         special: dict[int, TokenDelta] = {}
         if table.silent_rows:
             silent = table.silent_rows
             for index, row in enumerate(rows.tolist()):
                 if row in silent:
-                    special[index] = self._first(owners[index], int(token_ids[index]))
+                    special[index] = self._first(owners[index], tokens_of(index, token_ids, starts))
             silent.difference_update(rows.tolist())
         if table.wide_rows:
-            ended = sorted(table.wide_ends(rows, token_ids).union(ended))
+            last_token_ids = token_ids if starts is None else token_ids[starts[1:] - 1]
+            ended = sorted(table.wide_ends(rows, last_token_ids).union(ended))
         for index in ended:
             length = int(table.num_tokens[rows[index]])
-            special[index] = self._last(owners[index], int(token_ids[index]), length, special.get(index))
-        if logprobs is not None:
-            self._add_logprobs(special, rows, owners, token_ids, logprobs)
-        return StepResult(
-            requests=owners, token_ids=token_ids, special=special, finished=self._live_requests.take_finished()
-        )
+            new_tokens = tokens_of(index, token_ids, starts)
+            special[index] = self._last(owners[index], new_tokens, length, special.get(index))
+        step_result = StepResult(owners, token_ids, starts, special, self._live_requests.take_finished())
+        return step_result if logprobs is None else self._with_logprobs(step_result, rows, logprobs)
 
     @staticmethod
-    def _first(request: Request, token_id: int) -> TokenDelta:
+    def _first(request: Request, token_ids: tuple[int, ...]) -> TokenDelta:
         request.is_unanswered = False
         return TokenDelta(
             request_id=request.request_id,
-            token_ids=(token_id,),
+            token_ids=token_ids,
             num_cached_tokens=request.num_cached_tokens,
             num_remote_tokens=request.num_remote_tokens,
             logprobs=DeltaLogprobs(prompt=request.prompt_logprobs.table()) if request.prompt_logprobs else None,
@@ -145,26 +177,26 @@ class StepOutputProcessor:
         )
 
     @staticmethod
-    def _add_logprobs(
-        special: dict[int, TokenDelta],
-        rows: RowArray,
-        owners: list[Request],
-        token_ids: IntArray,
-        logprobs: SampledLogprobs,
-    ) -> None:
-        """Turn the deltas of rows that asked into ones that say it."""
-        at = {row: number for number, row in enumerate(logprobs.rows.tolist())}
+    def _with_logprobs(step_result: StepResult, rows: RowArray, logprobs: SampledLogprobs) -> StepResult:
+        """The same with deltas that say it for the rows that asked."""
+        requests, token_ids, starts, special, _ = step_result
+        deltas = dict(special)
+        first_entries: dict[int, int] = {}
+        for number, row in enumerate(logprobs.rows.tolist()):
+            first_entries.setdefault(row, number)
         for index, row in enumerate(rows.tolist()):
-            number, request = at.get(row), owners[index]
+            first, request = first_entries.get(row), requests[index]
             wanted = request.message.sampling.num_logprobs
-            if number is None or wanted is None:
+            if first is None or wanted is None:
                 continue
-            delta = special.get(index) or TokenDelta(request.request_id, (int(token_ids[index]),))
+            delta = deltas.get(index) or TokenDelta(request.request_id, tokens_of(index, token_ids, starts))
+            entries = (logprobs.table.entry(first + number, wanted) for number in range(len(delta.token_ids)))
             said = delta.logprobs or DeltaLogprobs()
-            special[index] = delta._replace(logprobs=said._replace(tokens=(logprobs.table.entry(number, wanted),)))
+            deltas[index] = delta._replace(logprobs=said._replace(tokens=tuple(entries)))
+        return step_result._replace(special=deltas)
 
-    def _last(self, request: Request, token_id: int, length: int, first: TokenDelta | None) -> TokenDelta:
-        is_stop = token_id in request.stop_ids and length >= request.first_stop
+    def _last(self, request: Request, token_ids: tuple[int, ...], length: int, first: TokenDelta | None) -> TokenDelta:
+        is_stop = token_ids[-1] in request.stop_ids and length >= request.first_stop
         kv_transfer = None
         if is_stop:
             reason = FinishReason.STOP
@@ -178,9 +210,9 @@ class StepOutputProcessor:
             self._live_requests.finish(request)
         return TokenDelta(
             request_id=request.request_id,
-            token_ids=(token_id,),
+            token_ids=token_ids,
             finish_reason=reason,
-            stop_token_id=token_id if is_stop else None,
+            stop_token_id=token_ids[-1] if is_stop else None,
             kv_transfer=kv_transfer,
             num_cached_tokens=first.num_cached_tokens if first else None,
             num_remote_tokens=first.num_remote_tokens if first else None,
@@ -246,3 +278,11 @@ class StepOutputProcessor:
         parent = request.block_hashes[index - 1] if index else request.root
         token_ids = tuple(tokens[index * block_size : (index + 1) * block_size].tolist())
         self._kv_cache.record_stored(block_hash, parent, token_ids)
+
+
+def _appended_tokens(token_ids: IntArray, num_samples: IntArray, num_appended: IntArray) -> tuple[IntArray, IntArray]:
+    """The first ``num_appended`` of each row's samples, one row after the other, and where each row's begin."""
+    starts = np.zeros(num_appended.size + 1, np.int32)
+    np.cumsum(num_appended, out=starts[1:])
+    places = np.arange(token_ids.size) - np.repeat(np.cumsum(num_samples) - num_samples, num_samples)
+    return token_ids[places < np.repeat(num_appended, num_samples)], starts

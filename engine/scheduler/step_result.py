@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -11,15 +12,25 @@ from engine.contract.step import EMPTY_INTS, IntArray
 from engine.scheduler.requests.request import Request
 
 
+def tokens_of(index: int, token_ids: IntArray, starts: IntArray | None) -> tuple[int, ...]:
+    """One request's new tokens; see ``StepResult``."""
+    if starts is None:
+        return (int(token_ids[index]),)
+    return tuple(token_ids[starts[index] : starts[index + 1]].tolist())
+
+
 class StepResult(NamedTuple):
     """New tokens of one step and the ends since the last one. It does not change: any thread may ask for messages.
 
-    ``token_ids[i]`` is the new token of ``requests[i]``; ``special`` holds the deltas, by index, that say more than a
-    token: a request's first and its last. ``finished`` are the ends that happened between steps.
+    token_ids: the new tokens of ``requests``, those of one after the other; starts: [num_requests + 1] where each
+    request's begin, None where each has one. ``special`` holds the deltas, by index, that say more than tokens: a
+    request's first and its last, and those with log-probabilities. ``finished`` are the ends that happened between
+    steps.
     """
 
     requests: Sequence[Request] = ()
     token_ids: IntArray = EMPTY_INTS
+    starts: IntArray | None = None
     special: Mapping[int, TokenDelta] = MappingProxyType({})
     finished: Sequence[tuple[str, TokenDelta]] = ()
 
@@ -34,13 +45,19 @@ class StepResult(NamedTuple):
         for client_id, delta in self.finished:
             by_client.setdefault(client_id, []).append(delta)
         special = self.special
-        for index, (request, token_id) in enumerate(zip(self.requests, self.token_ids.tolist(), strict=True)):
-            delta = special.get(index) or TokenDelta(request.request_id, (token_id,))
+        for index, (request, token_ids) in enumerate(zip(self.requests, self._tokens_of_each(), strict=True)):
+            delta = special.get(index) or TokenDelta(request.request_id, token_ids)
             deltas = by_client.get(request.client_id)
             if deltas is None:
                 deltas = by_client[request.client_id] = []
             deltas.append(delta)
         return by_client
+
+    def _tokens_of_each(self) -> Iterable[tuple[int, ...]]:
+        token_ids = self.token_ids.tolist()
+        if self.starts is None:
+            return zip(token_ids, strict=True)
+        return [tuple(token_ids[start:end]) for start, end in pairwise(self.starts.tolist())]
 
     def deltas(self) -> list[TokenDelta]:
         """The messages for all front ends."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
-from engine.contract.messages import FinishReason, LogprobTable, TokenDelta
+from engine.contract.messages import DeltaLogprobs, FinishReason, LogprobTable, TokenDelta
 from engine.contract.token_ids import TokenIds
 from router.errors import RequestCancelledError, RouterError, is_refusal
 from router.report.metrics import RouterMetrics
@@ -114,7 +116,7 @@ class TextOutput:
     def _pieces(self, deltas: list[TokenDelta]) -> list[TextPiece]:
         self._observe(deltas)
         pieces: list[TextPiece] = []
-        for delta in deltas:
+        for delta in deltas if self._is_plain else chain.from_iterable(map(_one_by_one, deltas)):
             piece = self._piece(delta)
             pieces.append(piece)
             if piece.finish_reason is not None:
@@ -219,3 +221,23 @@ class TextOutput:
         else:
             self._metrics.more_tokens(now_s - self._last_s, num_tokens=num_tokens)
         self._last_s = now_s
+
+
+def _one_by_one(delta: TokenDelta) -> Iterator[TokenDelta]:
+    """A delta of several tokens as one for each: a stop string ends the output at the token that completes it."""
+    num_tokens = len(delta.token_ids)
+    if num_tokens <= 1:
+        yield delta
+        return
+    said = delta.logprobs or DeltaLogprobs()
+    for index, token_id in enumerate(delta.token_ids):
+        is_first, is_last = index == 0, index == num_tokens - 1
+        logprobs = DeltaLogprobs(said.tokens[index : index + 1], said.prompt if is_first else None)
+        yield TokenDelta(
+            delta.request_id,
+            (token_id,),
+            finish_reason=delta.finish_reason if is_last else None,
+            stop_token_id=delta.stop_token_id if is_last else None,
+            num_cached_tokens=delta.num_cached_tokens if is_first else None,
+            logprobs=None if delta.logprobs is None else logprobs,
+        )

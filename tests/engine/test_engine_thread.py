@@ -11,7 +11,7 @@ import pytest
 from engine.contract.errors import ConfigError, ConnectorDeadError, EngineDeadError
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.frontend.async_engine import AsyncEngine
-from engine.frontend.engine_core import EngineCore, StepRunner
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.inproc import InProcessFabric
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import expected_tokens

@@ -25,7 +25,7 @@ def test_tokens_are_those_of_one_engine(tmp_path: Path, block_size: int, transpo
     meeting = Meeting()
     decode = EngineBench(settings, nixl_builder("decode", meeting, transport=transport))
     try:
-        assert decode.engine.runner.region.memory is MemoryKind.VRAM
+        assert decode.engine.facts.memory is MemoryKind.VRAM
         with prefilling(settings, meeting, transport=transport) as prefill:
             for num_tokens in (17, 40, 300):
                 request = decode.request(num_tokens, max_tokens=20)

@@ -12,10 +12,11 @@ import torch
 
 from engine.build import build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.contract.executor import StepRunner
 from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.contract.token_ids import TokenIds
-from engine.frontend.engine_core import EngineCore, StepRunner
+from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import run_requests
 from engine.model.builtin import builtin_model_dir
 from tests.support.engine.collected_output import collect

@@ -10,6 +10,7 @@ from engine.build import BuiltEngine, build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
+from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import step_or_wait
 from engine.model.builtin import builtin_model_dir
@@ -72,7 +73,9 @@ def answer(tokenizer: Tokenizer, request: GenerateRequest, *, num_damaged: int, 
         prefill.add_request(replace(request, hand_over=True))
         first = next(delta for delta in step_or_wait(prefill) if delta.finish_reason is FinishReason.HANDED_OVER)
         assert first.kv_transfer is not None
-        cache = built["prefill"].runner.kv_cache
+        executor = built["prefill"].executor
+        assert isinstance(executor, SingleProcessExecutor)
+        cache = executor.runner.kv_cache
         for place in blocks_of_the_code(tokenizer, request.prompt_token_ids)[:num_damaged]:
             block_id = first.kv_transfer.block_ids[place]
             cache.write_block(block_id, bytes(len(cache.read_block(block_id))))

@@ -15,18 +15,21 @@ LIMIT, FIRST_STOP, PUBLISH_GOAL, EPOCH, IS_STALLED = range(6, 11)
 FIRST_STOP_ID = 11
 
 # The lines of what ``advance`` writes; LACKING only where rows lack blocks, EPOCHS only where none does.
-ROWS, FIRST_POSITIONS, COUNTS, ENDS, EPOCHS = range(5)
+ROWS, FIRST_POSITIONS, COUNTS, ENDS, NUM_SAMPLES, EPOCHS = range(6)
 LACKING = EPOCHS
-NUM_LINES = 5
+NUM_LINES = 6
+
+# The lines of what ``append_sampled`` and ``append_verified`` find.
+FULL, ENDED, NUM_APPENDED = range(3)
+NUM_FOUND = 3
 
 _INTS = types.Array(types.int32, 1, "C", readonly=True)
 _LINES = types.int32[:, ::1]
-_BOOLS = types.Array(types.boolean, 1, "C", readonly=True)
 _NUMBER = types.int64
 
 
 @njit(**OPTIONS)
-def _count_as_computed(columns, order, lines, is_sampling):
+def _count_as_computed(columns, order, lines):
     num_rows, num_tokens, num_sampling = 0, 0, 0
     for i in range(len(order)):
         row, count, end = order[i], lines[COUNTS, i], lines[ENDS, i]
@@ -37,7 +40,7 @@ def _count_as_computed(columns, order, lines, is_sampling):
         columns[NUM_EXPECTED, row] += samples
         lines[ROWS, num_rows], lines[COUNTS, num_rows], lines[ENDS, num_rows] = row, count, end
         lines[FIRST_POSITIONS, num_rows], lines[EPOCHS, num_rows] = end - count, columns[EPOCH, row]
-        is_sampling[num_rows] = samples
+        lines[NUM_SAMPLES, num_rows] = samples
         num_rows += 1
         num_tokens += count
         num_sampling += samples
@@ -45,12 +48,10 @@ def _count_as_computed(columns, order, lines, is_sampling):
 
 
 @njit(
-    types.UniTuple(types.int64, 4)(
-        _LINES, _INTS, _INTS, types.int64, types.int64, types.boolean, _LINES, types.b1[::1]
-    ),
+    types.UniTuple(types.int64, 4)(_LINES, _INTS, _INTS, types.int64, types.int64, types.boolean, _LINES),
     **OPTIONS,
 )
-def advance(columns, order, shares, cap, budget, is_chunked, lines, is_sampling):
+def advance(columns, order, shares, cap, budget, is_chunked, lines):
     """Hand the rows in ``order`` tokens, and count them as computed unless some of them lack blocks.
 
     Each gets what it needs, at most ``cap`` if that is not 0, until ``budget`` is spent; unless ``is_chunked``, all or
@@ -58,8 +59,8 @@ def advance(columns, order, shares, cap, budget, is_chunked, lines, is_sampling)
 
     Returns:
         (number of lacking rows, rows, tokens, sampling rows). Where rows lack blocks nothing was counted: they are at
-        the indices LACKING of ``order``, and ENDS of all rows is where they would have come to. Else ROWS,
-        FIRST_POSITIONS, COUNTS, ENDS, EPOCHS and ``is_sampling`` are of the rows that compute, in order.
+        the indices LACKING of ``order``, and ENDS of all rows is where they would have come to. Else all lines but
+        that are of the rows that compute, in order.
     """
     num_lacking, left = 0, budget
     for i in range(len(order)):
@@ -81,37 +82,88 @@ def advance(columns, order, shares, cap, budget, is_chunked, lines, is_sampling)
             num_lacking += 1
     if num_lacking:
         return num_lacking, 0, 0, 0
-    return _count_as_computed(columns, order, lines, is_sampling)
+    return _count_as_computed(columns, order, lines)
 
 
-@njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _BOOLS, _LINES), **OPTIONS)
-def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, is_sampling, found):
+@njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)
+def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, found):
     """Store the tokens that ``rows``, computed up to ``ends``, sampled, and find those that something happens to.
 
-    token_ids: [max_num_seqs, width] all rows' tokens; ``num_stop_ids`` of each row's stop ids are looked at.
+    token_ids: [max_num_seqs, width] all rows' tokens; ``num_stop_ids`` of each row's stop ids are looked at. tokens:
+    one for each row with a sample.
 
     Returns:
-        (n, m): ``found[0, :n]`` are the indices of rows with a block that is full now, ``found[1, :m]`` those of rows
-        that end with their new token, counted among the sampling ones.
+        (n, m): ``found[FULL, :n]`` are the indices of rows with a block that is full now, ``found[ENDED, :m]`` those of
+        rows that end with their new token, counted among the sampling ones.
     """
     num_full, num_ended, num_sampled = 0, 0, 0
     for i in range(len(rows)):
         row, end = rows[i], ends[i]
         if end >= columns[PUBLISH_GOAL, row]:
-            found[0, num_full] = i
+            found[FULL, num_full] = i
             num_full += 1
-        if not is_sampling[i]:
+        if not num_samples[i]:
             continue
-        token_ids[row, end] = tokens[i]
+        token = tokens[num_sampled]
+        token_ids[row, end] = token
         columns[NUM_TOKENS, row] = end + 1
         has_ended = end + 1 >= columns[LIMIT, row]
         if end + 1 >= columns[FIRST_STOP, row]:
             for column in range(FIRST_STOP_ID, FIRST_STOP_ID + num_stop_ids):
-                has_ended |= columns[column, row] == tokens[i]
+                has_ended |= columns[column, row] == token
         if has_ended:
-            found[1, num_ended] = num_sampled
+            found[ENDED, num_ended] = num_sampled
             num_ended += 1
         num_sampled += 1
+    return num_full, num_ended
+
+
+@njit(types.Tuple((_NUMBER, types.boolean))(_LINES, _LINES, _NUMBER, _NUMBER, _NUMBER, _INTS), **OPTIONS)
+def _append(columns, token_ids, num_stop_ids, row, end, tokens):
+    """Store a row's new tokens from position ``end`` on, up to one that ends the row."""
+    has_ended = False
+    for token in tokens:
+        token_ids[row, end] = token
+        end += 1
+        has_ended = end >= columns[LIMIT, row]
+        if end >= columns[FIRST_STOP, row]:
+            for column in range(FIRST_STOP_ID, FIRST_STOP_ID + num_stop_ids):
+                has_ended |= columns[column, row] == token
+        if has_ended:
+            break
+    columns[NUM_TOKENS, row] = end
+    return end, has_ended
+
+
+@njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)
+def append_verified(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, num_accepted, found):
+    """What ``append_sampled`` does, for a step with draft tokens.
+
+    Of the ``num_samples`` tokens of a row, which stand one row after the other in ``tokens``, the first
+    ``num_accepted + 1`` are stored, up to one that ends the row. Rows with more samples than one have computed their
+    accepted draft tokens as well: only now these count as computed.
+
+    Returns:
+        The same; ``found[NUM_APPENDED]`` is how many tokens were stored for each sampling row.
+    """
+    num_full, num_ended, num_sampling, at = 0, 0, 0, 0
+    for i in range(len(rows)):
+        row, end = rows[i], ends[i]
+        if num_samples[i]:
+            of_row = tokens[at : at + num_accepted[i] + 1]
+            end, has_ended = _append(columns, token_ids, num_stop_ids, row, end, of_row)
+            found[NUM_APPENDED, num_sampling] = end - ends[i]
+            if num_samples[i] > 1:
+                columns[NUM_EXPECTED, row], columns[NUM_COMPUTED, row] = end, end - 1
+            if has_ended:
+                found[ENDED, num_ended] = num_sampling
+                num_ended += 1
+            end -= 1
+            at += num_samples[i]
+            num_sampling += 1
+        if end >= columns[PUBLISH_GOAL, row]:
+            found[FULL, num_full] = i
+            num_full += 1
     return num_full, num_ended
 
 

@@ -226,6 +226,19 @@ class RowTable:
         self.capacity[rows] += counts * np.int32(self.block_size)
         return repeated.astype(np.int32), columns
 
+    def trim_blocks(self, row: int) -> list[int]:
+        """Take the blocks off a row's table that its known tokens do not need.
+
+        Returns:
+            These blocks, the caller's to release.
+        """
+        num_needed = -(-int(self.num_tokens[row]) // self.block_size)
+        surplus: list[int] = self.block_table[row, num_needed : self.num_blocks[row]].tolist()
+        if surplus:
+            self.num_blocks[row] = num_needed
+            self.capacity[row] = num_needed * self.block_size
+        return surplus
+
     def blocks_ending_at(self, rows: RowArray, ends: IntArray) -> tuple[list[int], list[int], bytes]:
         """One block a row, the one that ends at position ``ends[i]``.
 

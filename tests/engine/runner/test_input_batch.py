@@ -37,7 +37,7 @@ def step(rows: IntArray, firsts: IntArray, counts: IntArray, *new_rows: NewRow) 
         rows=rows,
         first_positions=firsts,
         num_scheduled_tokens=counts,
-        is_sampling=np.ones(rows.size, dtype=np.bool_),
+        num_samples=np.ones(rows.size, dtype=np.int32),
         new_rows=new_rows,
     )
 
@@ -106,10 +106,41 @@ def test_a_decode_step_is_laid_out_as_the_same_rows_beside_a_prefill(data: st.Da
 def test_rows_that_do_not_all_sample_are_no_decode_step(batch: InputBatch) -> None:
     output = step(ints(1, 3), ints(1, 1), ints(1, 1))
 
-    inputs = batch.prepare(output._replace(is_sampling=np.array([True, False])))
+    inputs = batch.prepare(output._replace(num_samples=np.array([1, 0], dtype=np.int32)))
 
     assert not inputs.is_decode
     assert inputs.last_tokens.tolist() == [0]
+
+
+def test_f3_a_row_with_drafts_samples_after_each_of_them() -> None:
+    """Row 1 computes its last known token and two drafts, row 3 a chunk of a prompt, row 0 one token."""
+    batch = InputBatch(max_num_seqs=4, max_model_len=16, block_size=16)
+    rows, firsts, counts = ints(1, 3, 0), ints(2, 0, 1), ints(3, 2, 1)
+    output = step(rows, firsts, counts, new_row(1, 10, 11, 12), new_row(3, 30, 31, 32), new_row(0, 5, 6))
+    output = output._replace(num_samples=ints(3, 0, 1), draft_token_ids=ints(77, 78))
+    batch.apply(output)
+
+    inputs = batch.prepare(output)
+
+    assert inputs.input_ids.tolist() == [12, 77, 78, 30, 31, 6]
+    assert inputs.positions.tolist() == [2, 3, 4, 0, 1, 1]
+    assert inputs.last_tokens.tolist() == [0, 1, 2, 5]
+    assert inputs.sampled_rows.tolist() == [1, 1, 1, 0]
+    assert inputs.sampled_positions.tolist() == [3, 4, 5, 2]
+    assert batch.history.token_ids[1, :5].tolist() == [10, 11, 12, 77, 78], "what processors read"
+
+
+def test_f3_tokens_drawn_for_drafts_take_their_places() -> None:
+    """The first draft was right and the second wrong: what was drawn behind that is not read again."""
+    batch = InputBatch(max_num_seqs=4, max_model_len=16, block_size=16)
+    output = step(ints(1), ints(2), ints(3), new_row(1, 10, 11, 12))
+    batch.apply(output)
+    batch.prepare(output._replace(num_samples=ints(3), draft_token_ids=ints(77, 78)))
+
+    batch.learn(ints(1, 1, 1), ints(3, 4, 5), ints(77, 80, 90))
+
+    assert batch.prepare(step(ints(1), ints(4), ints(1))).input_ids.tolist() == [80]
+    assert batch.history.token_ids[1, :5].tolist() == [10, 11, 12, 77, 80]
 
 
 def test_f5_once_learned_it_is_known(batch: InputBatch) -> None:

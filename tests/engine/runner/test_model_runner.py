@@ -128,7 +128,7 @@ def test_a_step_that_only_releases_samples_nothing(checkpoint: Callable[[str], P
         rows=EMPTY_INTS,
         first_positions=EMPTY_INTS,
         num_scheduled_tokens=EMPTY_INTS,
-        is_sampling=np.empty(0, dtype=np.bool_),
+        num_samples=EMPTY_INTS,
         released_rows=np.array([2], dtype=np.int32),
     )
     assert runner.execute(output).sampled_token_ids.size == 0

@@ -25,7 +25,7 @@ def test_k4_exactly_the_damaged_blocks_are_recomputed() -> None:
 
     ranges = [(int(step.first_positions[0]), int(step.num_scheduled_tokens[0])) for step in steps]
     assert ranges == [(4, 8), (16, 4), (24, 1)]
-    assert [bool(step.is_sampling[0]) for step in steps] == [False, False, True]
+    assert [int(step.num_samples[0]) for step in steps] == [0, 0, 1]
     world.run()
     world.check_output("a")
     stats = world.scheduler.stats()

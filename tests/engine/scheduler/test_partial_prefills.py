@@ -68,7 +68,7 @@ def test_o3_prefills_about_to_finish_come_first() -> None:
     output = world.step()
 
     assert output.num_scheduled_tokens.tolist() == [4, 4, 4]
-    assert output.is_sampling.tolist() == [False, True, False]
+    assert output.num_samples.tolist() == [0, 1, 0]
 
 
 def test_o3_decodes_are_not_held_up() -> None:

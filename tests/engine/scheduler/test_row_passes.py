@@ -65,11 +65,10 @@ def test_rows_get_their_shares_and_count_them_once_all_have_blocks(
     shares = shares_of(columns, order, cap=cap, budget=budget, is_chunked=is_chunked)
     before = columns.copy()
     lines = np.empty((row_passes.NUM_LINES, order.size), np.int32)
-    is_sampling = np.empty(order.size, np.bool_)
     given_shares = np.array(shares, np.int32) if are_given else row_passes.NO_SHARES
 
     num_lacking, num_rows, num_tokens, num_sampling = row_passes.advance(
-        columns, order, given_shares, cap, budget, is_chunked, lines, is_sampling
+        columns, order, given_shares, cap, budget, is_chunked, lines
     )
 
     computed = before[row_passes.NUM_COMPUTED, order]
@@ -89,7 +88,7 @@ def test_rows_get_their_shares_and_count_them_once_all_have_blocks(
     assert lines[row_passes.ENDS, :num_rows].tolist() == ends[active].tolist()
     assert lines[row_passes.EPOCHS, :num_rows].tolist() == before[row_passes.EPOCH, rows].tolist()
     samples = ends[active] == before[row_passes.NUM_EXPECTED, rows]
-    assert is_sampling[:num_rows].tolist() == samples.tolist()
+    assert lines[row_passes.NUM_SAMPLES, :num_rows].tolist() == samples.astype(int).tolist()
     assert (num_tokens, num_sampling) == (sum(shares), samples.sum())
     expected = before.copy()
     expected[row_passes.NUM_COMPUTED, rows] = ends[active]
@@ -97,30 +96,58 @@ def test_rows_get_their_shares_and_count_them_once_all_have_blocks(
     assert np.array_equal(columns, expected)
 
 
-@given(data=st.data(), columns=tables(), rows=ROW_LISTS, num_stop_ids=st.integers(0, NUM_STOP_IDS))
+@given(
+    data=st.data(),
+    columns=tables(),
+    rows=ROW_LISTS,
+    num_stop_ids=st.integers(0, NUM_STOP_IDS),
+    max_drafts=st.sampled_from((0, 0, 4)),
+)
 def test_tokens_are_stored_and_full_blocks_and_ends_are_found(
-    data: st.DataObject, columns: IntArray, rows: IntArray, num_stop_ids: int
+    data: st.DataObject, columns: IntArray, rows: IntArray, num_stop_ids: int, max_drafts: int
 ) -> None:
+    """With drafts a row takes its accepted ones and the token after them, up to the token that ends it."""
     token_ids = np.full((NUM_ROWS, 64), -7, np.int32)
     ends = columns[row_passes.NUM_COMPUTED, rows]
-    tokens = np.array(data.draw(st.lists(st.integers(0, 5), min_size=rows.size, max_size=rows.size)), np.int32)
-    is_sampling = np.array(data.draw(st.lists(st.booleans(), min_size=rows.size, max_size=rows.size)), np.bool_)
-    before, found = columns.copy(), np.empty((2, NUM_ROWS), np.int32)
+    num_samples, num_accepted, samples = list[int](), list[int](), list[list[int]]()
+    for _ in rows:
+        num_samples.append(data.draw(st.integers(0, 1 + max_drafts)))
+        num_accepted.append(data.draw(st.integers(0, max(num_samples[-1] - 1, 0))))
+        samples.append(data.draw(st.lists(st.integers(0, 5), min_size=num_samples[-1], max_size=num_samples[-1])))
+    before, found = columns.copy(), np.zeros((row_passes.NUM_FOUND, NUM_ROWS), np.int32)
 
-    num_full, num_ended = row_passes.append_sampled(
-        columns, token_ids, num_stop_ids, rows, ends, tokens, is_sampling, found
-    )
+    tokens = np.array([token for of_row in samples for token in of_row], np.int32)
+    arrays = (columns, token_ids, num_stop_ids, rows, ends, tokens, np.array(num_samples, np.int32))
+    if max_drafts:
+        num_full, num_ended = row_passes.append_verified(*arrays, np.array(num_accepted, np.int32), found)
+    else:
+        num_full, num_ended = row_passes.append_sampled(*arrays, found)
 
-    assert found[0, :num_full].tolist() == np.flatnonzero(ends >= before[row_passes.PUBLISH_GOAL, rows]).tolist()
-    expected_ids, expected, ended = np.full((NUM_ROWS, 64), -7, np.int32), before.copy(), []
-    for number, index in enumerate(np.flatnonzero(is_sampling).tolist()):
-        row, length = int(rows[index]), int(ends[index]) + 1
-        expected_ids[row, length - 1] = tokens[index]
-        expected[row_passes.NUM_TOKENS, row] = length
-        stop_ids = before[row_passes.FIRST_STOP_ID :, row][:num_stop_ids]
-        is_stop = tokens[index] in stop_ids and length >= before[row_passes.FIRST_STOP, row]
-        if is_stop or length >= before[row_passes.LIMIT, row]:
-            ended.append(number)
-    assert found[1, :num_ended].tolist() == ended
+    expected_ids, expected = np.full((NUM_ROWS, 64), -7, np.int32), before.copy()
+    ended, full, num_appended = list[int](), list[int](), list[int]()
+    for index, (row, end) in enumerate(zip(rows.tolist(), ends.tolist(), strict=True)):
+        computed = end
+        if num_samples[index]:
+            stop_ids = before[row_passes.FIRST_STOP_ID :, row][:num_stop_ids]
+            length = end
+            for token in samples[index][: num_accepted[index] + 1]:
+                expected_ids[row, length] = token
+                length += 1
+                is_stop = token in stop_ids and length >= before[row_passes.FIRST_STOP, row]
+                if is_stop or length >= before[row_passes.LIMIT, row]:
+                    ended.append(len(num_appended))
+                    break
+            num_appended.append(length - end)
+            computed = length - 1
+            expected[row_passes.NUM_TOKENS, row] = length
+            if num_samples[index] > 1:
+                expected[row_passes.NUM_COMPUTED, row] = computed
+                expected[row_passes.NUM_EXPECTED, row] = length
+        if computed >= before[row_passes.PUBLISH_GOAL, row]:
+            full.append(index)
+    assert found[row_passes.FULL, :num_full].tolist() == full
+    assert found[row_passes.ENDED, :num_ended].tolist() == ended
+    if max_drafts:
+        assert found[row_passes.NUM_APPENDED, : len(num_appended)].tolist() == num_appended
     assert np.array_equal(token_ids, expected_ids)
     assert np.array_equal(columns, expected)

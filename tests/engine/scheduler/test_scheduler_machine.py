@@ -31,7 +31,7 @@ from tests.support.scheduler.scheduler_strategies import (
     SAMPLING,
     SHARES,
 )
-from tests.support.scheduler.scheduler_world import SchedulerWorld, undisturbed_output
+from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds, undisturbed_output
 from tests.support.scheduler.scripted_connector import PEER
 
 NUM_WORLDS = int(os.environ.get("BATON_SCHEDULER_WORLDS", "2000"))
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(max(900, NUM_WORLDS))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, lengths, priorities, aborts, small pools, loads and leases, resets, overlapped steps."""
+    """Random arrivals, lengths, priorities, aborts, small pools, loads and leases, drafts, resets, overlapped steps."""
 
     world: SchedulerWorld
 
@@ -50,8 +50,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(6, 16),
         caching=st.sampled_from([True, True, True, False]),
         num_tier_slots=st.sampled_from([0, 0, 3, 12]),
+        max_draft_tokens=st.sampled_from([0, 3, 1, 9]),
     )
-    def start(self, config: SchedulerConfig, num_blocks: int, caching: bool, num_tier_slots: int) -> None:
+    def start(
+        self, config: SchedulerConfig, num_blocks: int, caching: bool, num_tier_slots: int, max_draft_tokens: int
+    ) -> None:
         self.world = SchedulerWorld(
             config,
             num_blocks=num_blocks,
@@ -59,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
             num_tier_slots=num_tier_slots,
+            drafting=drafts_for_worlds(max_draft_tokens),
         )
         self.num_added = 0
         self.ended: list[str] = []

@@ -115,7 +115,7 @@ def test_c3_without_chunked_prefill_a_damaged_prompt_is_computed_whole_from_its_
     output = world.step()
 
     assert (output.first_positions.tolist(), output.num_scheduled_tokens.tolist()) == ([4], [21])
-    assert output.is_sampling.all()
+    assert output.num_samples.all()
     world.run()
     world.check_output("damaged")
 
@@ -168,7 +168,7 @@ def test_c8_computed_counts_advance_when_a_step_is_scheduled() -> None:
     first, second, third = (world.schedule() for _ in range(3))
 
     assert [output.first_positions.tolist() for output in (first, second, third)] == [[0], [8], [14]]
-    assert third.is_sampling.tolist() == [True]
+    assert third.num_samples.tolist() == [1]
     while world.in_flight:
         world.complete_step()
     world.run()

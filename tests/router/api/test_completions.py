@@ -100,6 +100,26 @@ async def test_stop_string_across_tokens_ends_the_request_everywhere(model_dir: 
         assert rig.is_at_rest()
 
 
+@pytest.mark.parametrize("stop", ["w are y", "l", "how are"])
+@pytest.mark.parametrize("min_tokens", [0, 7])
+async def test_stop_string_ends_the_answer_at_the_token_that_completes_it_however_many_come_at_once(
+    model_dir: Path, stop: str, min_tokens: int
+) -> None:
+    script = ids_of(model_dir, "hello world, how are you today?")
+    answers = []
+    for tokens_per_step in (1, 4):
+        async with router_rig(model_dir, next_token=scripted(script), tokens_per_step=tokens_per_step) as rig:
+            body = (
+                await rig.complete(
+                    "x", max_tokens=300, stop=[stop], min_tokens=min_tokens, logprobs=1, return_token_ids=True
+                )
+            ).json()
+            answers.append((body["choices"], body["usage"]))
+
+    assert answers[1] == answers[0]
+    assert answers[0][0][0]["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize("tokens_per_step", [1, 3])
 async def test_stream_says_the_same_as_the_whole_answer(model_dir: Path, tokens_per_step: int) -> None:
     script = ids_of(model_dir, "日本 hello 🙂 the end")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.contract.executor import StepRunner
 from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
-from engine.frontend.engine_core import StepRunner
 from kv_transfer.options import ConnectorOptions
 from router.request.generation import Generation
 from router.service import RouterService

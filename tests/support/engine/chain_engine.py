@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from engine.contract.config import CacheConfig, SchedulerConfig
+from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
 from engine.scheduler.policy.gates import AdmissionGate
 from engine.scheduler.scheduler import Scheduler
@@ -23,6 +24,7 @@ def chain_engine(
     scheduler: SchedulerConfig = DEFAULT_SCHEDULER,
     build_connector: ConnectorBuilder | None = None,
     gates: Sequence[AdmissionGate] = (),
+    drafting: Drafting | None = None,
 ) -> EngineCore:
     """A small engine whose tokens are ``expected_tokens`` as long as its cache holds what it should.
 
@@ -44,6 +46,7 @@ def chain_engine(
         max_model_len=max_model_len,
         connector=connector.scheduler if connector is not None else None,
         gates=gates,
+        drafting=drafting,
     )
     return EngineCore(
         scheduler=policy,

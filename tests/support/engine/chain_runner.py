@@ -63,7 +63,7 @@ class LateStep:
 
 
 class ChainRunner:
-    """Implements the engine's ``StepRunner`` over ``num_blocks`` blocks of real memory.
+    """Implements ``StepRunner`` over ``num_blocks`` blocks of real memory.
 
     With ``is_late`` it is a device that runs as late as it may: a step reads its tokens and touches the cache when its
     result is asked for, and not before. Whoever uses what a step in flight computes, or gives away what it still
@@ -126,16 +126,21 @@ class ChainRunner:
         for new_row in output.new_rows:
             self._start(new_row)
         self._block_table[output.append_rows, output.append_columns] = output.append_block_ids
-        sampled = np.zeros(output.rows.size, dtype=np.int32)
+        drafts = iter(output.draft_token_ids.tolist())
+        sampled: list[int] = []
+        accepted: list[int] = []
         for index, row in enumerate(output.rows.tolist()):
-            first = int(output.first_positions[index])
+            first, num_samples = int(output.first_positions[index]), int(output.num_samples[index])
             end = first + int(output.num_scheduled_tokens[index])
+            of_row = [next(drafts) for _ in range(num_samples - 1)]
+            self._tokens[row, end - len(of_row) : end] = of_row
             self._compute(row, first, end)
-            if output.is_sampling[index]:
-                token = _next_token(self._context(row, end))
-                sampled[index] = token
-                self._tokens[row, end] = token
-        return ModelRunnerOutput(sampled_token_ids=sampled)
+            drawn = [_next_token(self._context(row, place)) for place in range(end - num_samples + 1, end + 1)]
+            self._tokens[row, end - num_samples + 1 : end + 1] = drawn
+            accepted.append(next((n for n, draft in enumerate(of_row) if draft != drawn[n]), len(of_row)))
+            sampled.extend(drawn)
+        num_accepted = np.array(accepted, np.int32) if output.draft_token_ids.size else None
+        return ModelRunnerOutput(sampled_token_ids=np.array(sampled, np.int32), num_accepted=num_accepted)
 
     def _start(self, new_row: NewRow) -> None:
         self._tokens[new_row.row, : new_row.token_ids.size] = new_row.token_ids

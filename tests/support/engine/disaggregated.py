@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from engine.build import build_engine
 from engine.contract.config import EngineConfig
+from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
@@ -54,11 +55,11 @@ def joined_cores(
 
 
 @contextmanager
-def inproc_pair(config: EngineConfig) -> Iterator[tuple[EngineCore, EngineCore]]:
+def inproc_pair(config: EngineConfig, *, drafting: Drafting | None = None) -> Iterator[tuple[EngineCore, EngineCore]]:
     """Two real engines of the same settings."""
 
     def build(build_connector: ConnectorBuilder) -> EngineCore:
-        return build_engine(config, build_connector=build_connector).core
+        return build_engine(config, build_connector=build_connector, drafting=drafting).core
 
     with joined_cores(build, build) as pair:
         yield pair

@@ -10,6 +10,7 @@ import torch
 
 from engine.build import build_engine
 from engine.contract.config import CacheConfig, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
+from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.offline import generate
 from tests.support.engine.requests import greedy_request
 
@@ -33,10 +34,11 @@ def engine_bits(path: Path, dtype: DTypeName) -> str:
         cache=CacheConfig(num_blocks=128, block_size=16),
         scheduler=SchedulerConfig(max_num_seqs=NUM_REQUESTS, max_num_batched_tokens=64),
     )
-    core = build_engine(config).core
+    built = build_engine(config)
+    assert isinstance(built.executor, SingleProcessExecutor)
     prompts = _prompts()
-    outputs = generate(core, [greedy_request(str(n), p, max_tokens=NUM_TOKENS) for n, p in enumerate(prompts)])
-    kv_bytes = core.runner.kv_cache.blocks.contiguous().view(torch.uint8).numpy().tobytes()
+    outputs = generate(built.core, [greedy_request(str(n), p, max_tokens=NUM_TOKENS) for n, p in enumerate(prompts)])
+    kv_bytes = built.executor.runner.kv_cache.blocks.contiguous().view(torch.uint8).numpy().tobytes()
     return blake2b(kv_bytes + repr(sorted(outputs.items())).encode(), digest_size=8).hexdigest()
 
 

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import EngineDeadError, RequestRefusedError
+from engine.contract.executor import StepRunner
 from engine.contract.messages import CacheReset, GenerateRequest, StepMessage, WorkerInfo
 from engine.frontend.async_engine import AsyncEngine
-from engine.frontend.engine_core import EngineCore, StepRunner
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric

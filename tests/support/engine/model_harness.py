@@ -13,6 +13,7 @@ from engine.attention.factory import build_attention
 from engine.device.kv_cache import KVCache
 from engine.model.decoder import Decoder
 from engine.model.registry import load_model_config
+from engine.model.step_context import StepContext
 from engine.model.weights.checkpoint import has_tensor, load_weights
 from engine.runner.device import DTYPES
 from kv_transfer.layout import KVLayout
@@ -83,7 +84,8 @@ class ModelHarness:
             block_tables=tables,
             slots=np.array(slots, dtype=np.int64),
         )
-        hidden = self.model.forward(torch.tensor(ids), torch.tensor(positions), self._attention.plan(batch))
+        context = StepContext(positions=torch.tensor(positions), plan=self._attention.plan(batch))
+        hidden = self.model.forward(torch.tensor(ids), context)
         for sequence, count in work:
             sequence.num_computed += count
         return list(self.model.logits(hidden).float().split(counts))

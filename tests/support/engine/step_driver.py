@@ -77,7 +77,7 @@ class StepDriver:
             rows=np.array(order, dtype=np.int32),
             first_positions=np.array(firsts, dtype=np.int32),
             num_scheduled_tokens=np.array([chunks[row] for row in order], dtype=np.int32),
-            is_sampling=np.array(is_sampling, dtype=np.bool_),
+            num_samples=np.array(is_sampling, dtype=np.int32),
             released_rows=np.array(self._released, dtype=np.int32),
             new_rows=tuple(self._new),
             append_rows=appended[:, 0],
@@ -88,10 +88,11 @@ class StepDriver:
         self._step_id += 1
         result = self.runner.execute(output)
         sampled: dict[int, int] = {}
+        tokens = iter(result.sampled_token_ids.tolist())
         for index, row in enumerate(order):
             self.rows[row].num_computed = ends[index]
             if is_sampling[index]:
-                sampled[row] = int(result.sampled_token_ids[index])
+                sampled[row] = next(tokens)
                 self.rows[row].token_ids.append(sampled[row])
         return sampled, result
 

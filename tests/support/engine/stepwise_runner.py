@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from engine.contract.executor import StepRunner
 from engine.contract.step import PendingStep, SchedulerOutput
-from engine.frontend.engine_core import StepRunner
 
 TIMEOUT_S = 30.0
 

@@ -53,17 +53,24 @@ class StrictRunner:
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step."""
         self._apply(output)
-        firsts, counts = output.first_positions.tolist(), output.num_scheduled_tokens.tolist()
-        for row, first, count in zip(output.rows.tolist(), firsts, counts, strict=True):
-            assert count >= 1
-            self._write(self.rows[row], first, first + count)
-        sampled = [
-            self._sample(self.rows[row], first + count) if is_sampling else GARBAGE
-            for row, first, count, is_sampling in zip(
-                output.rows.tolist(), firsts, counts, output.is_sampling.tolist(), strict=True
-            )
-        ]
-        return ModelRunnerOutput(sampled_token_ids=np.array(sampled, np.int32))
+        drafts = iter(output.draft_token_ids.tolist())
+        sampled: list[int] = []
+        accepted: list[int] = []
+        for row, first, count, num_samples in zip(
+            output.rows.tolist(),
+            output.first_positions.tolist(),
+            output.num_scheduled_tokens.tolist(),
+            output.num_samples.tolist(),
+            strict=True,
+        ):
+            assert count >= max(num_samples, 1)
+            of_row = [next(drafts) for _ in range(num_samples - 1)]
+            drawn = self._compute(self.rows[row], first, first + count, of_row, num_samples)
+            accepted.append(self._append(self.rows[row], drawn, of_row))
+            sampled.extend(drawn)
+        assert next(drafts, None) is None, "each draft belongs to a row"
+        num_accepted = np.array(accepted, np.int32) if output.draft_token_ids.size else None
+        return ModelRunnerOutput(sampled_token_ids=np.array(sampled, np.int32), num_accepted=num_accepted)
 
     def content(self, block_ids: Sequence[int], num_tokens: int) -> list[int]:
         """The KV in a block table."""
@@ -88,8 +95,9 @@ class StrictRunner:
             self._start(new_row)
         columns, block_ids = output.append_columns.tolist(), output.append_block_ids.tolist()
         for row, column, block_id in zip(output.append_rows.tolist(), columns, block_ids, strict=True):
-            assert column == len(self.rows[row].block_ids), "blocks are appended in order"
-            self.rows[row].block_ids.append(block_id)
+            # Blocks that only rejected drafts needed go back without a word; others may follow in their places.
+            assert column <= len(self.rows[row].block_ids), "blocks are appended in order"
+            self.rows[row].block_ids[column:] = [block_id]
         assert len(set(output.rows.tolist())) == output.rows.size, "a row computes once a step"
 
     def _start(self, new_row: NewRow) -> None:
@@ -97,18 +105,23 @@ class StrictRunner:
         assert new_row.row not in self.rows, "a row must be released before it is used again"
         self.rows[new_row.row] = RunnerRow(new_row.token_ids.tolist(), new_row.block_ids.tolist())
 
-    def _write(self, row: RunnerRow, first: int, end: int) -> None:
-        assert end <= len(row.token_ids), "only known tokens can be computed"
+    def _compute(self, row: RunnerRow, first: int, end: int, drafts: list[int], num_samples: int) -> list[int]:
+        """Write the KV of these positions; returns the tokens drawn after the last ones of them."""
+        tokens = row.token_ids + drafts
+        assert end <= len(tokens), "only known tokens and their drafts can be computed"
         assert end <= len(row.block_ids) * self._block_size, "every position needs its block"
-        values = kv_values(row.token_ids[:end])
+        assert num_samples == 0 or end == len(tokens), "only successors of the last known token and drafts are sampled"
+        values = kv_values(tokens[:end])
         for position in range(first, end):
             block = self.kv[row.block_ids[position // self._block_size]]
             block[position % self._block_size] = values[position]
         self.num_computed_positions += end - first
         assert self.content(row.block_ids, end) == values, "attended to KV that is not this context's (I3)"
+        return [next_token(value) for value in values[end - num_samples :]] if num_samples else []
 
-    def _sample(self, row: RunnerRow, end: int) -> int:
-        assert end == len(row.token_ids), "only the successor of the last known token can be sampled"
-        token = next_token(self.kv[row.block_ids[(end - 1) // self._block_size]][(end - 1) % self._block_size])
-        row.token_ids.append(token)
-        return token
+    @staticmethod
+    def _append(row: RunnerRow, drawn: list[int], drafts: list[int]) -> int:
+        """Add what was drawn up to the first wrong draft; returns how many drafts were right."""
+        num_accepted = next((n for n, draft in enumerate(drafts) if draft != drawn[n]), len(drafts))
+        row.token_ids.extend(drawn[: num_accepted + 1])
+        return num_accepted

@@ -11,6 +11,7 @@ import torch
 from engine.attention.backend import AttentionBatch
 from engine.attention.cuda import CUDAAttention
 from engine.device.kv_cache import KVCache
+from engine.model.step_context import StepContext
 from engine.runner.decode_graphs import DecodeGraphs, GraphSettings
 from engine.runner.step_inputs import StepInputs
 from tests.support.attention.fake_graph_device import FakeGraphDevice
@@ -67,9 +68,8 @@ class DecodeRig:
     def run_eagerly(self, inputs: StepInputs) -> torch.Tensor:
         """The same step without."""
         plan = self.attention.plan(inputs.attention)
-        return self.harness.model.forward(
-            torch.from_numpy(inputs.input_ids), torch.from_numpy(inputs.positions), plan
-        ).clone()
+        context = StepContext(positions=torch.from_numpy(inputs.positions), plan=plan)
+        return self.harness.model.forward(torch.from_numpy(inputs.input_ids), context).clone()
 
     def random_step(self, rng: np.random.Generator, lengths: list[int]) -> StepInputs:
         """Rows that compute their last token; no two have a block in common."""

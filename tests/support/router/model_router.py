@@ -11,6 +11,7 @@ import openai
 
 from engine.build import build_engine, worker_info
 from engine.contract.messages import LoadReport, WorkerInfo
+from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.params import PeerIdentity
@@ -51,23 +52,26 @@ class ModelRouter:
         )
 
 
-def model_engines(path: Path) -> EngineMaker:
+def model_engines(path: Path, *, drafting: Drafting | None = None) -> EngineMaker:
     """Engines that run a checkpoint."""
 
     def make(role: str, name: str, num_blocks: int, build_connector: ConnectorBuilder) -> tuple[EngineCore, WorkerInfo]:
-        built = build_engine(small_engine_config(path, num_blocks=num_blocks), build_connector=build_connector)
+        config = small_engine_config(path, num_blocks=num_blocks)
+        built = build_engine(config, build_connector=build_connector, drafting=drafting)
         identity = PeerIdentity(engine_id=name, incarnation="1")
         return built.core, worker_info(
-            built.runner, role=role, identity=identity, node_ip="127.0.0.1", model_name="tiny"
+            built.facts, role=role, identity=identity, node_ip="127.0.0.1", model_name="tiny"
         )
 
     return make
 
 
 @asynccontextmanager
-async def model_router(path: Path, *, num_decode: int = 1) -> AsyncIterator[ModelRouter]:
+async def model_router(
+    path: Path, *, num_decode: int = 1, drafting: Drafting | None = None
+) -> AsyncIterator[ModelRouter]:
     """Serve a checkpoint that has a tokenizer; at the end nothing of it is left."""
-    async with engine_pools(num_decode=num_decode, make=model_engines(path)) as (prefill, decode):
+    async with engine_pools(num_decode=num_decode, make=model_engines(path, drafting=drafting)) as (prefill, decode):
         service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, FAST)
         await service.start()
         try:

@@ -14,10 +14,12 @@ from types import MappingProxyType
 from engine.contract.config import CacheConfig, SchedulerConfig
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from engine.contract.step import SchedulerOutput
+from engine.drafting.proposer import Drafting
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
 from kv_transfer.chain.source import ChainSource, ChainTier, chain_orders
 from kv_transfer.connector import ConnectorEvents, ConnectorOrders, LeaseEnd, LeaseEnded, LoadEnded, SchedulerConnector
+from tests.support.engine.proposers import SometimesRight
 from tests.support.engine.strict_runner import StrictRunner, kv_values, next_token
 from tests.support.scheduler.place_watch import PlaceWatch
 from tests.support.scheduler.scripted_connector import ScriptedConnector
@@ -37,6 +39,16 @@ def undisturbed_output(request: GenerateRequest, max_total_tokens: int) -> list[
     return output
 
 
+def drafts_for_worlds(max_draft_tokens: int, *, accuracy: float = 0.7, proposes_all: bool = False) -> Drafting | None:
+    """Drafts of which each is right with a probability; None for 0 of them."""
+    if not max_draft_tokens:
+        return None
+    proposer = SometimesRight(
+        lambda _, tokens: next_token(kv_values(tokens)[-1]), probability=accuracy, proposes_all=proposes_all
+    )
+    return Drafting(proposer=proposer, max_draft_tokens=max_draft_tokens)
+
+
 @dataclass(slots=True)
 class Ending:
     """What became of a request: the tokens it got here, and its last delta."""
@@ -50,7 +62,8 @@ class Ending:
 class SchedulerWorld:
     """One scheduler, its runner and its peer, driven by hand. Every delta is collected, every step checked.
 
-    With ``num_tier_slots`` its connector is a chain: a host tier, then the peer. An id may be used again once its
+    With ``num_tier_slots`` its connector is a chain: a host tier, then the peer. With ``drafting`` steps verify
+    draft tokens. An id may be used again once its
     request has ended; what became of the earlier one is checked then.
     """
 
@@ -64,6 +77,7 @@ class SchedulerWorld:
         enable_prefix_caching: bool = True,
         has_connector: bool = True,
         num_tier_slots: int = 0,
+        drafting: Drafting | None = None,
     ) -> None:
         self.now_s = 0.0
         self.config = config
@@ -90,6 +104,7 @@ class SchedulerWorld:
             max_model_len=max_model_len,
             connector=connector if has_connector else None,
             clock=lambda: self.now_s,
+            drafting=drafting,
         )
         self.requests: dict[str, GenerateRequest] = {}
         self._endings: dict[str, Ending] = {}
@@ -132,7 +147,7 @@ class SchedulerWorld:
         places.check()
         assert output.num_tokens <= self.config.max_num_batched_tokens
         assert output.rows.size <= self.config.max_num_seqs
-        assert self.config.enable_chunked_prefill or output.is_sampling.all(), "a prompt was computed in chunks (C3)"
+        assert self.config.enable_chunked_prefill or output.num_samples.all(), "a prompt was computed in chunks (C3)"
         self._take_in(output.connector_orders)
         self.finished_ids.extend(output.finished_request_ids)
         self.last_output = output

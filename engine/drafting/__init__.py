@@ -1,0 +1,1 @@
+"""Guessing the tokens that come next, so that one step can verify several."""

@@ -1,0 +1,48 @@
+"""What proposes draft tokens, as the scheduler asks for it. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from engine.contract.errors import ConfigError
+from engine.contract.step import IntArray
+
+
+class DraftContext(NamedTuple):
+    """A request that may have draft tokens in the step that is being put together.
+
+    token_ids: [num_tokens] all its known tokens, prompt and output; a view that holds until ``propose`` returns, not
+        to be written to.
+    max_tokens: as many drafts are of use, at least 1.
+    """
+
+    request_id: str
+    token_ids: IntArray
+    max_tokens: int
+
+
+class Proposer(Protocol):
+    """Guesses what follows the tokens of running requests.
+
+    A guess changes no token of any request, only how many steps it takes: wrong ones cost the positions that were
+    computed for them. It is asked in every step, on the thread that schedules.
+    """
+
+    def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Sequence[int] | IntArray]:
+        """Draft tokens for each of these requests, in order: at most its ``max_tokens``, and none where there is no
+        good guess.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """Who proposes, and how many draft tokens a request may have in one step."""
+
+    proposer: Proposer
+    max_draft_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.max_draft_tokens < 1:
+            raise ConfigError(f"max_draft_tokens must be at least 1, got {self.max_draft_tokens}")

@@ -1,0 +1,1 @@
+"""What computes an engine's steps: one process so far."""

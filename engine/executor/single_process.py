@@ -1,0 +1,61 @@
+"""The executor of a model that computes in the process that schedules it."""
+
+from __future__ import annotations
+
+from engine.contract.config import EngineConfig
+from engine.contract.executor import EngineFacts
+from engine.contract.step import PendingStep, SchedulerOutput
+from engine.model.weights.checkpoint import ProgressCallback
+from engine.runner.model_runner import ModelRunner
+from kv_transfer.layout import KVRegion
+
+
+class SingleProcessExecutor:
+    """Implements ``Executor`` by one model runner, see there for the arguments. Used from one thread.
+
+    Raises:
+        CheckpointError: The directory cannot be loaded.
+        ConfigError: The settings contradict the model or the machine.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, progress: ProgressCallback | None = None, max_draft_tokens: int = 0
+    ) -> None:
+        self._runner: ModelRunner | None = ModelRunner(config, progress=progress, max_draft_tokens=max_draft_tokens)
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The model runner, for whoever measures or inspects it; the engine itself never asks."""
+        assert self._runner is not None, "the executor is closed"
+        return self._runner
+
+    def describe(self) -> EngineFacts:
+        """See ``Executor``."""
+        runner = self.runner
+        return EngineFacts(
+            layout=runner.layout,
+            num_blocks=runner.num_blocks,
+            max_model_len=runner.max_model_len,
+            vocab_size=runner.model_config.vocab_size,
+            eos_token_ids=runner.eos_token_ids,
+            device=runner.device.type,
+            memory=runner.region.memory,
+        )
+
+    @property
+    def regions(self) -> tuple[KVRegion, ...]:
+        """See ``Executor``."""
+        return (self.runner.region,)
+
+    def warm_up(self) -> None:
+        """See ``Executor``."""
+        self.runner.warm_up()
+
+    def launch(self, output: SchedulerOutput) -> PendingStep:
+        """See ``StepRunner``."""
+        assert self._runner is not None, "the executor is closed"
+        return self._runner.launch(output)
+
+    def close(self) -> None:
+        """See ``Executor``."""
+        self._runner = None

@@ -1,0 +1,92 @@
+"""Speculative decoding as the scheduler sees it: draft tokens that a step verifies. Free of torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.contract.step import IntArray
+from engine.drafting.proposer import DraftContext, Drafting
+from engine.scheduler.requests.row_table import RowArray, RowTable
+from engine.scheduler.running_pass import RunningPass
+from engine.scheduler.step_draft import StepDraft
+
+
+class Speculation:
+    """Adds draft tokens to the running requests of a step, out of what nobody else needs.
+
+    Drafts come last: they get what running and waiting requests left of the token budget and of the free blocks, so
+    that they keep nobody out of the step. A request has none while its newest
+    token is not known here (a step in flight samples it), and while its drafts are in flight it is in no other step:
+    how far it came is known when they have returned. Requests with more stop tokens than ``RowTable`` compares by
+    array have none.
+
+    Nothing counts before it is verified: the computed and expected lengths of a row with drafts are those without them
+    until the step returns (``row_passes.append_sampled``).
+    """
+
+    def __init__(self, drafting: Drafting, *, table: RowTable, running: RunningPass) -> None:
+        self._drafting = drafting
+        self._table = table
+        self._running = running
+
+    def run(self, draft: StepDraft) -> None:
+        """Give the running requests that decode in the step their drafts."""
+        batch, table = draft.running, self._table
+        if batch is None or draft.token_budget <= 0:
+            return
+        rows, ends = batch.rows, batch.ends
+        room = np.minimum(table.limit[rows] - ends - 1, np.int32(self._drafting.max_draft_tokens))
+        room[(batch.num_samples == 0) | (table.num_tokens[rows] != ends)] = 0
+        if table.wide_rows:
+            room[np.isin(rows, list(table.wide_rows))] = 0
+        asked = np.flatnonzero(room > 0)
+        if asked.size == 0:
+            return
+        proposals = self._propose(rows[asked], room[asked])
+        counts = np.zeros(rows.size, np.int32)
+        counts[asked] = self._within_budget(np.array([len(part) for part in proposals], np.int32), draft.token_budget)
+        self._find_blocks(draft, rows, ends, counts)
+        num_drafts = int(counts.sum())
+        if num_drafts == 0:
+            return
+        parts = [part[:count] for part, count in zip(proposals, counts[asked].tolist(), strict=True)]
+        # Not to be scheduled again before these are verified: then it is known what there is to compute.
+        table.num_expected[rows[counts > 0]] -= 1
+        draft.token_budget -= num_drafts
+        draft.running = batch._replace(
+            num_scheduled_tokens=batch.num_scheduled_tokens + counts,
+            num_samples=batch.num_samples + counts,
+            draft_token_ids=np.concatenate(parts),
+            num_tokens=batch.num_tokens + num_drafts,
+            total_samples=batch.total_samples + num_drafts,
+        )
+
+    def _propose(self, rows: RowArray, room: IntArray) -> list[IntArray]:
+        """What is proposed for each of these rows, at most ``room``."""
+        table = self._table
+        contexts = [
+            DraftContext(table.owner(row).request_id, table.token_ids[row, :length], limit)
+            for row, length, limit in zip(rows.tolist(), table.num_tokens[rows].tolist(), room.tolist(), strict=True)
+        ]
+        proposals = self._drafting.proposer.propose(contexts)
+        return [
+            np.asarray(proposal, np.int32)[: context.max_tokens]
+            for proposal, context in zip(proposals, contexts, strict=True)
+        ]
+
+    @staticmethod
+    def _within_budget(counts: IntArray, token_budget: int) -> IntArray:
+        """As many of these drafts as the budget has tokens, the first ones first."""
+        before = np.cumsum(counts) - counts
+        within: IntArray = np.clip(token_budget - before, 0, counts).astype(np.int32)
+        return within
+
+    def _find_blocks(self, draft: StepDraft, rows: RowArray, ends: IntArray, counts: IntArray) -> None:
+        """Append the blocks that the drafts need, or cut ``counts`` down to what the rows have blocks for."""
+        table = self._table
+        goals = ends + counts
+        lacking = np.flatnonzero((counts > 0) & (goals > table.capacity[rows]))
+        if lacking.size == 0:
+            return
+        if not self._running.extend(draft, rows[lacking], goals[lacking]):
+            counts[lacking] = np.maximum(table.capacity[rows] - ends, 0)[lacking]

@@ -1,0 +1,181 @@
+"""I1 with a real model: tokens, log-probabilities and usage are the same whether steps verify drafts or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from engine.build import build_engine
+from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams, TokenDelta
+from engine.drafting.proposer import Drafting
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.offline import run_disaggregated, run_requests
+from tests.support.cluster.served_checkpoint import make_served_checkpoint
+from tests.support.engine.checkpoints import VOCAB_SIZE
+from tests.support.engine.collected_output import CollectedOutput, collect
+from tests.support.engine.disaggregated import inproc_pair
+from tests.support.engine.engine_config import small_engine_config
+from tests.support.engine.proposers import Recorded, RepeatLast, SometimesRight
+
+NUM_TOKENS = 24
+PROMPT_LENGTHS = (1, 17, 48, 129)
+TOLERANCE = 2e-4
+MAX_DRAFT_TOKENS = 5
+
+SAMPLINGS = {
+    "greedy": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
+    "logprobs": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, num_logprobs=2, num_prompt_logprobs=1),
+    "repeating": SamplingParams(max_tokens=NUM_TOKENS, rules=LogitRules(bias=((9, 60.0),)), num_logprobs=1),
+    "random": SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.95, top_k=40, seed=77, num_logprobs=0),
+    "hot": SamplingParams(max_tokens=NUM_TOKENS, temperature=1.5, min_p=0.01, seed=2**63 + 5),
+    "penalties": SamplingParams(
+        max_tokens=NUM_TOKENS,
+        temperature=1.2,
+        seed=3,
+        presence_penalty=0.7,
+        frequency_penalty=0.6,
+        repetition_penalty=1.3,
+        num_logprobs=3,
+        rules=LogitRules(allowed_token_ids=tuple(range(20, 40))),
+    ),
+    "bad words": SamplingParams(
+        max_tokens=NUM_TOKENS,
+        min_tokens=10,
+        eos_token_ids=(5,),
+        rules=LogitRules(
+            bias=((5, 30.0), (7, 31.0), (8, 30.5)),
+            bad_words=((7, 7), (7, 8, 7), (8, 8, 8), (8, 5, 8)),
+            allowed_token_ids=(5, 7, 8, 9),
+        ),
+    ),
+    "stop tokens": SamplingParams(
+        max_tokens=NUM_TOKENS,
+        temperature=1.0,
+        seed=11,
+        min_tokens=4,
+        stop_token_ids=(24, 27),
+        rules=LogitRules(allowed_token_ids=tuple(range(20, 30))),
+        num_logprobs=1,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """All that a request was told."""
+
+    output: CollectedOutput
+    last: TokenDelta
+    num_deltas: int
+
+
+def listen(deltas: Iterable[TokenDelta]) -> dict[str, Said]:
+    heard: dict[str, list[TokenDelta]] = {}
+    for delta in deltas:
+        heard.setdefault(delta.request_id, []).append(delta)
+    return {name: Said(collect(parts)[name], parts[-1], len(parts)) for name, parts in heard.items()}
+
+
+@dataclass(frozen=True)
+class World:
+    path: Path
+    requests: tuple[GenerateRequest, ...]
+    undisturbed: dict[str, Said]
+    record: Recorded
+
+    def engine(self, drafting: Drafting, *, block_size: int = 16, num_blocks: int | None = None) -> EngineCore:
+        config = small_engine_config(self.path, block_size=block_size, num_blocks=num_blocks)
+        scheduler = replace(config.scheduler, max_model_len=160)
+        return build_engine(replace(config, scheduler=scheduler), drafting=drafting).core
+
+    def drafting(self, kind: str) -> Drafting:
+        proposer = RepeatLast() if kind == "repeat" else SometimesRight(self.record, probability=0.8)
+        return Drafting(proposer=proposer, max_draft_tokens=MAX_DRAFT_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    path = make_served_checkpoint(tmp_path_factory.mktemp("drafted") / "llama")
+    rng = random.Random(8)
+    prompts = [tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(length)) for length in PROMPT_LENGTHS]
+    requests = tuple(
+        GenerateRequest(request_id=f"{kind}/{len(prompt)}", prompt_token_ids=prompt, sampling=sampling)
+        for kind, sampling in SAMPLINGS.items()
+        for prompt in prompts
+    )
+    undisturbed = listen(run_requests(build_engine(small_engine_config(path)).core, requests))
+    record = Recorded()
+    # As choices of one prompt go on in different ways, what is proposed for one is often what another said.
+    for request in requests:
+        record.add([*request.prompt_token_ids, *undisturbed[request.request_id].output.token_ids])
+    return World(path, requests, undisturbed, record)
+
+
+def assert_same(actual: dict[str, Said], world: World) -> None:
+    assert actual.keys() == world.undisturbed.keys()
+    for request_id, said in actual.items():
+        expected = world.undisturbed[request_id]
+        assert said.output.token_ids == expected.output.token_ids, request_id
+        assert (said.last.finish_reason, said.last.stop_token_id) == (
+            expected.last.finish_reason,
+            expected.last.stop_token_id,
+        )
+        assert len(said.output.logprobs) == len(expected.output.logprobs)
+        for mine, theirs in zip(said.output.logprobs, expected.output.logprobs, strict=True):
+            assert (mine.token_ids, mine.rank) == (theirs.token_ids, theirs.rank)
+            assert mine.logprobs == pytest.approx(theirs.logprobs, abs=TOLERANCE)
+        assert (said.output.prompt is None) == (expected.output.prompt is None)
+        if said.output.prompt is not None and expected.output.prompt is not None:
+            assert said.output.prompt.token_ids.tolist() == expected.output.prompt.token_ids.tolist()
+            assert said.output.prompt.logprobs == pytest.approx(expected.output.prompt.logprobs, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["repeat", "record"])
+def test_one_engine_says_the_same_with_drafts(world: World, kind: str) -> None:
+    engine = world.engine(world.drafting(kind))
+
+    actual = listen(run_requests(engine, world.requests))
+
+    assert_same(actual, world)
+    stats = engine.stats().scheduler
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_generated_tokens == sum(len(said.output.token_ids) for said in actual.values())
+    assert sum(said.num_deltas for said in actual.values()) < stats.num_generated_tokens
+
+
+@pytest.mark.parametrize("kind", ["repeat", "record"])
+def test_prefill_and_decode_say_the_same_with_drafts(world: World, kind: str) -> None:
+    with inproc_pair(small_engine_config(world.path), drafting=world.drafting(kind)) as (prefill, decode):
+        actual = listen(run_disaggregated(prefill, decode, world.requests))
+
+        assert_same(actual, world)
+        assert prefill.stats().scheduler.num_draft_tokens == 0, "its part of an output is one token"
+        assert decode.stats().scheduler.num_accepted_draft_tokens > 0
+
+
+def test_preempted_requests_say_the_same_with_drafts(world: World) -> None:
+    engine = world.engine(world.drafting("record"), block_size=4, num_blocks=48)
+
+    actual = listen(run_requests(engine, world.requests))
+
+    assert_same(actual, world)
+    assert engine.stats().scheduler.num_preemptions > 0
+
+
+def test_a_request_that_moved_with_its_tokens_says_the_same_with_drafts(world: World) -> None:
+    """Another engine goes on from some of the tokens: positions count from the prompt's first token everywhere."""
+    engine = world.engine(world.drafting("record"))
+    moved = [
+        replace(request, output_token_ids=tuple(world.undisturbed[request.request_id].output.token_ids[:3]))
+        for request in world.requests
+        if request.sampling.num_prompt_logprobs is None
+    ]
+
+    actual = listen(run_requests(engine, moved))
+
+    for request_id, said in actual.items():
+        assert said.output.token_ids == world.undisturbed[request_id].output.token_ids[3:], request_id

@@ -1,0 +1,72 @@
+"""Proposers of draft tokens: one that needs no model, and one that is right as often as a test wants."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from engine.drafting.proposer import DraftContext, Drafting
+
+
+class RepeatLast:
+    """Implements ``Proposer``: the last token comes again and again."""
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+        """As many as may be."""
+        return [[int(context.token_ids[-1])] * context.max_tokens for context in contexts]
+
+
+class SometimesRight:
+    """Implements ``Proposer`` where it is known what comes next: each guess is right with some probability.
+
+    ``next_token`` gives the token that follows a request's tokens; wrong guesses are the number after it. It proposes
+    any number of tokens, none among them, or with ``proposes_all`` as many as may be.
+    """
+
+    def __init__(
+        self,
+        next_token: Callable[[str, list[int]], int],
+        *,
+        probability: float,
+        proposes_all: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._next_token = next_token
+        self._probability = probability
+        self._proposes_all = proposes_all
+        self._random = random.Random(seed)
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+        """Guesses for each."""
+        return [self._guess(context) for context in contexts]
+
+    def _guess(self, context: DraftContext) -> list[int]:
+        tokens = context.token_ids.tolist()
+        num_known = len(tokens)
+        least = context.max_tokens if self._proposes_all else 0
+        for _ in range(self._random.randint(least, context.max_tokens)):
+            is_right = self._random.random() < self._probability
+            tokens.append(self._next_token(context.request_id, tokens) + (not is_right))
+        return tokens[num_known:]
+
+
+def repeat_last(max_draft_tokens: int) -> Drafting:
+    """Drafts that repeat the last token."""
+    return Drafting(proposer=RepeatLast(), max_draft_tokens=max_draft_tokens)
+
+
+class Recorded:
+    """What was said before, as a ``next_token``: how the first record that begins with these tokens goes on."""
+
+    def __init__(self, records: Sequence[Sequence[int]] = ()) -> None:
+        self._records = [list(record) for record in records]
+
+    def add(self, record: Sequence[int]) -> None:
+        """A prompt and its output."""
+        self._records.append(list(record))
+
+    def __call__(self, _request_id: str, tokens: list[int]) -> int:
+        """0 where nothing was recorded."""
+        length = len(tokens)
+        found = (record[length] for record in self._records if len(record) > length and record[:length] == tokens)
+        return next(found, 0)
