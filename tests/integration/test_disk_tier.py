@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.contract.config import SchedulerConfig
 from engine.contract.messages import GenerateRequest
 from kv_transfer.fault_options import Fault, FaultOptions
 from tests.support.engine.chain_runner import expected_tokens
 from tests.support.engine.kv_engine import wait_until
 from tests.support.engine.requests import greedy_request
 from tests.support.engine.tiered_engine import BLOCK_BYTES, TieredEngine, tiered_engine
+from tests.support.scheduler.cache_mirror import mirrored
 
 NUM_TOKENS = 4
 BOTH = ("host", "disk", "inproc")
@@ -126,3 +128,21 @@ def test_k9_i1_loads_from_disk_that_go_wrong_change_no_token(tmp_path: Path, fau
         for number, start in enumerate((0, 100, 0, 200, 0, 100)):
             _assert_right(engine, _request(f"r{number}", start=start))
         engine.assert_rests()
+
+
+def test_k9_b4_a_mirror_follows_the_cache_though_the_disk_kept_more_than_it_saw(tmp_path: Path) -> None:
+    """What an earlier worker left was never told of, so that its end is not told of either."""
+    scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, enable_cache_events=True)
+    with tiered_engine(num_blocks=12, num_disk_blocks=24, disk_path=tmp_path, order=ONLY_DISK) as engine:
+        for start in (0, 100, 200):
+            engine.run(_request(f"from-{start}", start=start))
+    with tiered_engine(
+        num_blocks=12, num_disk_blocks=24, disk_path=tmp_path, order=ONLY_DISK, scheduler=scheduler
+    ) as engine:
+        for number, start in enumerate((300, 400, 0, 500, 300, 600)):
+            engine.run(_request(f"r{number}", start=start))
+            mirror = mirrored(engine.core.scheduler.cache_events_since(0))
+            found = set(engine.core.scheduler._kv_cache._index._block_of) | set(engine.tier.slots._slot_of)
+            assert mirror <= found
+        assert engine.stats().num_disk_evicted_blocks > 24
+        assert mirror == found, "nothing of the earlier worker is left"
