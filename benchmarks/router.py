@@ -29,6 +29,7 @@ from benchmarks.served import free_port
 from benchmarks.sse_load import StreamLoad, StreamResult, run_streams
 
 WHO = {
+    "baton_direct": ("baton", "direct"),
     "baton_haproxy": ("baton", "haproxy"),
     "one_hop_optimized": ("one_hop", "haproxy"),
     "plain_optimized": ("two_hops", "haproxy"),
@@ -151,7 +152,7 @@ def ratios(rows: list[Row]) -> list[Row]:
     by_name = {row.name: row.value for row in rows}
     out: list[Row] = []
     hop_ms = by_name.get("ttft/one_hop_optimized/idle")
-    for who in ("baton_serve_proxy", "baton_haproxy"):
+    for who in ("baton_direct", "baton_serve_proxy", "baton_haproxy"):
         own_ms = by_name.get(f"ttft/{who}/idle")
         if own_ms is not None and hop_ms is not None:
             out.append(Row(name=f"added_ttft/{who}/idle", value=own_ms - hop_ms, unit="ms"))

@@ -1,9 +1,9 @@
 """One Serve application with pretended workers, in a process of its own with a Ray of its own.
 
-    python -m benchmarks.serve_stage baton|two_hops|one_hop default|optimized|haproxy PORT
+    python -m benchmarks.serve_stage baton|two_hops|one_hop default|optimized|haproxy|direct PORT
 
-Serve reads its settings when it is imported, so each combination needs its own process. Prints ``ready``, then serves
-until its standard input ends.
+Serve reads its settings when it is imported, so each combination needs its own process. With ``direct`` Baton's router
+listens itself. Prints ``ready``, then serves until its standard input ends.
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ def main() -> None:
     if mode == "haproxy":
         variables.update(haproxy_environment(folder))
     os.environ.update(variables)
-    _serve(kind, port, folder)
+    _serve(kind, mode, port, folder)
 
 
-def _serve(kind: str, port: int, folder: Path) -> None:
+def _serve(kind: str, mode: str, port: int, folder: Path) -> None:
     import logging
 
     from ray import serve
 
     from cluster.deploy.ray_home import PrivateRay
 
-    config = BatonConfig(port=port)
+    is_direct = mode == "direct"
+    config = BatonConfig(port=port, http_proxy="none" if is_direct else "serve")
     home = PrivateRay(folder=folder, num_cpus=8, object_store_bytes=config.object_store_bytes, resources={})
     try:
         home.start()
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.start(
+            proxy_location="Disabled" if is_direct else "HeadOnly", http_options={"host": "127.0.0.1", "port": port}
+        )
         serve.run(_application(kind, config), name="baton", route_prefix="/")
         print("ready", flush=True)
         sys.stdin.read()

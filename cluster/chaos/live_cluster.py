@@ -120,7 +120,7 @@ class LiveCluster:
         """Kill what listens on the API's port: Serve's proxies of this machine, or HAProxy.
 
         Raises:
-            ScenarioError: Nothing of the cluster's does, on this machine.
+            ScenarioError: Nothing of the cluster's does, on this machine; or the routers do themselves.
         """
         port = self._client.base_url.port
         status = await self.status()
@@ -130,6 +130,11 @@ class LiveCluster:
         listening = await asyncio.to_thread(listening_beside, rows, port)
         if not listening:
             raise ScenarioError(f"no process of the cluster listens on port {port} of this machine: run this there")
+        routers = {row["pid"] for row in members(status, "router")}
+        if any(process.pid in routers for process in listening):
+            raise ScenarioError(
+                "kill_proxy: there is none, the routers listen themselves (`http_proxy: none`): use kill"
+            )
         for process in listening:
             process.kill()
         await asyncio.to_thread(psutil.wait_procs, listening, NODE_END_S)

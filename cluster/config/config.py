@@ -38,7 +38,7 @@ from router.host_rule import is_loopback_name
 from router.security import SecuritySettings
 from router.settings import MetricsCompat, RouterSettings
 
-HttpProxy = Literal["serve", "haproxy"]
+HttpProxy = Literal["auto", "none", "serve", "haproxy"]
 PoolName = Literal["prefill", "decode"]
 
 MAX_PER_NODE = 100
@@ -125,7 +125,12 @@ class BatonConfig(Section):
     )
     prefill_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that compute prompts.")
     decode_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that generate.")
-    router_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Processes that speak HTTP.")
+    router_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_REPLICAS,
+        description="Processes that speak HTTP; without a proxy in front, a connection stays with one.",
+    )
     router_per_node: bool = Field(
         default=False, description="One router on each machine of the cluster, whatever `router_replicas` says."
     )
@@ -136,9 +141,10 @@ class BatonConfig(Section):
         default=128 * 1024 * 1024, ge=80 * 1024 * 1024, description="Object store of the private Ray."
     )
     http_proxy: HttpProxy = Field(
-        default="serve",
-        description="What accepts HTTP: Serve's own proxy, or HAProxy: faster, but with statistics and metrics ports "
-        "that are open on all interfaces.",
+        default="auto",
+        description="What stands between clients and routers. `none`: nothing, the routers listen themselves and share "
+        "the port; `serve`: Serve's own proxy on every machine; `haproxy`: HAProxy, with statistics and metrics ports "
+        "that are open on all interfaces. `auto`: `none` on the private Ray of `baton serve`, `serve` on another.",
     )
     startup_timeout_s: float = Field(default=600.0, gt=0, description="How long all workers may take to be ready.")
     cache: CacheSection = Field(default_factory=CacheSection, description="The KV cache of every worker.")  # type: ignore[valid-type]
@@ -200,10 +206,11 @@ class BatonConfig(Section):
                 f"prefill.cache.block_size ({prefill.cache.block_size}) and decode.cache.block_size "
                 f"({decode.cache.block_size}) differ: blocks could not be handed over"
             )
-        if self.http_proxy == "haproxy" and self.address is not None:
+        if self.http_proxy in ("none", "haproxy") and self.address is not None:
             raise ValueError(
-                "http_proxy 'haproxy' is for the private Ray of `baton serve`: on one that is there before (address, "
-                "or `baton deploy`) HAProxy is chosen where Ray starts; leave http_proxy out"
+                f"http_proxy {self.http_proxy!r} is for the private Ray of `baton serve`: on one that is there before "
+                "(address, or `baton deploy`) Serve's proxies find the routers on whatever machine they are, and "
+                "HAProxy is chosen where Ray starts; leave http_proxy out"
             )
         if transfer.peer_source != "nixl":
             raise ValueError(
@@ -218,6 +225,11 @@ class BatonConfig(Section):
                     f"enable_prefix_caching is false: the {tier.name} tier keeps what the prefix cache evicts"
                 )
         return self
+
+    @property
+    def routers_listen(self) -> bool:
+        """True where clients' connections end in the routers."""
+        return self.http_proxy == "none" or (self.http_proxy == "auto" and self.address is None)
 
     def _checked_engine(self, pool: PoolName) -> EngineConfig:
         try:

@@ -24,7 +24,7 @@ from cluster.config.served_model import ServedModel
 from cluster.deploy.claim import Claim
 from cluster.deploy.deploy_record import record_told
 from cluster.deploy.ray_home import list_nodes
-from cluster.deploy.serve_start import ProxyError, begin_serve, last_line, wait_for_proxies
+from cluster.deploy.serve_start import ProxyError, ProxyPlace, begin_serve, last_line, wait_for_proxies
 from cluster.deploy.serve_status import applications
 from cluster.plan.inventory import nodes_of_ray
 from cluster.plan.placement import POOLS, Placement, place, usable_cores
@@ -117,7 +117,7 @@ class Deployment:
         placement = self.place()
         model_digest = self.model.digest() if self.claim is not None else ""
         self._record(model_digest, is_taken=False)
-        proxies = begin_serve(host=config.host, port=config.port, on_every_node=config.address is not None)
+        proxies = begin_serve(host=config.host, port=config.port, location=_proxy_place(config))
         clear_start_reports()
         graph = build_graph(config, self.model, placement, own_admin_key=self.own_admin_key)
         try:
@@ -171,6 +171,12 @@ class Deployment:
                     f"{explain(application, reports)}"
                 )
             time.sleep(POLL_PERIOD_S)
+
+
+def _proxy_place(config: BatonConfig) -> ProxyPlace:
+    if config.routers_listen:
+        return "Disabled"
+    return "HeadOnly" if config.address is None else "EveryNode"
 
 
 def explain(application: ApplicationStatusOverview | None, reports: Sequence[StartReport]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray import serve
@@ -29,15 +29,18 @@ PORT_IS_TAKEN = "Failed to bind to address"
 """What Serve says of a port that it cannot have."""
 
 
+ProxyPlace = Literal["EveryNode", "HeadOnly", "Disabled"]
+"""Where Serve has proxies, in its own words."""
+
+
 class ProxyError(Exception):
     """A proxy of Serve does not listen."""
 
 
-def begin_serve(*, host: str, port: int, on_every_node: bool) -> Sequence[Any] | None:
+def begin_serve(*, host: str, port: int, location: ProxyPlace) -> Sequence[Any] | None:
     """Start Serve's controller where none runs; what to wait for until its proxies listen, as far as there are any yet.
-    None where Serve runs already."""
+    None where Serve runs already, or is to have no proxies."""
     http_options = {"host": host, "port": port}
-    location = "EveryNode" if on_every_node else "HeadOnly"
     if _get_global_client(raise_if_no_controller_running=False) is not None:
         serve.start(proxy_location=location, http_options=http_options)
         return None
@@ -45,7 +48,7 @@ def begin_serve(*, host: str, port: int, on_every_node: bool) -> Sequence[Any] |
         http_options, None, None, None, ControllerOptions(), location
     )
     _set_global_client(ServeControllerClient(controller))  # type: ignore[no-untyped-call]
-    return tuple(proxies)
+    return tuple(proxies) if location != "Disabled" else None
 
 
 def ask_for_proxies() -> Sequence[Any]:

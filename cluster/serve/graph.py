@@ -15,6 +15,7 @@ from cluster.plan.placement import SMALL_CPU_SHARE, Placement, pool_section
 from cluster.serve.addressed_router import AddressedRouter
 from cluster.serve.autoscale import autoscaling_config
 from cluster.serve.ingress import IngressSettings, RouterIngress
+from cluster.serve.listener import ListenSettings
 from cluster.serve.version import deployment_version
 from cluster.serve.workers import DecodeWorker, PrefillWorker, WorkerSettings
 
@@ -56,6 +57,7 @@ def build_graph(
         model_aliases=model.aliases,
         router=router,
         security=security,
+        listen=_listen_settings(config),
     )
     ingress = serve.deployment(
         name=ROUTER,
@@ -77,6 +79,13 @@ def build_graph(
         _bind_worker(workers[1], "decode", config, model, placement),
         settings,
     )
+
+
+def _listen_settings(config: BatonConfig) -> ListenSettings | None:
+    """Where routers listen themselves; None where a proxy does for them."""
+    if not config.routers_listen:
+        return None
+    return ListenSettings(host=config.host, port=config.port, drain_timeout_s=config.health.drain_timeout_s)
 
 
 def _bind_worker(

@@ -14,6 +14,7 @@ from ray.util import get_node_ip_address
 
 from cluster.config.names import APP_NAME, ROUTER
 from cluster.serve.handles import RayRouterPeers, RayWorkerPool, ServeTargets
+from cluster.serve.listener import ListenSettings, RouterListener
 from cluster.serve.replica_caller import ReplicaCaller
 from cluster.serve.server_info import ServerFacts
 from cluster.serve.worker_log import configure_worker_logging
@@ -29,13 +30,14 @@ GC_THRESHOLDS = (10_000, 20, 20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressSettings:
-    """What a router replica needs to know to start."""
+    """What a router replica needs to know to start. ``listen`` None: a proxy of Serve's passes requests on to it."""
 
     model_dir: Path
     model_name: str
     model_aliases: tuple[str, ...]
     router: RouterSettings
     security: SecuritySettings
+    listen: ListenSettings | None = None
 
 
 @serve.ingress()
@@ -50,6 +52,7 @@ class RouterIngress:
         self._decode = ReplicaCaller(decode)
         self._settings = settings
         self._service: RouterService | None = None
+        self._listener: RouterListener | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Build the application on the replica's event loop."""
@@ -75,8 +78,23 @@ class RouterIngress:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        # Serve's server adds the request's id, and cannot be told not to.
-        return build_app(service, answers_request_id=False, security=settings.security, facts=ServerFacts())
+        listener = self._listener = RouterListener(settings.listen) if settings.listen is not None else None
+        # Serve's own servers add the request's id, and cannot be told not to.
+        app = build_app(
+            service, answers_request_id=listener is not None, security=settings.security, facts=ServerFacts()
+        )
+        if listener is not None:
+            app.router.lifespan_context = listener.around(app.router.lifespan_context)
+        return app
+
+    def check_health(self) -> None:
+        """Serve asks this, and replaces a router that raises.
+
+        Raises:
+            ListenError: It accepts no connections any more.
+        """
+        if self._listener is not None:
+            self._listener.check()
 
     async def report(self) -> RouterReport | None:
         """What this router tells another; None before it serves."""

@@ -1,4 +1,4 @@
-"""Serve's HTTP proxy in front of the routers: it dies, it starts slowly, and it holds what clients send."""
+"""Serve's HTTP proxy, where it stands in front of the routers: it dies, starts slowly, and holds what clients send."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ STALLED_S = 2.0
 pytestmark = pytest.mark.timeout(400)
 
 
-async def test_killed_proxy_costs_its_connections_and_is_replaced(cluster: ClusterProcess) -> None:
+async def test_killed_proxy_costs_its_connections_and_is_replaced(interrupted: Interrupted) -> None:
     """What was asked over them is computed for nobody, and so it is aborted on every worker."""
+    cluster = interrupted.cluster
     before = read_status(cluster.url)["totals"]
     scenario = load_scenario(SCENARIO).model_copy(update={"load": LONG})
 
@@ -67,7 +68,8 @@ def interrupted(served_model: Path) -> Iterator[Interrupted]:
     """Its proxy ends while the command waits for it, as where Serve ends one that starts too slowly for it; and it has
     little room for bodies."""
     limits = {"max_body_bytes": 8 * MIB, "max_reading_bytes": ROOM_BYTES, "reading_wait_s": 60}
-    cluster = ClusterProcess({"model": str(served_model), "dtype": "float32", "router": limits})
+    config = {"model": str(served_model), "dtype": "float32", "http_proxy": "serve", "router": limits}
+    cluster = ClusterProcess(config)
     try:
         (proxy,) = wait_for_processes(cluster, PROXY)
         proxy.kill()

@@ -42,7 +42,8 @@ def cluster(served_model: Path) -> Iterator[ClusterProcess]:
 
 @pytest.fixture
 def client(cluster: ClusterProcess) -> Iterator[httpx.Client]:
-    headers = {"Authorization": f"Bearer {ADMIN}"}
+    # A connection that is kept stays with its router.
+    headers = {"Authorization": f"Bearer {ADMIN}", "Connection": "close"}
     with httpx.Client(base_url=cluster.url, timeout=60.0, trust_env=False, headers=headers) as client:
         yield client
 
@@ -91,7 +92,7 @@ def test_whichever_router_answers_tells_of_both_and_of_one_that_died(client: htt
 
 
 def answers_of_both(client: httpx.Client) -> list[dict[str, Any]]:
-    """Statuses, asked for until each router gave one: Serve chooses who answers."""
+    """Statuses, asked for until each router gave one: the system chooses who answers a connection."""
     deadline_s = time.monotonic() + WAIT_S
     answers = []
     while len({answer["router"]["router_id"] for answer in answers}) < 2:

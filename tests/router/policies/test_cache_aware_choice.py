@@ -187,6 +187,7 @@ async def test_session_of_a_failed_worker_moves_and_comes_back(model_dir: Path) 
 
 
 async def test_decode_workers_of_different_size_fill_up_evenly(model_dir: Path) -> None:
+    """Requests dealt out by number would fill the small one three times as much."""
     settings = dataclasses.replace(FAST, report_period_s=0.5)
     async with bench_of(
         model_dir, num_prefill=2, decode_blocks=[1200, 3600], max_num_seqs=128, settings=settings
@@ -211,4 +212,4 @@ async def test_decode_workers_of_different_size_fill_up_evenly(model_dir: Path) 
 
         small, large = (statistics.fmean(of_engine) for of_engine in zip(*usages, strict=True))
         assert min(small, large) > 0.2, "there was load"
-        assert abs(small - large) <= 0.10
+        assert 1 / 1.6 < small / large < 1.6

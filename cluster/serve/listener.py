@@ -1,0 +1,151 @@
+"""A router's own HTTP server: without a proxy in front, a client's connection ends in the process that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from router.api.http.http_protocol import HttpProtocol
+
+KEEP_ALIVE_S = 90
+"""For so long a connection may be idle: longer than clients keep theirs, so that it is they who close it."""
+
+START_POLL_S = 0.01
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
+
+
+class ListenError(Exception):
+    """A router cannot listen, or does not any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenSettings:
+    """Where a router listens itself. ``drain_timeout_s``: so long it finishes its answers when it is stopped."""
+
+    host: str
+    port: int
+    drain_timeout_s: float
+
+
+class RouterListener:
+    """Serves an application on a port that all routers of a host share.
+
+    Each has a socket of its own there (``SO_REUSEPORT``): the system deals new connections out among those that live,
+    and none reaches a process that ended. Only processes of the same user can join.
+    """
+
+    def __init__(self, settings: ListenSettings) -> None:
+        """Take the port, and listen when the application is there.
+
+        Raises:
+            ListenError: The address cannot be had.
+        """
+        self._settings = settings
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._socket = _bind(settings.host, settings.port)
+
+    @property
+    def port(self) -> int:
+        """The port, also where the system chose it."""
+        return int(self._socket.getsockname()[1])
+
+    def around(self, lifespan: Lifespan) -> Lifespan:
+        """A lifespan in which connections come: they begin after the other's start, and end before its end."""
+
+        @asynccontextmanager
+        async def listening(app: FastAPI) -> AsyncIterator[None]:
+            async with lifespan(app):
+                await self.start(app)
+                try:
+                    yield
+                finally:
+                    await self.stop()
+
+        return listening
+
+    async def start(self, app: FastAPI) -> None:
+        """Return when connections are accepted.
+
+        Raises:
+            ListenError: They cannot be.
+        """
+        config = uvicorn.Config(
+            app,
+            http=HttpProtocol,
+            interface="asgi3",
+            ws="none",
+            proxy_headers=False,
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(int(self._settings.drain_timeout_s), 1),
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise ListenError("the HTTP server ended as it started")
+            await asyncio.sleep(START_POLL_S)  # uvicorn tells of its start by this flag alone
+
+    def check(self) -> None:
+        """Do nothing while connections are accepted.
+
+        Raises:
+            ListenError: They are not any more, though nobody stopped it.
+        """
+        if self._serving is not None and self._serving.done():
+            raise ListenError(f"the HTTP server on port {self._settings.port} ended")
+
+    async def stop(self) -> None:
+        """Accept nothing more, and return when every answer is complete, or ``drain_timeout_s`` is over."""
+        if self._server is None or self._serving is None:
+            self._socket.close()
+            return
+        self._server.should_exit = True
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
+
+
+class _Server(uvicorn.Server):
+    """A server in a process whose signals are not its own."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket of its own on a port that others of this user may share.
+
+    Raises:
+        ListenError: The address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ListenError(f"a router cannot listen on {host}:{port}: {error.strerror or error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ListenError(
+            f"a router cannot listen on {host}:{port}: {error.strerror or error}; end what uses the port, or choose "
+            "another `host` or `port`"
+        ) from error
+    return listener
