@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import xxhash
 
@@ -49,7 +50,7 @@ class WorkerFolder:
         self._block_bytes = block_bytes
 
     @classmethod
-    def claim(cls, parent: Path, *, layout_hash: str, block_bytes: int) -> WorkerFolder:
+    def claim(cls, parent: Path, *, layout_hash: str, block_bytes: int) -> Self:
         """The first of ``worker-0``, ``worker-1``, ... that no living worker uses; so a restart finds its files again.
 
         The system gives a lock back with the process that held it, however that ended.

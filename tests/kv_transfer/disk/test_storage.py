@@ -59,7 +59,6 @@ class World:
 
     def open(self, *, num_ways: int = NUM_SLOTS) -> None:
         self.folder = TroubledFolder.claim(self.path, layout_hash=LAYOUT.layout_hash, block_bytes=NUM_BYTES)
-        assert isinstance(self.folder, TroubledFolder)
         self.folder.may_write = threading.Event()
         self.folder.may_write.set()
         self.storage = DiskStorage(
