@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kv_transfer.disk.tier import DiskTierOptions
 from kv_transfer.errors import InvalidOptionError, UnknownConnectorError
 from kv_transfer.host.tier import HostTierOptions
 from kv_transfer.registry import CHAIN, CONNECTORS, PEER_SOURCES, SOURCES, TIERS, Tier
@@ -19,7 +20,7 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectorOptions(TransferOptions, HostTierOptions, SourceOptions):
+class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, SourceOptions):
     """All settings of a connector: those of what moves blocks between engines, and those of each tier.
 
     The fields of the last base come first, in docs/configuration.md too.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from kv_transfer.disk.tier import DiskTierOptions, open_disk_storage
 from kv_transfer.errors import KVTransferError
 from kv_transfer.host.tier import HostTierOptions, open_host_storage
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
@@ -109,7 +110,10 @@ PEER_SOURCES: Final = {
 
 TIERS: Final = {
     entry.name: entry
-    for entry in (Tier(name="host", place="main memory", options=HostTierOptions, open_storage=open_host_storage),)
+    for entry in (
+        Tier(name="host", place="main memory", options=HostTierOptions, open_storage=open_host_storage),
+        Tier(name="disk", place="disk space", options=DiskTierOptions, open_storage=open_disk_storage),
+    )
 }
 """A new tier is a folder with its options and its storage, an entry here, and a base of ``ConnectorOptions``."""
 

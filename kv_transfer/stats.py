@@ -55,8 +55,9 @@ class TransferStats:
     have good blocks; ``num_corrupt_blocks`` are the failed ones whose checksum was wrong. ``num_blocks`` is what was
     moved, of whatever load and of whatever use: ``num_bytes`` is always that many blocks' bytes.
     ``num_streamed_blocks`` are those of good loads that were here before the load was ordered: their transfer hid
-    behind the prefill. ``num_host_*`` are those of the host tier: ``num_host_loaded_*`` are part of ``num_blocks`` and
-    ``num_bytes``, and ``num_host_refused_blocks`` found no room because every slot was being read.
+    behind the prefill. ``num_host_*`` and ``num_disk_*`` are those of the tiers: ``*_loaded_*`` are part of
+    ``num_blocks`` and ``num_bytes``, ``*_refused_blocks`` found no room or no way there, and ``num_disk_lost_blocks``
+    were stored but could not be written, or were damaged.
     """
 
     num_transfers: int = counted(
@@ -101,3 +102,12 @@ class TransferStats:
     num_host_evicted_blocks: int = counted()
     num_host_evicted_bytes: int = counted()
     num_host_refused_blocks: int = counted()
+    num_disk_hit_blocks: int = counted()
+    num_disk_stored_blocks: int = counted()
+    num_disk_stored_bytes: int = counted()
+    num_disk_loaded_blocks: int = counted()
+    num_disk_loaded_bytes: int = counted()
+    num_disk_evicted_blocks: int = counted()
+    num_disk_evicted_bytes: int = counted()
+    num_disk_refused_blocks: int = counted()
+    num_disk_lost_blocks: int = counted()

@@ -85,7 +85,7 @@ FaultsSection = section_of(
     },
 )
 
-_TIER_NAMES = ", ".join(f"`{tier.name}` in {tier.place}" for tier in TIERS.values())
+_TIER_NAMES = ", ".join(f"`{tier.name}` ({tier.place})" for tier in TIERS.values())
 
 TransferSection = section_of(
     "TransferSection",

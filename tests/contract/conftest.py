@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 
+from kv_transfer.registry import TIERS
 from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_world import KVWorld
 from tests.support.kv.ucx import confined_ucx
 
 
-@pytest.fixture(scope="package", params=["inproc", "inproc-chain", "nixl-default", "nixl-tcp", "nixl-local"])
+@pytest.fixture(
+    scope="package", params=["inproc", "inproc-host", "inproc-disk", "nixl-default", "nixl-tcp", "nixl-local"]
+)
 def world(request: pytest.FixtureRequest) -> Iterator[KVWorld]:
     with confined_ucx(transports="tcp,self" if request.param == "nixl-tcp" else None):
         world = KVWorld(
             request.param.partition("-")[0],
-            is_chain=request.param.endswith("-chain"),
+            tiers=tuple(tier for tier in TIERS if request.param.endswith(f"-{tier}")),
             transport="local" if request.param == "nixl-local" else "network",
         )
         yield world

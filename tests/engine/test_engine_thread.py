@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import ConfigError, ConnectorDeadError, EngineDeadError
+from engine.contract.executor import StepRunner
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore

@@ -180,7 +180,7 @@ def test_wrong_flag_is_not_blamed_on_the_file(tmp_path: Path) -> None:
         ("kv_transfer: {connector: smoke}", ("smoke", "nixl")),
         ("kv_transfer: {connector: inproc}", ("inproc", "nixl")),
         ("kv_transfer: {connector: chain, chain: [host, inproc], host_bytes: 9}", ("chain", "inproc", "nixl")),
-        ("kv_transfer: {connector: chain, chain: [host, disk], host_bytes: 9}", ("disk", "nixl, inproc, host")),
+        ("kv_transfer: {connector: chain, chain: [host, tape], host_bytes: 9}", ("tape", "nixl, inproc, host, disk")),
         ("kv_transfer: {host_bytes: 9}", ("host_bytes is 9", "connector: chain, chain: [host, nixl]")),
         (
             "kv_transfer: {connector: chain, chain: [host, nixl], host_bytes: 9}\n"

@@ -19,6 +19,7 @@ from engine.device.memory import GPU_CONTEXT_BYTES
 from tests.support.cluster.served_checkpoint import make_served_checkpoint
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,28 @@ def test_host_tier_is_counted_in_the_memory_of_its_machine(model: ServedModel) -
     assert budget is not None
     assert before is not None
     assert budget.num_bytes == pytest.approx(before.num_bytes - 0.4 * GIB, abs=2)
+
+
+def test_tiers_are_part_of_the_plan(model: ServedModel, tmp_path: Path) -> None:
+    """Each with its blocks; in main memory the disk tier takes its buffer alone."""
+    machine = Node(address="a", num_cores=2, num_cpus=2, memory_bytes=4 * GIB)
+    tiers = {
+        "connector": "chain",
+        "chain": ["host", "disk", "nixl"],
+        "host_bytes": GIB,
+        "disk_bytes": 100 * GIB,
+        "disk_path": str(tmp_path),
+    }
+    config = BatonConfig.model_validate({"device": "cpu", "max_model_len": 1024, "kv_transfer": tiers})
+
+    made = make_plan(config, model, [machine])
+
+    assert not made.problems
+    assert made.sizes["decode"].host_bytes == GIB + 64 * MIB
+    lines = [line.strip() for line in report(config, model, made)]
+    block_bytes = made.sizes["decode"].demand.layout.block_bytes
+    assert lines.count(f"evicted blocks: 1.00 GiB of main memory = {GIB // block_bytes:,} blocks") == 2
+    assert lines.count(f"evicted blocks: 100.00 GiB of disk space = {100 * GIB // block_bytes:,} blocks") == 2
 
 
 def test_host_tiers_larger_than_their_machine_are_a_problem_with_the_remedy(model: ServedModel) -> None:

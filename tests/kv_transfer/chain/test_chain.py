@@ -30,7 +30,7 @@ PROMPT = tuple(b"hash-%d" % index for index in range(5))
 
 @pytest.fixture
 def world() -> Iterator[KVWorld]:
-    world = KVWorld("inproc", is_chain=True)
+    world = KVWorld("inproc", tiers=("host",))
     yield world
     world.close()
 

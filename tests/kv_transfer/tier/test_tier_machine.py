@@ -1,6 +1,8 @@
-"""The host tier in a random world: evict, find, load, abort, forget in any order, with real copies in real threads."""
+"""Tiers in a random world: evict, find, load, abort, forget in any order, with real copies in real threads."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,13 +25,16 @@ def _hash(content: int) -> bytes:
     return b"content-%d" % content
 
 
-class HostTierMachine(RuleBasedStateMachine):
+class TierMachine(RuleBasedStateMachine):
     """``kept`` is what the answers to evictions say the tier holds; blocks are overwritten as soon as they may be."""
 
-    @initialize(num_host_blocks=st.integers(1, 10))
-    def start(self, num_host_blocks: int) -> None:
-        self.world = KVWorld("inproc", is_chain=True)
-        self.engine = self.world.make_reader(self.world.spec("engine", num_host_blocks=num_host_blocks))
+    tier_name: ClassVar[str]
+
+    @initialize(num_slots=st.integers(1, 10))
+    def start(self, num_slots: int) -> None:
+        self.world = KVWorld("inproc", tiers=(self.tier_name,))
+        spec = self.world.spec("engine", **{f"num_{self.tier_name}_blocks": num_slots})
+        self.engine = self.world.make_reader(spec)
         scheduler = self.engine.connector.scheduler
         assert isinstance(scheduler.source, ChainSource)
         assert scheduler.tier is not None
@@ -123,7 +128,23 @@ class HostTierMachine(RuleBasedStateMachine):
             self.world.close()
 
 
-TestHostTierMachine = HostTierMachine.TestCase
-TestHostTierMachine.settings = settings(
+class HostTierMachine(TierMachine):
+    """Slots in main memory."""
+
+    tier_name = "host"
+
+
+class DiskTierMachine(TierMachine):
+    """Slots in files."""
+
+    tier_name = "disk"
+
+
+_SETTINGS = settings(
     max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
+
+TestHostTierMachine = HostTierMachine.TestCase
+TestHostTierMachine.settings = _SETTINGS
+TestDiskTierMachine = DiskTierMachine.TestCase
+TestDiskTierMachine.settings = _SETTINGS

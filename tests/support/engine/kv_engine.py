@@ -35,6 +35,8 @@ class KVEngineSpec:
     connector: str = "inproc"
     chain: tuple[str, ...] = ()
     num_host_blocks: int = 0
+    num_disk_blocks: int = 0
+    disk_path: str | None = None
     model_hash: str = "model"
     block_size: int = 4
     head_dim: int = 64
@@ -96,6 +98,8 @@ class KVEngine:
                 connector=spec.connector,
                 chain=spec.chain,
                 host_bytes=spec.num_host_blocks * spec.layout.block_bytes,
+                disk_bytes=spec.num_disk_blocks * spec.layout.block_bytes,
+                disk_path=spec.disk_path,
                 lease_ttl_s=spec.lease_ttl_s,
                 load_timeout_s=spec.load_timeout_s,
                 answer_timeout_s=spec.answer_timeout_s,

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import FinishReason, GenerateRequest
@@ -30,6 +31,7 @@ from tests.support.kv.faulty_pair import fast_clock
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 8 * BLOCK_SIZE
+FILE_BYTES = 4096
 
 
 @dataclass
@@ -47,10 +49,9 @@ class TieredEngine:
 
     @property
     def tier(self) -> TierSchedulerConnector:
-        """What the tier decides; of several, the first one."""
-        chain = self.connector.scheduler.source
-        assert isinstance(chain, ChainSource)
-        return next(source for source in chain.sources if isinstance(source, TierSchedulerConnector))
+        """What the only tier decides."""
+        (tier,) = self.tiers
+        return tier
 
     def kept_content(self, block_hash: bytes) -> bytes | None:
         """The bytes that the tier keeps under an address."""
@@ -84,9 +85,16 @@ class TieredEngine:
         self.run(*requests)
         return self.runner.num_computed_positions - before
 
-    def _tier_reads_nothing(self) -> bool:
+    @property
+    def tiers(self) -> list[TierSchedulerConnector]:
+        """What each of the tiers decides, in the order of the chain."""
+        chain = self.connector.scheduler.source
+        assert isinstance(chain, ChainSource)
+        return [source for source in chain.sources if isinstance(source, TierSchedulerConnector)]
+
+    def _tiers_read_nothing(self) -> bool:
         self.core.collect()
-        return not self.tier.num_loading
+        return not any(tier.num_loading for tier in self.tiers)
 
     def stats(self) -> TransferStats:
         """The connector's counters."""
@@ -94,9 +102,10 @@ class TieredEngine:
 
     def assert_rests(self) -> None:
         """Nothing is held but what is kept."""
-        wait_until(self._tier_reads_nothing)
+        wait_until(self._tiers_read_nothing)
         self.core.scheduler.check_integrity()
-        self.tier.check_integrity()
+        for tier in self.tiers:
+            tier.check_integrity()
         load = self.core.load_report()
         assert (load.num_running, load.num_waiting, load.num_loading, load.num_held_blocks) == (0, 0, 0, 0)
 
@@ -106,6 +115,8 @@ def tiered_engine(
     *,
     num_blocks: int = 16,
     num_host_blocks: int = 64,
+    num_disk_blocks: int = 0,
+    disk_path: Path | None = None,
     order: Sequence[str] = ("host", "inproc"),
     fabric: InProcessFabric | None = None,
     engine_id: str = "engine",
@@ -117,7 +128,9 @@ def tiered_engine(
     options = ConnectorOptions(
         connector="chain",
         chain=tuple(order),
-        host_bytes=num_host_blocks * BLOCK_BYTES,
+        host_bytes=num_host_blocks * BLOCK_BYTES if "host" in order else 0,
+        disk_bytes=num_disk_blocks * FILE_BYTES,
+        disk_path=str(disk_path) if disk_path is not None else None,
         faults=faults,
         allow_faults=faults is not None,
     )

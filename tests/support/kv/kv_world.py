@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import ExitStack
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from kv_transfer.inproc import InProcessFabric
@@ -16,10 +17,11 @@ from tests.support.kv.kv_child import ChildProcess, PipeRendezvous
 class KVWorld:
     """Engines of one connector. Closing it closes them, and ends the process that it started."""
 
-    def __init__(self, connector: str, *, is_chain: bool = False, transport: TransportChoice = "network") -> None:
+    def __init__(self, connector: str, *, tiers: tuple[str, ...] = (), transport: TransportChoice = "network") -> None:
         self.connector = connector
         self.transport: TransportChoice = transport
-        self.is_chain = is_chain
+        self.tiers = tiers
+        self.folder = TemporaryDirectory(prefix="baton-disk-tier-") if "disk" in tiers else None
         self.fabric = InProcessFabric()
         self.rendezvous = PipeRendezvous()
         self.child = ChildProcess() if connector == "nixl" else None
@@ -37,8 +39,15 @@ class KVWorld:
     def spec(self, name: str, **changes: Any) -> KVEngineSpec:
         """A spec with an engine id of its own."""
         spec = KVEngineSpec(engine_id=self.unique(name), connector=self.connector, transport=self.transport)
-        if self.is_chain:
-            spec = replace(spec, connector="chain", chain=("host", self.connector), num_host_blocks=16)
+        if self.tiers:
+            spec = replace(
+                spec,
+                connector="chain",
+                chain=(*self.tiers, self.connector),
+                num_host_blocks=16 if "host" in self.tiers else 0,
+                num_disk_blocks=16 if "disk" in self.tiers else 0,
+                disk_path=self.folder.name if self.folder is not None else None,
+            )
         return replace(spec, **changes)
 
     def make_reader(self, spec: KVEngineSpec) -> KVEngine:
@@ -59,6 +68,8 @@ class KVWorld:
     def close(self) -> None:
         """Close all engines, then the process."""
         with ExitStack() as stack:
+            if self.folder is not None:
+                stack.callback(self.folder.cleanup)
             if self.child is not None:
                 stack.callback(self.child.close)
                 self.child.go_on()
