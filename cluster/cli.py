@@ -24,6 +24,7 @@ from cluster.commands.flags import (
     NewKeys,
     Url,
     hide_keys,
+    is_for_orders,
     variables_used,
 )
 from cluster.commands.keys import with_api_keys
@@ -274,6 +275,7 @@ def hash_key() -> None:
 
 @app.command(cls=Command)
 def status(
+    context: typer.Context,
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
     json: Annotated[bool, typer.Option("--json/--no-json", help="Print what the cluster answers, unchanged.")] = False,
@@ -285,7 +287,7 @@ def status(
     from cluster.commands.status import status as run
     from cluster.config.own_admin_key import with_own_key
 
-    url, api_key = with_own_key(cluster_url(url), api_key)
+    url, api_key = with_own_key(cluster_url(url), api_key, is_for_orders=is_for_orders(context))
     try:
         run(url, Console(), as_json=json, api_key=api_key)
     except httpx.HTTPError as error:
@@ -294,6 +296,7 @@ def status(
 
 @app.command(cls=Command)
 def drain(
+    context: typer.Context,
     replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
@@ -306,7 +309,7 @@ def drain(
     from cluster.commands.drain import drain as run
     from cluster.config.own_admin_key import with_own_key
 
-    url, api_key = with_own_key(cluster_url(url), api_key)
+    url, api_key = with_own_key(cluster_url(url), api_key, is_for_orders=is_for_orders(context))
     try:
         is_gone = run(url, replica, Console(), api_key=api_key, wait_s=wait_s)
     except httpx.HTTPError as error:
@@ -316,6 +319,7 @@ def drain(
 
 @app.command(cls=Command)
 def chaos(
+    context: typer.Context,
     scenario: Annotated[Path, typer.Option(help="YAML file: deploy/chaos/ has some.")],
     url: Url = DEFAULT_URL,
     api_key: AdminKey = "",
@@ -332,7 +336,7 @@ def chaos(
     from cluster.config.own_admin_key import with_own_key
 
     stop_on_signals()
-    url, api_key = with_own_key(cluster_url(url), api_key)
+    url, api_key = with_own_key(cluster_url(url), api_key, is_for_orders=is_for_orders(context))
     try:
         is_well = run(url, scenario, Console(), api_key=api_key, json_file=report)
     except ScenarioError as error:

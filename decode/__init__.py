@@ -1,1 +1,1 @@
-"""The decode role: an engine whose requests arrive with the KV of their prompt elsewhere."""
+"""The decode role: workers whose requests arrive with the KV of their prompt elsewhere."""

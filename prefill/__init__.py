@@ -1,1 +1,1 @@
-"""The prefill role: an engine whose requests end after the first token and whose blocks stay leased."""
+"""The prefill role: workers whose requests end after the first token, with their blocks under a lease."""

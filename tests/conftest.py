@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +22,18 @@ NAMED_TESTS = tuple(Path(__file__).with_name(name) for name in ("cluster", "gpu"
 """
 
 
+_HOME = tempfile.TemporaryDirectory(prefix="baton-home-", ignore_cleanup_errors=True)
+# What a cluster that is killed leaves in its home is not left in the user's; compiled code is shared with it.
+os.environ.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+os.environ["HOME"] = _HOME.name
+
 NEEDS_ROOT = Path(__file__).parent / "e2e" / "test_other_user.py"
 """Tests that become another user; only root can."""
+
+
+def pytest_unconfigure() -> None:
+    """Remove the tests' own home."""
+    _HOME.cleanup()
 
 
 def pytest_report_header() -> list[str]:

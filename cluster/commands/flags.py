@@ -96,6 +96,11 @@ def variables_used(ctx: typer.Context) -> Mapping[str, str]:
     return dict(ctx.meta.get(PREFIX, {}))
 
 
+def is_for_orders(ctx: typer.Context) -> bool:
+    """True unless the command's key is a user's, who exported it for clients: such a key opens no orders."""
+    return variables_used(ctx).get("api_key") != API_KEY_VARIABLE
+
+
 def one_by_one(args: Sequence[str]) -> list[str]:
     """The arguments with a flag of ``SEVERAL`` repeated before each of the values behind it."""
     found: list[str] = []

@@ -1,17 +1,20 @@
 """The admin key that `baton serve` makes for itself where none is configured.
 
 It lies in a file of this user's home, by the address of the API, as long as the cluster runs: `baton drain`, `baton
-chaos` and `baton status` of the same user find it there.
+chaos` and `baton status` of the same user find it there. The process that made it holds a lock on it as long as it
+lives, so that whoever looks there next can tell the key of a cluster that was killed, and removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
 
@@ -24,6 +27,7 @@ FOLDER = Path("~/.baton/admin-keys")
 MAX_KEY_BYTES = 1000
 LOCALHOST = "localhost"
 PRIVATE_FOLDER = 0o700
+CONNECT_TIMEOUT_S = 0.5
 
 
 @contextlib.contextmanager
@@ -37,7 +41,8 @@ def own_admin_key(config: BatonConfig, tell: Callable[[str], None]) -> Iterator[
         return
     key = new_key()
     try:
-        file = _stored(key, base_url(config))
+        _remove_left_over()
+        file, held = _stored(key, base_url(config))
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         reason = error.strerror if isinstance(error, OSError) else error
         tell(
@@ -50,39 +55,71 @@ def own_admin_key(config: BatonConfig, tell: Callable[[str], None]) -> Iterator[
         yield hash_key(key)
     finally:
         _remove(file, key)
+        held.close()
 
 
-def with_own_key(url: str, api_key: str) -> tuple[str, str]:
-    """The URL and the key for a cluster: that of this user's own cluster there, if none was given and one is there.
+def with_own_key(url: str, api_key: str, *, is_for_orders: bool = True) -> tuple[str, str]:
+    """The URL and the key for a cluster: that of this user's own cluster there, if one is there and none was given,
+    or none that is meant for orders (``is_for_orders``).
 
     Only for an address, since a name may lead to somebody else's: localhost becomes the address at which the user's
     own cluster listens.
     """
     parsed = httpx.URL(url)
-    if api_key or parsed.scheme != "http":
+    _remove_left_over()
+    if (api_key and is_for_orders) or parsed.scheme != "http":
         return url, api_key
     for host in ("127.0.0.1", "::1") if parsed.host == LOCALHOST else (parsed.host,):
         candidate = parsed.copy_with(host=host)
         if key := _read(candidate):
             return str(candidate), key
-    return url, ""
+    return url, api_key
 
 
-def _stored(key: str, url: str) -> Path:
-    """The file with the key. Another cluster that ends may take the empty folder away just now: twice, if need be."""
+def _stored(key: str, url: str) -> tuple[Path, BinaryIO]:
+    """The file with the key, and the same as an open one, whose lock ends with this process.
+
+    Another cluster that ends may take the empty folder away just now: twice, if need be.
+    """
     file = key_file(url)
     try:
-        _store(key, file)
+        return file, _store(key, file)
     except FileNotFoundError:
-        _store(key, file)
-    return file
+        return file, _store(key, file)
 
 
-def _store(key: str, file: Path) -> None:
+def _store(key: str, file: Path) -> BinaryIO:
     for folder in (file.parent.parent, file.parent):
         folder.mkdir(exist_ok=True, mode=PRIVATE_FOLDER)
-    file.unlink(missing_ok=True)  # of a cluster that was killed: two cannot listen on one address
-    write_private(file, key.encode())
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    write_private(new, key.encode())
+    held = new.open("rb")
+    fcntl.flock(held, fcntl.LOCK_EX)  # before it has its name: nobody may take it for one that was left
+    new.replace(file)  # of a cluster that was killed: two cannot listen on one address
+    return held
+
+
+def _remove_left_over() -> None:
+    """Remove the keys of clusters that were killed: no process holds them, and nobody answers at their addresses."""
+    with contextlib.suppress(OSError, RuntimeError):
+        for file in FOLDER.expanduser().glob(f"{socket.gethostname()}_*"):
+            with contextlib.suppress(OSError), file.open("rb") as opened:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_refused(file) and os.path.samestat(os.fstat(opened.fileno()), file.stat()):
+                    file.unlink()
+
+
+def _is_refused(file: Path) -> bool:
+    """True when nobody listens at the address in a file's name: what was deployed to a Ray goes on without us."""
+    _, host, port = file.name.rsplit("_", 2)
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 def _read(url: httpx.URL) -> str:

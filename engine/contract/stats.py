@@ -6,7 +6,7 @@ Snapshots, load reports, `/metrics` and `/status` derive from the declarations. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
 from typing import Final
 
@@ -83,9 +83,12 @@ _SCHEDULER_COUNTERS: Final = tuple(counters_of(Counters))
 _read_counters: Final = attrgetter(*_SCHEDULER_COUNTERS)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, init=False)
 class SchedulerStats(Counters):
-    """A snapshot of the scheduler: gauges of now, by the names that they have in a load report, and its counters."""
+    """A snapshot of the scheduler: gauges of now, by the names that they have in a load report, and its counters.
+
+    It never changes, though counters that are not a snapshot do.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -96,6 +99,16 @@ class SchedulerStats(Counters):
     num_leased_blocks: int = 0
     num_early_blocks: int = 0
     queued_prefill_tokens: int = 0
+
+    def __init__(self, **values: float) -> None:
+        """What is not given is 0."""
+        for name in (*_SCHEDULER_COUNTERS, *GAUGES):
+            object.__setattr__(self, name, values.pop(name, 0))
+        if values:
+            raise TypeError(f"the scheduler has no {', '.join(values)}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
 GAUGES: Final = tuple(item.name for item in fields(SchedulerStats) if item.name not in _SCHEDULER_COUNTERS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.contract.stats import Counters, SchedulerStats
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.live_requests import LiveRequests
@@ -25,7 +23,7 @@ def take_snapshot(
 ) -> SchedulerStats:
     """What is, and what has been counted since the start."""
     num_free = kv_cache.num_free
-    counted: dict[str, Any] = counters.values()
+    counted = counters.values()
     counted["num_dropped_early_loads"] = early.num_dropped
     counted["num_allocated_blocks"] = kv_cache.pool.num_allocated
     counted["num_evicted_blocks"] = kv_cache.pool.num_evicted

@@ -175,3 +175,28 @@ def test_command_with_a_key_begins_anew_without_it(tmp_path: Path) -> None:
     )
 
     assert done.stdout == "['serve', '--port', '1'] the-key False\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "is_for_orders"),
+    [
+        ([], {"BATON_API_KEY": "a"}, False),
+        ([], {"BATON_ADMIN_KEY": "a"}, True),
+        ([], {"BATON_ADMIN_KEY": "a", "BATON_API_KEY": "b"}, True),
+        (["--api-key", "a"], {"BATON_API_KEY": "b"}, True),
+    ],
+)
+def test_users_key_of_the_environment_does_not_hide_the_clusters_own_admin_key(
+    arguments: list[str], variables: dict[str, str], is_for_orders: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def with_own_key(url: str, api_key: str, *, is_for_orders: bool) -> tuple[str, str]:
+        asked.append(is_for_orders)
+        return url, api_key
+
+    monkeypatch.setattr("cluster.config.own_admin_key.with_own_key", with_own_key)
+    for command in (["status"], ["drain", "a"], ["chaos", "--scenario", "nothing.yaml"]):
+        CliRunner().invoke(app, [*command, "--url", "http://127.0.0.1:1", *arguments], env=variables)
+
+    assert asked == [is_for_orders] * 3

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +69,14 @@ def test_key_that_is_given_is_sent(key_hash: str) -> None:
     assert with_own_key(URL, "given") == (URL, "given")
 
 
+def test_own_key_is_sent_in_place_of_one_that_was_not_meant_for_orders(key_hash: str) -> None:
+    """A user's key in BATON_API_KEY opens the API and no order; the cluster's own opens both."""
+    _, key = with_own_key(URL, "exported", is_for_orders=False)
+
+    assert hash_key(key) == key_hash
+    assert with_own_key("http://127.0.0.1:8124", "exported", is_for_orders=False)[1] == "exported"
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8124", "http://127.0.0.2:8123", "https://127.0.0.1:8123"])
 def test_key_goes_to_no_other_place(key_hash: str, url: str) -> None:
     assert with_own_key(url, "") == (url, "")
@@ -119,3 +131,51 @@ def test_home_that_cannot_be_written_is_named_and_orders_are_closed(told: list[s
     assert len(told) == 1
     assert "~/.baton/admin-keys" in told[0]
     assert "File exists" in told[0]
+
+
+@pytest.fixture
+def left_over() -> Iterator[socket.socket]:
+    """The address of a cluster that was killed and left its key, bound and not listened on."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        code = (
+            "import os, signal\n"
+            "from cluster.config.config import BatonConfig\n"
+            "from cluster.config.own_admin_key import own_admin_key\n"
+            f"killed = own_admin_key(BatonConfig(port={port}), print)\n"
+            "killed.__enter__()\n"
+            "os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        subprocess.run([sys.executable, "-c", code], env=dict(os.environ), timeout=120, check=False)
+        yield bound
+
+
+def _left_file(bound: socket.socket) -> Path:
+    return key_file(f"http://127.0.0.1:{bound.getsockname()[1]}")
+
+
+def test_key_that_a_killed_cluster_left_goes_with_the_next_command(key_hash: str, left_over: socket.socket) -> None:
+    assert _left_file(left_over).exists()
+
+    assert hash_key(with_own_key(URL, "")[1]) == key_hash, "of a cluster that runs, though it does not listen yet"
+
+    assert not _left_file(left_over).exists()
+
+
+def test_key_stays_while_something_listens_at_its_address(left_over: socket.socket) -> None:
+    """Where `baton serve --address` was killed, what it deployed goes on."""
+    left_over.listen()
+
+    with_own_key(URL, "")
+
+    assert _left_file(left_over).exists()
+
+
+def test_key_of_another_machine_that_shares_the_home_stays(left_over: socket.socket) -> None:
+    name = _left_file(left_over).name.replace(socket.gethostname(), "elsewhere")
+    other = _left_file(left_over).rename(_left_file(left_over).with_name(name))
+
+    with_own_key(URL, "")
+
+    assert other.exists()
