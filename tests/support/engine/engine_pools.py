@@ -32,10 +32,11 @@ DRAIN_TIMEOUT_S = 20.0
 
 
 class EnginePool:
-    """What both pools share."""
+    """What both pools share. ``submitted`` are all requests that a router sent, in order."""
 
     def __init__(self, servers: dict[str, PrefillServer] | dict[str, DecodeServer]) -> None:
         self._all = servers
+        self.submitted: list[GenerateRequest] = []
 
     def replica_ids(self) -> Sequence[str]:
         """All of them."""
@@ -63,6 +64,7 @@ class EnginePool:
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests."""
+        self.submitted.extend(requests)
         answers = await _called(replica_id, self._all[replica_id].submit(requests))
         return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
 
