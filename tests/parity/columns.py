@@ -14,7 +14,17 @@ from pathlib import Path
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from tests.support.parity.answers import Answer
 from tests.support.parity.feature import COMPLETION, Feature
-from tests.support.parity.world import PLAIN, RECOMPUTES, STREAMED, WITH_HOST_TIER, Setup, World, asking, suffering, world
+from tests.support.parity.world import (
+    PLAIN,
+    RECOMPUTES,
+    STREAMED,
+    WITH_HOST_TIER,
+    Setup,
+    World,
+    asking,
+    suffering,
+    world,
+)
 from tests.support.router.router_rig import until
 
 Column = Callable[[Path, Feature], Awaitable[Answer]]

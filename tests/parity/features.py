@@ -35,13 +35,9 @@ GOES_ON: dict[str, Any] = {
 FEATURES = (
     Feature(name="greedy", fields={}, same_answer="it is the plain answer"),
     Feature(name="no log-probabilities", fields={"logprobs": None, "return_token_ids": None}),
-    Feature(name="most tokens", fields={"max_tokens": 9}),
     # What is drawn.
     Feature(name="sampling", fields=SAMPLED),
-    Feature(name="another seed", fields={"seed": 8}, needs=SAMPLED),
-    Feature(name="top_k", fields={"top_k": 3}, needs=SAMPLED),
-    Feature(name="top_p", fields={"top_p": 0.3}, needs=SAMPLED),
-    Feature(name="min_p", fields={"min_p": 0.3}, needs=SAMPLED),
+    Feature(name="sampling of few", fields={"top_k": 30, "top_p": 0.8, "min_p": 0.1}, needs=SAMPLED),
     Feature(
         name="presence and frequency penalties",
         fields={"presence_penalty": 2.0, "frequency_penalty": 2.0},
@@ -77,22 +73,19 @@ FEATURES = (
         needs={"logit_bias": {str(BEGIN): 100}},
     ),
     # The prompt.
-    Feature(name="truncated prompt", fields={"truncate_prompt_tokens": 70}),
+    Feature(name="truncated prompt", fields={"truncate_prompt_tokens": 70, "truncation_side": "right"}),
+    # What only the cluster sees.
     Feature(
-        name="prompt truncated on the right", fields={"truncation_side": "right"}, needs={"truncate_prompt_tokens": 70}
+        name="priority, cache salt and id",
+        fields={"priority": -3, "cache_salt": "mine", "request_id": "mine", "add_special_tokens": True},
+        same_answer="nobody else is there, ids are not compared, and this tokenizer has nothing to add",
     ),
-    Feature(name="special tokens", fields={"add_special_tokens": True}, same_answer="this tokenizer adds none"),
-    # The way through the cluster.
-    Feature(name="priority", fields={"priority": -3}, same_answer="nobody else is there"),
-    Feature(name="cache salt", fields={"cache_salt": "mine"}, same_answer="it only keeps caches apart"),
-    Feature(name="request id", fields={"request_id": "mine"}, same_answer="ids are not compared"),
     # Streams.
     Feature(name="stream", fields=STREAMED),
-    Feature(name="stream with usage", fields={"stream_options": {"include_usage": True}}, needs=STREAMED),
     Feature(
-        name="stream that always tells its usage",
+        name="stream with usage",
         fields={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-        needs={**STREAMED, "max_tokens": 10},
+        needs=STREAMED,
     ),
     Feature(name="stream of choices", fields={"n": 3}, needs={**SAMPLED, **STREAMED}),
     Feature(name="stream with a stop string", fields={"stop": "aaaaaaaaa"}, needs={**SAYS_A, **STREAMED}),
@@ -103,8 +96,11 @@ FEATURES = (
     Feature(name="chat with top log-probabilities", fields={"top_logprobs": 5}, is_chat=True),
     Feature(name="chat that goes on", fields=GOES_ON, is_chat=True),
     Feature(name="chat that repeats", fields={"echo": True}, needs=GOES_ON, is_chat=True),
-    Feature(name="arguments of the template", fields={"chat_template_kwargs": {"tone": "calm"}}, is_chat=True),
-    Feature(name="effort", fields={"reasoning_effort": "low", "verbosity": "high"}, is_chat=True),
+    Feature(
+        name="arguments of the template",
+        fields={"chat_template_kwargs": {"tone": "calm"}, "reasoning_effort": "low", "verbosity": "high"},
+        is_chat=True,
+    ),
     Feature(name="stream of a chat", fields=STREAMED, is_chat=True),
     # All together.
     Feature(

@@ -39,6 +39,7 @@ def undisturbed(model: Path) -> Undisturbed:
     return answer
 
 
+@pytest.mark.behaviour("I1")
 @pytest.mark.parametrize("name", BY_NAME)
 @pytest.mark.parametrize("column", COLUMNS)
 async def test_answer_is_that_of_one_engine(model: Path, undisturbed: Undisturbed, column: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A router over real engines with a small model, for one cell of the parity matrix: what it asked, and what was counted.
+"""A router over real engines with a small model, for one cell of the parity matrix: what it asks, and what is counted.
 
 Everything is real but the processes between the parts: the API, the router, the engines, their connectors.
 """
