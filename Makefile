@@ -37,11 +37,12 @@ serve: $(STAMP)
 # Two processes each time: first all that needs no cluster, file by file; then clusters, whose tests mostly wait, with
 # all tests of one cluster in one process. make test TESTS=tests/router: only some of them, one after another.
 CLUSTERS := tests/e2e tests/faults
+CLUSTER_PROCESSES ?= 2
 TESTS ?=
 test: $(STAMP)
 ifeq ($(TESTS),)
 	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(CLUSTERS:%=--ignore=%); others=$$?; \
-		$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(CLUSTERS) && exit $$others
+		$(TEST_ENV) $(BIN)/python -m pytest --numprocesses $(CLUSTER_PROCESSES) --dist loadgroup $(CLUSTERS) && exit $$others
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
 endif

@@ -53,6 +53,7 @@ CLUSTER_TEST_TIMEOUT_S = 600
 """A test that starts a cluster may take so long: on a busy machine the start alone takes minutes."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let one process run all tests of a cluster, and give them time."""
     for item in items:
