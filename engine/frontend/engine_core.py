@@ -175,12 +175,12 @@ class EngineCore:
             self.connector.execute(orders)
 
     def rest(self) -> None:
-        """Called when there is nothing to do: check that the books balance, and count it if they do not."""
+        """Called when there is nothing to do: check that all blocks are accounted for, and count it if they are not."""
         try:
             self.scheduler.check_integrity()
         except AssertionError:
             self._num_integrity_failures += 1
-            logger.exception("the block books do not balance")
+            logger.exception("the blocks do not add up")
 
     def stats(self) -> EngineStats:
         """A snapshot of what the scheduler and the connector counted."""

@@ -275,7 +275,7 @@ class Scheduler:
         """Compare every block's owners with the pool, and the claims on prefixes with the live requests.
 
         Raises:
-            AssertionError: Books and pool disagree.
+            AssertionError: Requests and block pool disagree.
         """
         tables = self._leases.tables() + self._remote.abandoned_tables() + self._early.tables()
         holders = self._remote.loading() + list(self._live_requests.ready) + self._table.running()

@@ -41,7 +41,7 @@ _NAMES: dict[str, _Named] = {
         (),
     ),
     "step_s": ("engine_step_seconds", "Time in steps of the engine.", ()),
-    "num_integrity_failures": ("integrity_failures", "Times that the books of blocks did not balance.", ()),
+    "num_integrity_failures": ("integrity_failures", "Times that an idle engine's blocks did not add up.", ()),
     "num_transfers": ("kv_transfers", "Loads of KV that ended, well or not.", ()),
     "num_bytes": ("kv_transfer_bytes", "Bytes of KV read from other engines.", ()),
     "num_blocks": ("kv_transfer_blocks", "Blocks of KV read from other engines.", ()),

@@ -1,4 +1,4 @@
-"""The scheduler in a random world: whatever happens in whatever order, the books balance and every request ends once.
+"""The scheduler in a random world: whatever happens, blocks are conserved and every request ends once.
 
 Covers I1, I2, I3, I4, C1-C14, B1-B3, K1-K4, K6, K7, K9, O2 and known-failures 3-11, 19, 20, 26 together. To try more
 worlds than usual, set BATON_SCHEDULER_WORLDS to their number.
