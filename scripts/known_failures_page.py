@@ -5,13 +5,7 @@
 
 from __future__ import annotations
 
-import ast
-from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
-
-ROOT = Path(__file__).parent.parent
-MARK = "pytest.mark.known_failure"
+from scripts.marked_tests import marked_tests
 
 HEADER = """# Known failures
 
@@ -49,37 +43,23 @@ ROWS = {
     24: "the ratio of prefill to decode is wrong an hour later: pools follow their load",
     26: "a finished request stays the owner of a prefix that it never published, and whoever needs it waits for ever: "
     "only live requests own a claim, and only on what they lack",
-    37: "accepted choices are refused later by a full queue: all are counted at the door, and then wait",
+    37: "accepted choices are refused later by a full queue: all are counted when they come, and then wait",
     38: "anyone on the network writes a worker's memory through the transport: on one machine no port is opened",
     39: "one call without a token ends Ray's head, whoever makes it: a private Ray asks for a certificate before that",
     40: "an empty datagram of any local user to UCX's sockets ends a worker: the kernel drops those",
 }
 
 
-def _marks_of(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == MARK:
-                for argument in decorator.args:
-                    yield ast.literal_eval(argument), f"{path.relative_to(ROOT / 'tests')}::{node.name}"
-
-
-def marked_tests() -> dict[int, list[str]]:
+def rows_with_tests() -> dict[int, list[str]]:
     """The tests that carry each number, as the files say."""
-    found = defaultdict(list)
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for row, test in _marks_of(path):
-            found[row].append(test)
-    return {row: sorted(found[row]) for row in sorted(found)}
+    return dict(sorted(marked_tests("known_failure").items()))
 
 
 def page() -> str:
     """The page as it should be."""
     rows = [
         f"| {row} | {ROWS[row]} | {'<br>'.join(f'`{test}`' for test in tests)} |\n"
-        for row, tests in marked_tests().items()
+        for row, tests in rows_with_tests().items()
     ]
     return HEADER + "".join(rows)
 

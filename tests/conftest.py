@@ -54,6 +54,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if any(path.is_relative_to(collection_path) for path in named) else True
 
 
+CLUSTER_FOLDERS = ("e2e", "faults")
+"""Folders whose tests start clusters: two processes run them, `--dist loadgroup`."""
+
+SHARED_CLUSTERS = frozenset({"cluster", "wide_cluster"})
+"""Fixtures of tests/e2e/conftest.py. A file may have one of the same name for itself."""
+
+CLUSTER_TEST_TIMEOUT_S = 600
+"""A test that starts a cluster may take so long: on a busy machine the start alone takes minutes."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one process run all tests of a cluster, and give them time."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.path.parent.name not in CLUSTER_FOLDERS:
+            continue
+        shared = SHARED_CLUSTERS.intersection(item.fixturenames) - set(vars(item.module))
+        item.add_marker(pytest.mark.xdist_group("shared clusters" if shared else item.path.stem))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(CLUSTER_TEST_TIMEOUT_S))
+
+
 # How long an example takes says something of the machine, not of the code.
 hypothesis.settings.register_profile("baton", deadline=None)
 hypothesis.settings.load_profile("baton")

@@ -30,7 +30,7 @@ def gate_halves(gate_up: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedOps:
-    """Chains of operators that see one token at a time, each one function so that it can become one kernel.
+    """Sequences of operators that see one token at a time, each one function so that it can become one kernel.
 
     add_norm: (hidden, delta, weight) adds ``delta`` to ``hidden`` in place and returns the sum normalised.
     rotate: (heads, cosine, sine), ``rotate_halves``. gate: (gate_up), ``gate_halves``.
@@ -76,7 +76,7 @@ def choose_fused_ops(
 def compile_fused_ops(
     device: torch.device, dtype: torch.dtype, *, eps: float, compile_: Compile = generate
 ) -> FusedOps:
-    """Chains that have run once for several tokens and once for one, so that they are compiled."""
+    """Fused operators that have run once for several tokens and once for one, so that they are compiled."""
 
     def add_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         hidden.add_(delta)

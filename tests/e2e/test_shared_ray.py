@@ -70,7 +70,6 @@ def assert_deployment_over_it_is_refused(ray: SharedRayProcess) -> None:
     assert "of the `baton serve` that" in result.stderr
 
 
-@pytest.mark.timeout(400)
 def test_sample_for_serve_deploy_starts_and_is_shut_down_like_any_other(tmp_path: Path) -> None:
     content = yaml.safe_load((DEPLOY / "serve-config.yaml").read_text())
     content["http_options"] = {"host": "127.0.0.1", "port": free_port()}
@@ -96,7 +95,6 @@ def test_sample_for_serve_deploy_starts_and_is_shut_down_like_any_other(tmp_path
         ray.wait_until_serve_is_gone()
 
 
-@pytest.mark.timeout(400)
 def test_deployment_that_nobody_waits_for_is_remembered(served_model: Path, tmp_path: Path) -> None:
     def deploy(ray: SharedRayProcess, **changes: object) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "baton.yaml"
@@ -130,7 +128,6 @@ def test_deployment_that_nobody_waits_for_is_remembered(served_model: Path, tmp_
         assert stopped.returncode == 0, stopped.stderr
 
 
-@pytest.mark.timeout(400)
 def test_serve_that_others_use_by_then_stays(served_model: Path) -> None:
     with shared_ray() as ray:
         cluster = ClusterProcess({"model": str(served_model), "address": ray.address}, environment=ray.environment)

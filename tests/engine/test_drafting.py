@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ def num_steps(core: EngineCore) -> int:
     return core.runner.num_steps
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_right_drafts_save_steps() -> None:
     """Five tokens a step: four drafts and the token after them."""
     core = chain_engine(drafting=drafts(4, 1.0, proposes_all=True))
@@ -50,6 +52,7 @@ def test_f3_right_drafts_save_steps() -> None:
     assert num_steps(core) <= 5, "the last one only tells of the row that was given up"
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_who_runs_ahead_drafts_nothing_unless_it_was_told_to() -> None:
     assert SchedulerConfig().runs_ahead("cuda")
     assert not SchedulerConfig().runs_ahead("cuda", has_drafts=True)
@@ -97,6 +100,7 @@ DRAFTS = st.builds(drafts, st.sampled_from([3, 1, 8]), st.sampled_from([0.7, 0.0
     budget=st.sampled_from([16, 64]),
     runs_ahead=st.booleans(),
 )
+@pytest.mark.behaviour("F3")
 def test_f3_one_engine_says_the_same_with_drafts(
     asks: list[Ask], drafting: Drafting, num_blocks: int, budget: int, runs_ahead: bool
 ) -> None:
@@ -115,6 +119,7 @@ def test_f3_one_engine_says_the_same_with_drafts(
 
 @settings(max_examples=60, deadline=None)
 @given(asks=ASKS, drafting=DRAFTS)
+@pytest.mark.behaviour("F3")
 def test_f3_prefill_and_decode_say_the_same_with_drafts(asks: list[Ask], drafting: Drafting) -> None:
     requests = [ask.request(str(number)) for number, ask in enumerate(asks)]
 

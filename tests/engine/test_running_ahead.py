@@ -49,6 +49,7 @@ def undisturbed(request: GenerateRequest) -> list[int]:
     return tokens[: stops[0] + 1] if stops else tokens
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_who_runs_ahead() -> None:
     assert [SchedulerConfig().runs_ahead(device) for device in ("cpu", "cuda")] == [False, True]
     for is_on in (False, True):
@@ -56,6 +57,7 @@ def test_f5_who_runs_ahead() -> None:
         assert [config.runs_ahead(device) for device in ("cpu", "cuda")] == [is_on, is_on]
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_result_of_a_step_comes_after_the_launch_of_the_next() -> None:
     core = chain_engine(scheduler=AHEAD)
     core.add_request(greedy_request("a", [1, 2, 3], max_tokens=2))
@@ -68,6 +70,7 @@ def test_f5_result_of_a_step_comes_after_the_launch_of_the_next() -> None:
     assert not core.has_unfinished()
 
 
+@pytest.mark.behaviour("F5")
 @pytest.mark.parametrize("max_tokens", [1, 2, 5])
 def test_f5_nothing_is_computed_past_max_tokens(max_tokens: int) -> None:
     core = chain_engine(scheduler=AHEAD)
@@ -77,6 +80,7 @@ def test_f5_nothing_is_computed_past_max_tokens(max_tokens: int) -> None:
     assert num_computed(core) == 3 + max_tokens - 1
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_what_was_computed_past_a_stop_is_dropped_and_its_blocks_come_back() -> None:
     core = chain_engine(scheduler=AHEAD)
     request = stopping_request("a", [1, 2, 3], max_tokens=40, stop_at=6)
@@ -89,6 +93,7 @@ def test_f5_what_was_computed_past_a_stop_is_dropped_and_its_blocks_come_back() 
     assert load.num_free_blocks == load.num_blocks
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_abort_with_a_step_in_flight_ends_at_once_and_frees_when_the_step_returned() -> None:
     core = chain_engine(scheduler=AHEAD)
     core.add_request(greedy_request("a", [1] * 9, max_tokens=40))
@@ -103,6 +108,7 @@ def test_f5_abort_with_a_step_in_flight_ends_at_once_and_frees_when_the_step_ret
     assert core.load_report().num_free_blocks == core.load_report().num_blocks
 
 
+@pytest.mark.behaviour("F5")
 @pytest.mark.known_failure(19)
 def test_f5_a_pool_too_small_for_all_preempts_and_gives_the_same_tokens() -> None:
     scheduler = replace(AHEAD, max_num_seqs=4)
@@ -182,6 +188,7 @@ def live(core: EngineCore, arrivals: Sequence[Arrival], requests: Sequence[Gener
     raise AssertionError("the engine does not come to rest")
 
 
+@pytest.mark.behaviour("F5")
 @settings(max_examples=60, derandomize=True, database=None, deadline=None)
 @given(
     arrivals=st.lists(ARRIVALS, min_size=1, max_size=7),
@@ -190,6 +197,7 @@ def live(core: EngineCore, arrivals: Sequence[Arrival], requests: Sequence[Gener
     max_num_seqs=st.sampled_from([1, 3, 8]),
 )
 @pytest.mark.known_failure(19)
+@pytest.mark.behaviour("F5")
 def test_f5_nobody_can_tell_who_runs_ahead(
     arrivals: list[Arrival], num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int
 ) -> None:
@@ -224,6 +232,7 @@ def test_f5_nobody_can_tell_who_runs_ahead(
 # ---- drain
 
 
+@pytest.mark.behaviour("F5")
 async def test_f5_drain_with_a_step_in_flight_moves_requests_that_lose_nothing() -> None:
     def build(build_connector: ConnectorBuilder) -> EngineCore:
         return chain_engine(scheduler=AHEAD, build_connector=build_connector)

@@ -32,6 +32,7 @@ def _files(path: Path) -> list[Path]:
     return sorted(path.glob("worker-*/*.kv"))
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_what_left_the_cache_and_the_host_tier_comes_back_from_disk(tmp_path: Path) -> None:
     with tiered_engine(num_blocks=12, num_host_blocks=9, num_disk_blocks=64, disk_path=tmp_path, order=BOTH) as engine:
         for start in (0, 100, 200, 300):
@@ -49,6 +50,7 @@ def test_k9_what_left_the_cache_and_the_host_tier_comes_back_from_disk(tmp_path:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_host_and_disk_may_each_supply_a_part(tmp_path: Path) -> None:
     with tiered_engine(num_blocks=12, num_host_blocks=14, num_disk_blocks=64, disk_path=tmp_path, order=BOTH) as engine:
         for start in (0, 100, 200, 0, 300, 100, 0, 200):
@@ -61,6 +63,7 @@ def test_k9_host_and_disk_may_each_supply_a_part(tmp_path: Path) -> None:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_restart_finds_what_the_disk_kept(tmp_path: Path) -> None:
     with tiered_engine(num_blocks=12, num_disk_blocks=64, disk_path=tmp_path, order=ONLY_DISK) as engine:
         for start in (0, 100, 200):
@@ -72,6 +75,7 @@ def test_k9_a_restart_finds_what_the_disk_kept(tmp_path: Path) -> None:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_i1_damaged_files_change_no_token_and_are_offered_no_more(tmp_path: Path) -> None:
     with tiered_engine(num_blocks=12, num_disk_blocks=64, disk_path=tmp_path, order=ONLY_DISK) as engine:
         for start in (0, 100):
@@ -94,6 +98,7 @@ def test_k9_i1_damaged_files_change_no_token_and_are_offered_no_more(tmp_path: P
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_folder_that_cannot_be_written_costs_nothing_but_the_tier(tmp_path: Path) -> None:
     with tiered_engine(num_blocks=12, num_disk_blocks=64, disk_path=tmp_path, order=ONLY_DISK) as engine:
         (folder,) = tmp_path.glob("worker-*")
@@ -106,6 +111,7 @@ def test_k9_a_folder_that_cannot_be_written_costs_nothing_but_the_tier(tmp_path:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_reset_of_the_prefix_cache_deletes_the_files(tmp_path: Path) -> None:
     with tiered_engine(num_blocks=12, num_disk_blocks=64, disk_path=tmp_path, order=ONLY_DISK) as engine:
         for start in (0, 100):
@@ -122,6 +128,7 @@ def test_k9_a_reset_of_the_prefix_cache_deletes_the_files(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.READ_HANGS])
+@pytest.mark.behaviour("K9")
 def test_k9_i1_loads_from_disk_that_go_wrong_change_no_token(tmp_path: Path, fault: Fault) -> None:
     faults = FaultOptions(seed=3, **{fault.value: 0.5})  # type: ignore[arg-type]
     with tiered_engine(num_blocks=12, num_disk_blocks=64, disk_path=tmp_path, order=ONLY_DISK, faults=faults) as engine:
@@ -130,6 +137,7 @@ def test_k9_i1_loads_from_disk_that_go_wrong_change_no_token(tmp_path: Path, fau
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9", "B4")
 def test_k9_b4_a_mirror_follows_the_cache_though_the_disk_kept_more_than_it_saw(tmp_path: Path) -> None:
     """What an earlier worker left was never told of, so that its end is not told of either."""
     scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, enable_cache_events=True)

@@ -25,6 +25,7 @@ def _assert_right(engine: TieredEngine, request: GenerateRequest) -> None:
     assert engine.run(request)[request.request_id] == expected_tokens(request.prompt_token_ids, NUM_TOKENS)
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_second_request_after_eviction_computes_nothing_that_the_tier_holds() -> None:
     with tiered_engine(num_blocks=16) as engine:
         first, other = _request("first", start=0), _request("other", start=100)
@@ -39,6 +40,7 @@ def test_k9_a_second_request_after_eviction_computes_nothing_that_the_tier_holds
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_counters_say_what_was_stored_found_loaded_and_evicted() -> None:
     with tiered_engine(num_blocks=12, num_host_blocks=9) as engine:
         for start in (0, 100):
@@ -59,6 +61,7 @@ def test_k9_counters_say_what_was_stored_found_loaded_and_evicted() -> None:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_loaded_tokens_are_reported_as_cached() -> None:
     with tiered_engine(num_blocks=12) as engine:
         engine.run(_request("first", start=0))
@@ -72,6 +75,7 @@ def test_k9_loaded_tokens_are_reported_as_cached() -> None:
         assert (deltas[0].num_cached_tokens, deltas[0].num_remote_tokens) == (40, 36)
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_the_tier_is_bounded_and_forgets_what_was_used_longest_ago() -> None:
     with tiered_engine(num_blocks=12, num_host_blocks=24) as engine:
         for start in (0, 100, 200, 0, 300, 400):
@@ -83,6 +87,7 @@ def test_k9_the_tier_is_bounded_and_forgets_what_was_used_longest_ago() -> None:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_preempted_request_finds_its_own_output_in_the_tier() -> None:
     scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, watermark=0.0)
     requests = [
@@ -98,6 +103,7 @@ def test_k9_a_preempted_request_finds_its_own_output_in_the_tier() -> None:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 @pytest.mark.known_failure(20)
 def test_k9_what_a_preempted_request_leaves_is_kept_under_the_address_of_its_tokens() -> None:
     scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, watermark=0.0)
@@ -121,6 +127,7 @@ def test_k9_what_a_preempted_request_leaves_is_kept_under_the_address_of_its_tok
         assert num_kept == len(engine.tier.slots) > 0, "nothing else is kept"
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_reset_of_the_prefix_cache_empties_the_tier() -> None:
     with tiered_engine(num_blocks=12) as engine:
         engine.run(_request("first", start=0))
@@ -137,6 +144,7 @@ def test_k9_a_reset_of_the_prefix_cache_empties_the_tier() -> None:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9", "B4")
 def test_k9_b4_a_mirror_of_the_cache_follows_the_tier() -> None:
     scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8, enable_cache_events=True)
     with tiered_engine(num_blocks=12, num_host_blocks=24, scheduler=scheduler) as engine:
@@ -150,6 +158,7 @@ def test_k9_b4_a_mirror_of_the_cache_follows_the_tier() -> None:
         assert engine.stats().num_host_evicted_blocks > 0
 
 
+@pytest.mark.behaviour("K9", "I1")
 @pytest.mark.parametrize("rate", (0.1, 1.0))
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.READ_HANGS])
 def test_k9_i1_loads_from_the_tier_that_go_wrong_change_no_token(fault: Fault, rate: float) -> None:
@@ -162,6 +171,7 @@ def test_k9_i1_loads_from_the_tier_that_go_wrong_change_no_token(fault: Fault, r
             assert engine.stats().num_injected_faults > 0
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_one_flipped_bit_costs_one_block() -> None:
     faults = FaultOptions(schedule=(ScheduledFault(fault=Fault.BIT_FLIPS, nth=1),))
     with tiered_engine(num_blocks=12, faults=faults) as engine:
@@ -176,6 +186,7 @@ def test_k9_one_flipped_bit_costs_one_block() -> None:
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_load_that_hangs_is_computed_here_and_its_destination_stays_held() -> None:
     with tiered_engine(num_blocks=48, faults=FaultOptions(read_hangs=1.0)) as engine:
         for number in range(5):
@@ -189,6 +200,7 @@ def test_k9_a_load_that_hangs_is_computed_here_and_its_destination_stays_held() 
         engine.assert_rests()
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_an_aborted_load_frees_everything() -> None:
     with tiered_engine(num_blocks=12) as engine:
         engine.run(_request("first", start=0))

@@ -1,4 +1,4 @@
-"""The door of the API: limits on headers, names that it answers to, and keys."""
+"""What each call passes first: limits on headers, names that it answers to, and keys."""
 
 from __future__ import annotations
 

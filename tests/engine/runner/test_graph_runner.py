@@ -69,6 +69,7 @@ def test_same_tokens_with_graphs_and_without(checkpoint: CheckpointMaker, archit
     assert device.num_replays == {6: 3, 4: 4, 1: 2}
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_same_tokens_when_a_step_is_launched_before_the_last_is_known(
     checkpoint: CheckpointMaker,
 ) -> None:

@@ -51,6 +51,7 @@ def batch() -> InputBatch:
     return batch
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_an_unknown_token_is_taken_from_where_its_step_left_it(batch: InputBatch) -> None:
     output = step(ints(1, 2, 3), ints(3, 0, 3), ints(1, 2, 1), new_row(2, 20, 21))
     batch.apply(output)
@@ -112,6 +113,7 @@ def test_rows_that_do_not_all_sample_are_no_decode_step(batch: InputBatch) -> No
     assert inputs.last_tokens.tolist() == [0]
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_a_row_with_drafts_samples_after_each_of_them() -> None:
     """Row 1 computes its last known token and two drafts, row 3 a chunk of a prompt, row 0 one token."""
     batch = InputBatch(max_num_seqs=4, max_model_len=16, block_size=16)
@@ -130,6 +132,7 @@ def test_f3_a_row_with_drafts_samples_after_each_of_them() -> None:
     assert batch.history.token_ids[1, :5].tolist() == [10, 11, 12, 77, 78], "what processors read"
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_tokens_drawn_for_drafts_take_their_places() -> None:
     """The first draft was right and the second wrong: what was drawn behind that is not read again."""
     batch = InputBatch(max_num_seqs=4, max_model_len=16, block_size=16)
@@ -143,6 +146,7 @@ def test_f3_tokens_drawn_for_drafts_take_their_places() -> None:
     assert batch.history.token_ids[1, :5].tolist() == [10, 11, 12, 77, 80]
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_once_learned_it_is_known(batch: InputBatch) -> None:
     batch.learn(ints(3, 1), ints(3, 3), ints(33, 13))
 
@@ -152,6 +156,7 @@ def test_f5_once_learned_it_is_known(batch: InputBatch) -> None:
     assert inputs.unknown is None
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_what_comes_late_does_not_touch_a_row_that_another_request_has_taken(batch: InputBatch) -> None:
     output = step(ints(3, 1), ints(0, 3), ints(5, 1), new_row(3, 50, 51, 52, 53, 54))
     batch.apply(output)
@@ -164,6 +169,7 @@ def test_f5_what_comes_late_does_not_touch_a_row_that_another_request_has_taken(
     assert batch.prepare(output).input_ids.tolist() == [50, 51, 52, 53, 54, 13]
 
 
+@pytest.mark.behaviour("F5")
 def test_f5_a_third_step_cannot_be_prepared_before_the_first_is_known(batch: InputBatch) -> None:
     with pytest.raises(AssertionError, match="only one step"):
         batch.expect(ints(3, 1), ints(4, 4))

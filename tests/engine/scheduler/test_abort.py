@@ -23,6 +23,7 @@ def assert_aborted(world: SchedulerWorld, name: str) -> None:
     world.scheduler.check_integrity()
 
 
+@pytest.mark.behaviour("C10")
 def test_c10_while_waiting() -> None:
     world = small_world(seqs=1)
     world.add(make_request("a", 4))
@@ -35,6 +36,7 @@ def test_c10_while_waiting() -> None:
     assert world.scheduler.stats().queued_prefill_tokens == 0
 
 
+@pytest.mark.behaviour("C10")
 def test_c10_while_running() -> None:
     world = small_world()
     world.add(make_request("a", 9))
@@ -47,6 +49,7 @@ def test_c10_while_running() -> None:
     assert world.step().released_rows.tolist() == [0]
 
 
+@pytest.mark.behaviour("C10")
 @pytest.mark.known_failure(22)
 def test_c10_while_a_step_with_it_is_in_flight() -> None:
     world = small_world()
@@ -62,6 +65,7 @@ def test_c10_while_a_step_with_it_is_in_flight() -> None:
     assert world.scheduler.stats().num_free_blocks == 16
 
 
+@pytest.mark.behaviour("C10")
 def test_c10_while_preempted() -> None:
     world = small_world(num_blocks=8)
     for name in ("a", "b"):
@@ -76,6 +80,7 @@ def test_c10_while_preempted() -> None:
     world.check_output("a")
 
 
+@pytest.mark.behaviour("C10")
 def test_c10_while_loading_and_when_loaded() -> None:
     world = small_world(seqs=1)
     for name in ("a", "b"):
@@ -94,6 +99,7 @@ def test_c10_while_loading_and_when_loaded() -> None:
     assert world.scheduler.stats().num_free_blocks == 16
 
 
+@pytest.mark.behaviour("C10")
 def test_c10_while_the_connector_does_not_know_yet() -> None:
     world = small_world()
     prompt = fresh_prompt(12)
@@ -107,6 +113,7 @@ def test_c10_while_the_connector_does_not_know_yet() -> None:
     assert world.scheduler.idle_timeout_s() is None
 
 
+@pytest.mark.behaviour("C10")
 def test_c10_finished_but_pinned() -> None:
     world = small_world()
     world.add(make_request("a", 9, hand_over=True))
@@ -122,6 +129,7 @@ def test_c10_finished_but_pinned() -> None:
     assert not world.abort("a")
 
 
+@pytest.mark.behaviour("C10")
 def test_c10_an_unknown_id_is_ignored_and_counted() -> None:
     world = small_world()
 
@@ -130,6 +138,7 @@ def test_c10_an_unknown_id_is_ignored_and_counted() -> None:
     assert world.scheduler.stats().num_unknown_ids == 1
 
 
+@pytest.mark.behaviour("C14")
 def test_c14_ids_of_finished_requests_reach_the_worker_exactly_once() -> None:
     world = small_world()
     world.add(make_request("ends", 4, max_tokens=1))
@@ -145,6 +154,7 @@ def test_c14_ids_of_finished_requests_reach_the_worker_exactly_once() -> None:
     assert [output.finished_request_ids for output in outputs[1:]] == [(), ()]
 
 
+@pytest.mark.behaviour("C14")
 def test_c14_an_idle_engine_is_woken_to_tell_the_worker() -> None:
     world = small_world()
     world.add(make_request("a", 4, max_tokens=1))

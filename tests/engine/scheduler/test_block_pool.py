@@ -23,6 +23,7 @@ def manager(num_blocks: int) -> KVCacheManager:
     return KVCacheManager(num_blocks=num_blocks, block_size=4)
 
 
+@pytest.mark.behaviour("B2")
 def test_b2_a_failed_allocation_takes_nothing() -> None:
     kv_cache = manager(4)
     kv_cache.allocate(3)
@@ -33,6 +34,7 @@ def test_b2_a_failed_allocation_takes_nothing() -> None:
     assert kv_cache.num_free == 1
 
 
+@pytest.mark.behaviour("B2")
 def test_b2_free_cached_blocks_stay_findable_and_blocks_without_content_go_first() -> None:
     kv_cache = manager(4)
     table = kv_cache.allocate(2)
@@ -45,6 +47,7 @@ def test_b2_free_cached_blocks_stay_findable_and_blocks_without_content_go_first
     assert kv_cache.lookup([content(1)]) == [table[0]]
 
 
+@pytest.mark.behaviour("B2")
 def test_b2_the_least_recently_used_chain_goes_first_and_its_tail_before_its_head() -> None:
     kv_cache = manager(6)
     old, new = kv_cache.allocate(3), kv_cache.allocate(3)
@@ -60,6 +63,7 @@ def test_b2_the_least_recently_used_chain_goes_first_and_its_tail_before_its_hea
     assert evicted == [new[2], new[1], old[2], old[1], old[0], new[0]]
 
 
+@pytest.mark.behaviour("B2")
 def test_b2_one_allocation_evicts_in_the_same_order() -> None:
     kv_cache = manager(4)
     chain = kv_cache.allocate(4)
@@ -72,6 +76,7 @@ def test_b2_one_allocation_evicts_in_the_same_order() -> None:
     assert kv_cache.lookup([content(0), content(1)]) == [chain[0]]
 
 
+@pytest.mark.behaviour("B2")
 def test_b2_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
     kv_cache = manager(2)
     table = kv_cache.allocate(1)
@@ -122,6 +127,7 @@ def test_integrity_names_the_blocks_that_leaked() -> None:
 ACTIONS = st.lists(st.tuples(st.sampled_from(["allocate", "share", "publish", "free"]), st.integers(0, 7)), max_size=80)
 
 
+@pytest.mark.behaviour("B2", "I2")
 @given(actions=ACTIONS)
 @settings(derandomize=True, deadline=None, max_examples=300)
 def test_b2_i2_whatever_happens_free_cached_and_held_add_up(actions: list[tuple[str, int]]) -> None:

@@ -1,4 +1,4 @@
-"""What routers are told of the prefix cache comes to what the index holds, wherever the news are cut."""
+"""What routers are told of the prefix cache comes to what the index holds, wherever the changes are cut."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.contract.block_hash import BlockHash, root_hash
 from engine.scheduler.blocks.cache_events import AllCleared, BlockStored, CacheEventBatch, CacheEventLog
 from tests.support.scheduler.cache_mirror import mirrored
@@ -9,6 +11,7 @@ from tests.support.scheduler.scheduler_requests import fresh_prompt, make_config
 from tests.support.scheduler.scheduler_world import SchedulerWorld
 
 
+@pytest.mark.behaviour("B4")
 def test_b4_a_mirror_follows_the_index_through_decoding_eviction_loads_and_resets() -> None:
     world = SchedulerWorld(make_config(enable_cache_events=True), num_blocks=12)
     mirror: set[BlockHash] = set()
@@ -34,6 +37,7 @@ def test_b4_a_mirror_follows_the_index_through_decoding_eviction_loads_and_reset
     assert world.scheduler.stats().num_evicted_blocks > 0
 
 
+@pytest.mark.behaviour("B4")
 def test_b4_stored_blocks_name_their_parent_and_tokens() -> None:
     world = SchedulerWorld(make_config(enable_cache_events=True), num_blocks=12)
     prompt = fresh_prompt(9)
@@ -48,6 +52,7 @@ def test_b4_stored_blocks_name_their_parent_and_tokens() -> None:
     assert (second.parent_hash, second.token_ids) == (first.block_hash, prompt[4:8])
 
 
+@pytest.mark.behaviour("B4")
 def test_b4_the_buffer_is_bounded_and_a_reader_sees_what_it_missed() -> None:
     log = CacheEventLog(3)
     for _ in range(5):
@@ -60,6 +65,7 @@ def test_b4_the_buffer_is_bounded_and_a_reader_sees_what_it_missed() -> None:
     assert log.since(99).first_sequence == 5
 
 
+@pytest.mark.behaviour("B4")
 def test_b4_switched_off_nothing_is_recorded() -> None:
     world = SchedulerWorld(make_config(), num_blocks=12)
     world.add(make_request("a", 9, max_tokens=1))

@@ -116,7 +116,7 @@ def test_nothing_is_held_for_a_request_that_will_not_come(how: str) -> None:
 
 @pytest.mark.known_failure(4)
 def test_blocks_under_an_early_read_come_back_when_it_ended() -> None:
-    """The read lands wherever its destination went meanwhile."""
+    """The read writes wherever its destination went meanwhile."""
     world = decode_world()
     stream_id = announce(world, "a", fresh_prompt(20))
     world.begin_early_read(stream_id)

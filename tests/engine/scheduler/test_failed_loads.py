@@ -15,6 +15,7 @@ from tests.support.scheduler.scheduler_world import SchedulerWorld
 # ---- K4
 
 
+@pytest.mark.behaviour("K4")
 def test_k4_exactly_the_damaged_blocks_are_recomputed() -> None:
     world = decode_world()
     add_handed_over(world, "a", fresh_prompt(24), max_tokens=3)
@@ -33,6 +34,7 @@ def test_k4_exactly_the_damaged_blocks_are_recomputed() -> None:
     assert world.endings["a"].num_remote_tokens == 12
 
 
+@pytest.mark.behaviour("K4")
 def test_k4_the_fallback_recomputes_from_the_first_damaged_block_on() -> None:
     world = decode_world(recompute_damaged_only=False)
     add_handed_over(world, "a", fresh_prompt(24), max_tokens=3)
@@ -46,6 +48,7 @@ def test_k4_the_fallback_recomputes_from_the_first_damaged_block_on() -> None:
     world.check_output("a")
 
 
+@pytest.mark.behaviour("K4")
 def test_k4_damage_at_the_end_joins_what_is_computed_anyway() -> None:
     world = decode_world()
     add_handed_over(world, "a", fresh_prompt(22), max_tokens=3)
@@ -59,6 +62,7 @@ def test_k4_damage_at_the_end_joins_what_is_computed_anyway() -> None:
     world.check_output("a")
 
 
+@pytest.mark.behaviour("K4")
 def test_k4_valid_blocks_behind_a_hole_are_published_at_once_and_the_hole_when_it_is_filled() -> None:
     world = decode_world()
     prompt = fresh_prompt(16)
@@ -77,6 +81,7 @@ def published(world: SchedulerWorld, prompt: tuple[int, ...]) -> list[bool]:
     return [world.scheduler._kv_cache.is_published(block_hash) for block_hash in probe.hashes(world.block_size)]
 
 
+@pytest.mark.behaviour("K4")
 def test_k4_holes_larger_than_the_budget_are_filled_in_chunks() -> None:
     world = decode_world(budget=6)
     add_handed_over(world, "a", fresh_prompt(24), max_tokens=3)
@@ -88,6 +93,7 @@ def test_k4_holes_larger_than_the_budget_are_filled_in_chunks() -> None:
     assert world.runner.num_computed_positions == 16 + 2
 
 
+@pytest.mark.behaviour("K4")
 def test_k4_failures_one_after_the_other() -> None:
     world = decode_world()
     for index in range(3):
@@ -103,6 +109,7 @@ def test_k4_failures_one_after_the_other() -> None:
     assert world.scheduler.stats().recomputed_tokens == 12
 
 
+@pytest.mark.behaviour("K4")
 def test_k4_damaged_blocks_that_several_requests_share_are_recomputed_once() -> None:
     world = decode_world(seqs=4)
     prompt = fresh_prompt(24)
@@ -123,6 +130,7 @@ def test_k4_damaged_blocks_that_several_requests_share_are_recomputed_once() -> 
     assert world.scheduler.stats().num_adopted_blocks == 2
 
 
+@pytest.mark.behaviour("K4")
 @pytest.mark.known_failure(11)
 def test_k4_known_failure_11_damaged_blocks_are_never_published() -> None:
     world = decode_world()
@@ -137,6 +145,7 @@ def test_k4_known_failure_11_damaged_blocks_are_never_published() -> None:
     assert world.step().first_positions.tolist() == [0]
 
 
+@pytest.mark.behaviour("K4")
 def test_k4_a_damaged_request_survives_preemption() -> None:
     world = decode_world(num_blocks=16, seqs=3)
     world.add(make_request("a", 6, max_tokens=40))
@@ -225,6 +234,7 @@ def test_known_failure_26_a_block_behind_a_hole_that_is_taken_from_others_is_not
 # ---- K6
 
 
+@pytest.mark.behaviour("K6")
 def test_k6_policy_fail_ends_the_request_with_an_error_that_says_why() -> None:
     world = decode_world(load_failure_policy="fail")
     add_handed_over(world, "a", fresh_prompt(12))
@@ -242,6 +252,7 @@ def test_k6_policy_fail_ends_the_request_with_an_error_that_says_why() -> None:
     assert world.scheduler.stats().num_free_blocks == 32
 
 
+@pytest.mark.behaviour("K6")
 def test_k6_policy_fail_does_not_mind_loads_that_succeed() -> None:
     world = decode_world(load_failure_policy="fail")
     add_handed_over(world, "a", fresh_prompt(12), max_tokens=3)
@@ -252,6 +263,7 @@ def test_k6_policy_fail_does_not_mind_loads_that_succeed() -> None:
     world.check_output("a")
 
 
+@pytest.mark.behaviour("K6")
 @pytest.mark.parametrize("limit", [None, 0])
 def test_k6_damage_to_what_is_computed_in_any_case_fails_nothing(limit: int | None) -> None:
     world = decode_world(load_failure_policy="fail" if limit is None else "recompute")

@@ -25,6 +25,7 @@ def prefilled(
     return last.kv_transfer.lease_id
 
 
+@pytest.mark.behaviour("K7")
 @pytest.mark.known_failure(10)
 @pytest.mark.parametrize("num_tokens", [1, 4, 9, 16])
 def test_k7_known_failure_10_the_lease_covers_the_prompt_and_nothing_else(num_tokens: int) -> None:
@@ -40,6 +41,7 @@ def test_k7_known_failure_10_the_lease_covers_the_prompt_and_nothing_else(num_to
     assert len(last.token_ids) == 1
 
 
+@pytest.mark.behaviour("K7")
 @pytest.mark.parametrize("reason", list(LeaseEnd))
 def test_k7_leased_blocks_are_freed_once_whatever_ends_the_lease(reason: LeaseEnd) -> None:
     world = decode_world()
@@ -55,6 +57,7 @@ def test_k7_leased_blocks_are_freed_once_whatever_ends_the_lease(reason: LeaseEn
     world.scheduler.check_integrity()
 
 
+@pytest.mark.behaviour("K7")
 def test_k7_a_block_that_two_leases_share_counts_once_until_both_ended() -> None:
     world = decode_world()
     leases = [prefilled(world, tuple(range(1, 11)), name=name) for name in ("a", "b")]
@@ -68,6 +71,7 @@ def test_k7_a_block_that_two_leases_share_counts_once_until_both_ended() -> None
     assert world.scheduler.stats().num_leased_blocks == 0
 
 
+@pytest.mark.behaviour("K7")
 def test_k7_leased_blocks_outlive_pressure_and_admission_waits_for_them() -> None:
     world = decode_world(num_blocks=8)
     lease_id = prefilled(world, 20)
@@ -82,6 +86,7 @@ def test_k7_leased_blocks_outlive_pressure_and_admission_waits_for_them() -> Non
     world.check_output("b")
 
 
+@pytest.mark.behaviour("K7")
 def test_k7_a_hand_over_of_a_preempted_prefill_covers_the_prompt() -> None:
     config = make_config(budget=8, artificial_preemption_probability=0.6, max_num_artificial_preemptions=4)
     world = SchedulerWorld(config, num_blocks=16)
@@ -105,6 +110,7 @@ def prefilled_again(world: SchedulerWorld, name: str) -> str:
     return last.kv_transfer.lease_id
 
 
+@pytest.mark.behaviour("K7")
 def test_k7_the_same_id_may_come_again_while_its_old_lease_lasts() -> None:
     world = decode_world()
     old = prefilled(world)
@@ -117,6 +123,7 @@ def test_k7_the_same_id_may_come_again_while_its_old_lease_lasts() -> None:
     assert world.scheduler.stats().num_free_blocks == 32
 
 
+@pytest.mark.behaviour("K7")
 def test_k7_the_older_of_two_leases_can_be_aborted_when_the_newer_one_ended() -> None:
     """The answer to the first prefill was lost, and a decode worker read what the second one made."""
     world = decode_world()

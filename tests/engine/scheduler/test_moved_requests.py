@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.support.router.decode_world import decode_world
 from tests.support.scheduler.scheduler_requests import fresh_prompt, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld, undisturbed_output
@@ -17,6 +19,7 @@ def add_moved(world: SchedulerWorld, name: str, prompt: tuple[int, ...], *, num_
     world.add(replace(request, output_token_ids=output, kv_transfer=offer))
 
 
+@pytest.mark.behaviour("K1")
 def test_k1_of_a_moved_request_only_prompt_tokens_count_as_cached_and_as_remote() -> None:
     world = decode_world()
     prompt = fresh_prompt(10)
@@ -30,6 +33,7 @@ def test_k1_of_a_moved_request_only_prompt_tokens_count_as_cached_and_as_remote(
     assert world.scheduler.stats().remote_hit_tokens == 17, "what was loaded, output included"
 
 
+@pytest.mark.behaviour("K1")
 def test_k1_of_a_moved_request_the_damaged_part_of_the_prompt_counts_as_neither() -> None:
     world = decode_world()
     prompt = fresh_prompt(10)

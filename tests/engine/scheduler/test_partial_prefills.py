@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.contract.step import SchedulerOutput
 from tests.support.router.decode_world import add_handed_over
 from tests.support.scheduler.scheduler_requests import fresh_prompt, make_config, make_request
@@ -13,6 +15,7 @@ def started(output: SchedulerOutput) -> list[str]:
     return [new_row.request_id for new_row in output.new_rows]
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_no_more_than_max_num_partial_prefills_are_under_way() -> None:
     world = SchedulerWorld(make_config(seqs=8, budget=16, max_num_partial_prefills=2), num_blocks=64)
     for index in range(4):
@@ -25,6 +28,7 @@ def test_o3_no_more_than_max_num_partial_prefills_are_under_way() -> None:
         world.check_output(f"r{index}")
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_the_budget_is_split_evenly_in_whole_blocks() -> None:
     world = SchedulerWorld(make_config(seqs=8, budget=22, max_num_partial_prefills=2), num_blocks=64)
     world.add(make_request("a", 40, max_tokens=1))
@@ -35,6 +39,7 @@ def test_o3_the_budget_is_split_evenly_in_whole_blocks() -> None:
     assert counts == [[8, 8], [8, 8]]
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_without_prefix_caching_shares_need_not_be_whole_blocks() -> None:
     config = make_config(seqs=8, budget=22, max_num_partial_prefills=2)
     world = SchedulerWorld(config, num_blocks=64, enable_prefix_caching=False)
@@ -44,6 +49,7 @@ def test_o3_without_prefix_caching_shares_need_not_be_whole_blocks() -> None:
     assert world.step().num_scheduled_tokens.tolist() == [11, 11]
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_short_prompts_overtake_when_long_ones_are_limited() -> None:
     config = make_config(
         seqs=8, budget=16, max_num_partial_prefills=2, max_long_partial_prefills=1, long_prefill_token_threshold=20
@@ -57,6 +63,7 @@ def test_o3_short_prompts_overtake_when_long_ones_are_limited() -> None:
     world.check_output("long 2")
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_prefills_about_to_finish_come_first() -> None:
     world = SchedulerWorld(make_config(seqs=8, budget=20, max_num_partial_prefills=3), num_blocks=64)
     world.add(make_request("long", 60, max_tokens=1))
@@ -71,6 +78,7 @@ def test_o3_prefills_about_to_finish_come_first() -> None:
     assert output.num_samples.tolist() == [0, 1, 0]
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_decodes_are_not_held_up() -> None:
     world = SchedulerWorld(make_config(seqs=4, budget=12, max_num_partial_prefills=1), num_blocks=64)
     world.add(make_request("decodes", 4, max_tokens=30))
@@ -84,6 +92,7 @@ def test_o3_decodes_are_not_held_up() -> None:
     world.check_output("long")
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_a_load_that_leaves_nothing_to_compute_is_no_partial_prefill() -> None:
     world = SchedulerWorld(make_config(seqs=8, budget=18, max_num_partial_prefills=1), num_blocks=64)
     world.add(make_request("long", 60, max_tokens=2))
@@ -100,6 +109,7 @@ def test_o3_a_load_that_leaves_nothing_to_compute_is_no_partial_prefill() -> Non
         world.check_output(name)
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_a_load_that_leaves_much_to_compute_waits_like_any_prefill() -> None:
     world = SchedulerWorld(make_config(seqs=8, budget=16, max_num_partial_prefills=1), num_blocks=64)
     world.add(make_request("long", 60, max_tokens=2))
@@ -117,6 +127,7 @@ def test_o3_a_load_that_leaves_much_to_compute_waits_like_any_prefill() -> None:
     world.check_output("part")
 
 
+@pytest.mark.behaviour("O3")
 def test_o3_a_prompt_that_is_cached_but_for_its_end_is_no_partial_prefill() -> None:
     world = SchedulerWorld(make_config(seqs=8, budget=18, max_num_partial_prefills=1), num_blocks=64)
     prompt = fresh_prompt(41)
@@ -139,6 +150,7 @@ def timed_step(world: SchedulerWorld, seconds: float) -> SchedulerOutput:
     return output
 
 
+@pytest.mark.behaviour("O4")
 def test_o4_new_prompts_wait_a_multiple_of_the_last_prompts_latency_so_that_a_batch_forms() -> None:
     world = SchedulerWorld(make_config(scheduler_delay_factor=2.0), num_blocks=64)
     world.add(make_request("first", 6))
@@ -152,6 +164,7 @@ def test_o4_new_prompts_wait_a_multiple_of_the_last_prompts_latency_so_that_a_ba
     assert started(timed_step(world, 0.1)) == ["second"], "two seconds are over"
 
 
+@pytest.mark.behaviour("O4")
 def test_o4_when_nothing_runs_any_more_nothing_is_held_back() -> None:
     world = SchedulerWorld(make_config(scheduler_delay_factor=100.0), num_blocks=64)
     world.add(make_request("first", 6, max_tokens=2))
@@ -162,6 +175,7 @@ def test_o4_when_nothing_runs_any_more_nothing_is_held_back() -> None:
     assert started(timed_step(world, 0.1)) == ["second"]
 
 
+@pytest.mark.behaviour("O4")
 def test_o4_a_request_that_was_preempted_is_not_held_back() -> None:
     config = make_config(
         scheduler_delay_factor=100.0, artificial_preemption_probability=1.0, max_num_artificial_preemptions=1

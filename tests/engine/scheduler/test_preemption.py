@@ -23,6 +23,7 @@ def running(world: SchedulerWorld) -> list[str]:
     return [request.request_id for request in world.scheduler._table.running()]
 
 
+@pytest.mark.behaviour("C6")
 def test_c6_under_fcfs_the_last_to_arrive_is_preempted() -> None:
     world = SchedulerWorld(make_config(), num_blocks=12)
     for name in ("a", "b", "c"):
@@ -35,6 +36,7 @@ def test_c6_under_fcfs_the_last_to_arrive_is_preempted() -> None:
         world.check_output(name)
 
 
+@pytest.mark.behaviour("C6")
 def test_c6_under_priority_the_largest_priority_then_arrival_is_preempted() -> None:
     world = SchedulerWorld(make_config(policy="priority"), num_blocks=12)
     for name, priority, arrival_s in (("low", 5, 1.0), ("late", 1, 3.0), ("early", 1, 2.0)):
@@ -48,6 +50,7 @@ def test_c6_under_priority_the_largest_priority_then_arrival_is_preempted() -> N
     assert last.request_id == "late"
 
 
+@pytest.mark.behaviour("C6")
 def test_c6_a_preempted_request_gives_its_tokens_of_this_step_back() -> None:
     # "a" and "b" decode; "c" prefills in chunks. When "a" lacks a block, "c" goes, and its share of the step with it.
     world = SchedulerWorld(make_config(budget=8), num_blocks=13)
@@ -64,6 +67,7 @@ def test_c6_a_preempted_request_gives_its_tokens_of_this_step_back() -> None:
     world.check_output("c")
 
 
+@pytest.mark.behaviour("C6")
 def test_c6_if_the_victim_is_the_request_itself_it_waits_with_its_blocks() -> None:
     # Six blocks: each starts with two and takes a third; in step 7 "b" lacks a fourth, and "a" ends.
     world = SchedulerWorld(make_config(), num_blocks=6)
@@ -83,6 +87,7 @@ def test_c6_if_the_victim_is_the_request_itself_it_waits_with_its_blocks() -> No
     world.check_output("b")
 
 
+@pytest.mark.behaviour("C7")
 @pytest.mark.known_failure(20)
 def test_c7_a_preempted_request_resumes_first_and_from_its_cached_prefix() -> None:
     config = make_config(artificial_preemption_probability=1.0, max_num_artificial_preemptions=1)
@@ -103,6 +108,7 @@ def test_c7_a_preempted_request_resumes_first_and_from_its_cached_prefix() -> No
     world.check_output("a")
 
 
+@pytest.mark.behaviour("C7")
 def test_c7_preemptions_are_counted() -> None:
     world = SchedulerWorld(make_config(), num_blocks=12)
     for name in ("a", "b", "c"):
@@ -137,6 +143,7 @@ def test_two_requests_that_together_need_more_than_the_pool_do_not_preempt_each_
     assert world.scheduler.stats().num_preemptions <= 2
 
 
+@pytest.mark.behaviour("O6")
 def test_o6_artificial_preemption_costs_time_and_no_token() -> None:
     config = make_config(artificial_preemption_probability=0.5, max_num_artificial_preemptions=5)
     world = SchedulerWorld(config, num_blocks=32)
@@ -149,6 +156,7 @@ def test_o6_artificial_preemption_costs_time_and_no_token() -> None:
     world.check_output("b")
 
 
+@pytest.mark.behaviour("O6")
 def test_o6_is_off_by_default() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
 

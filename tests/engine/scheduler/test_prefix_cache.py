@@ -28,6 +28,7 @@ def first_positions(world: SchedulerWorld, *prompts: tuple[int, ...], **options:
     return output.first_positions.tolist()
 
 
+@pytest.mark.behaviour("B1")
 def test_b1_a_hash_covers_parent_tokens_and_extra_keys() -> None:
     tokens = TokenIds.of(tuple(range(8))).array
     chain = hash_chain(root_hash(), tokens, 4)
@@ -40,6 +41,7 @@ def test_b1_a_hash_covers_parent_tokens_and_extra_keys() -> None:
     assert len(roots) == 7, "extra keys"
 
 
+@pytest.mark.behaviour("B1")
 @pytest.mark.parametrize(("num_tokens", "num_hit"), [(3, 0), (4, 0), (5, 4), (11, 8), (12, 8), (13, 12)])
 def test_b1_the_longest_prefix_is_found_and_the_last_token_is_always_computed(num_tokens: int, num_hit: int) -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
@@ -49,6 +51,7 @@ def test_b1_the_longest_prefix_is_found_and_the_last_token_is_always_computed(nu
     assert first_positions(world, prompt) == [num_hit]
 
 
+@pytest.mark.behaviour("B1")
 def test_b1_output_tokens_are_cached_like_prompt_tokens() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     prompt = fresh_prompt(6)
@@ -60,6 +63,7 @@ def test_b1_output_tokens_are_cached_like_prompt_tokens() -> None:
     assert first_positions(world, follow_up) == [12]
 
 
+@pytest.mark.behaviour("B1")
 def test_b1_a_cache_salt_keeps_prefixes_of_different_users_apart() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     prompt = fresh_prompt(10)
@@ -70,6 +74,7 @@ def test_b1_a_cache_salt_keeps_prefixes_of_different_users_apart() -> None:
     assert first_positions(world, prompt, salt="alice") == [8]
 
 
+@pytest.mark.behaviour("B1")
 def test_b1_switched_off_nothing_is_looked_up() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32, enable_prefix_caching=False)
     prompt = fresh_prompt(10)
@@ -78,6 +83,7 @@ def test_b1_switched_off_nothing_is_looked_up() -> None:
     assert first_positions(world, prompt) == [0]
 
 
+@pytest.mark.behaviour("B3")
 def test_b3_a_block_is_published_when_its_step_has_returned() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     prompt = fresh_prompt(9)
@@ -126,6 +132,7 @@ def test_others_overtake_who_waits_for_a_prefix() -> None:
     assert [new_row.request_id for new_row in world.step().new_rows] == ["follower"]
 
 
+@pytest.mark.behaviour("B5")
 def test_b5_a_reset_drops_the_cache() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     prompt = fresh_prompt(10)
@@ -136,6 +143,7 @@ def test_b5_a_reset_drops_the_cache() -> None:
     assert first_positions(world, prompt) == [0]
 
 
+@pytest.mark.behaviour("B5")
 def test_b5_a_reset_is_refused_while_something_runs_unless_it_may_preempt() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     prompt = fresh_prompt(10)
@@ -151,6 +159,7 @@ def test_b5_a_reset_is_refused_while_something_runs_unless_it_may_preempt() -> N
     world.check_output("a")
 
 
+@pytest.mark.behaviour("B5")
 def test_b5_what_a_load_still_brings_after_a_reset_is_not_used() -> None:
     world = SchedulerWorld(make_config(seqs=1), num_blocks=32)
     for name in ("loaded", "loading"):
@@ -170,6 +179,7 @@ def test_b5_what_a_load_still_brings_after_a_reset_is_not_used() -> None:
     assert world.scheduler.stats().num_free_blocks == 32
 
 
+@pytest.mark.behaviour("B5")
 def test_b5_a_reset_with_a_step_in_flight_drops_what_that_step_gives() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     world.add(make_request("a", 10, max_tokens=4))
@@ -182,6 +192,7 @@ def test_b5_a_reset_with_a_step_in_flight_drops_what_that_step_gives() -> None:
     world.check_output("a")
 
 
+@pytest.mark.behaviour("B6")
 def test_b6_the_leading_blocks_that_all_running_requests_share_are_counted() -> None:
     world = SchedulerWorld(make_config(), num_blocks=64)
     prefix = fresh_prompt(12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.contract.config import SchedulerConfig
 from tests.support.router.decode_world import add_handed_over, first_token
 from tests.support.scheduler.scheduler_requests import fresh_prompt, make_config, make_request
@@ -34,6 +36,7 @@ def run_all(world: SchedulerWorld) -> None:
         world.check_output(request_id)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_request_of_higher_priority_takes_the_place_of_a_lower_one() -> None:
     world = SchedulerWorld(o2_config(), num_blocks=10)
     world.add(make_request("low", 16, max_tokens=8, priority=5))
@@ -49,6 +52,7 @@ def test_o2_a_request_of_higher_priority_takes_the_place_of_a_lower_one() -> Non
         world.check_output(name)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_nobody_is_preempted_when_that_would_not_be_enough() -> None:
     world = SchedulerWorld(o2_config(), num_blocks=10)
     world.add(make_request("top", 20, max_tokens=4, priority=0))
@@ -62,6 +66,7 @@ def test_o2_nobody_is_preempted_when_that_would_not_be_enough() -> None:
     assert world.scheduler.stats().num_preemptions == 0
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_row_is_taken_over_too() -> None:
     world = SchedulerWorld(o2_config(seqs=1), num_blocks=32)
     world.add(make_request("low", 8, priority=5))
@@ -76,6 +81,7 @@ def test_o2_a_row_is_taken_over_too() -> None:
     assert running(world) == ["high"]
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_nobody_is_preempted_for_a_request_that_waits_for_what_another_one_loads() -> None:
     world = SchedulerWorld(o2_config(), num_blocks=12)
     prompt = fresh_prompt(16)
@@ -94,6 +100,7 @@ def test_o2_nobody_is_preempted_for_a_request_that_waits_for_what_another_one_lo
     world.check_output("waits")
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_without_the_option_priority_inversion_ends_by_waiting() -> None:
     world = SchedulerWorld(make_config(policy="priority"), num_blocks=10)
     world.add(make_request("low", 30, max_tokens=4, priority=5))
@@ -109,6 +116,7 @@ def test_o2_without_the_option_priority_inversion_ends_by_waiting() -> None:
 # ---- loads need blocks and no row
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_loaded_request_of_higher_priority_takes_a_row() -> None:
     world = SchedulerWorld(o2_config(seqs=2), num_blocks=32)
     world.add(make_request("low", 8, max_tokens=30, priority=5))
@@ -127,6 +135,7 @@ def test_o2_a_loaded_request_of_higher_priority_takes_a_row() -> None:
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_loaded_request_takes_no_row_of_its_own_priority() -> None:
     world = SchedulerWorld(o2_config(seqs=2), num_blocks=32)
     add_handed_over(world, "loads", fresh_prompt(16), max_tokens=3, priority=5)
@@ -142,6 +151,7 @@ def test_o2_a_loaded_request_takes_no_row_of_its_own_priority() -> None:
     assert num_preemptions(world) == 0
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_load_begins_without_a_row_and_takes_one_when_it_ended() -> None:
     world = SchedulerWorld(o2_config(seqs=1), num_blocks=32)
     world.add(make_request("low", 8, max_tokens=30, priority=5))
@@ -160,6 +170,7 @@ def test_o2_a_load_begins_without_a_row_and_takes_one_when_it_ended() -> None:
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_load_that_outranks_nobody_begins_when_a_row_is_free() -> None:
     world = SchedulerWorld(o2_config(seqs=1), num_blocks=32)
     world.add(make_request("runs", 8, max_tokens=3, priority=1))
@@ -171,6 +182,7 @@ def test_o2_a_load_that_outranks_nobody_begins_when_a_row_is_free() -> None:
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_load_takes_the_blocks_that_it_lacks() -> None:
     world = SchedulerWorld(o2_config(seqs=2), num_blocks=8)
     world.add(make_request("low", 16, max_tokens=5, priority=5))
@@ -186,6 +198,7 @@ def test_o2_a_load_takes_the_blocks_that_it_lacks() -> None:
 # ---- nobody gives way for nothing
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_nobody_is_preempted_for_a_request_that_a_gate_passes_over() -> None:
     world = SchedulerWorld(o2_config(seqs=3, budget=12, max_num_partial_prefills=1), num_blocks=24)
     world.add(make_request("low", 30, max_tokens=12, priority=5))
@@ -201,6 +214,7 @@ def test_o2_nobody_is_preempted_for_a_request_that_a_gate_passes_over() -> None:
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_nobody_is_preempted_for_a_request_that_is_held_back_for_a_batch_to_form() -> None:
     world = SchedulerWorld(o2_config(seqs=2, scheduler_delay_factor=100.0), num_blocks=32)
     world.add(make_request("top", 8, max_tokens=12, priority=0))
@@ -217,6 +231,7 @@ def test_o2_nobody_is_preempted_for_a_request_that_is_held_back_for_a_batch_to_f
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_who_is_the_only_prompt_computed_in_part_gives_way_to_another_one() -> None:
     world = SchedulerWorld(o2_config(seqs=1, budget=8, max_num_partial_prefills=1), num_blocks=32)
     world.add(make_request("low", 40, max_tokens=2, priority=5))
@@ -228,6 +243,7 @@ def test_o2_who_is_the_only_prompt_computed_in_part_gives_way_to_another_one() -
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_nobody_is_preempted_while_others_take_all_tokens_of_the_step() -> None:
     world = SchedulerWorld(o2_config(seqs=2, budget=8), num_blocks=32)
     world.add(make_request("low", 4, max_tokens=30, priority=5))
@@ -242,6 +258,7 @@ def test_o2_nobody_is_preempted_while_others_take_all_tokens_of_the_step() -> No
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_an_undecided_request_costs_nobody_its_place() -> None:
     world = SchedulerWorld(o2_config(seqs=1), num_blocks=32)
     world.add(make_request("low", 8, max_tokens=30, priority=5))
@@ -262,6 +279,7 @@ def test_o2_an_undecided_request_costs_nobody_its_place() -> None:
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_who_waits_behind_an_undecided_request_takes_a_place() -> None:
     world = SchedulerWorld(o2_config(seqs=1), num_blocks=32)
     world.add(make_request("low", 8, max_tokens=30, priority=5))
@@ -281,6 +299,7 @@ def test_o2_who_waits_behind_an_undecided_request_takes_a_place() -> None:
 # ---- who gives way
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_two_that_share_blocks_give_way_together() -> None:
     world = SchedulerWorld(o2_config(), num_blocks=10)
     prompt = fresh_prompt(21)
@@ -297,6 +316,7 @@ def test_o2_two_that_share_blocks_give_way_together() -> None:
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_who_does_not_help_keeps_its_place() -> None:
     world = SchedulerWorld(o2_config(), num_blocks=10)
     world.add(make_request("big", 20, max_tokens=4, priority=5, arrival_s=0.0))
@@ -310,6 +330,7 @@ def test_o2_who_does_not_help_keeps_its_place() -> None:
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_room_that_is_kept_for_those_who_give_way_is_not_missing() -> None:
     world = SchedulerWorld(o2_config(watermark=0.2), num_blocks=10)
     world.add(make_request("low", 20, max_tokens=16, priority=5))
@@ -321,6 +342,7 @@ def test_o2_room_that_is_kept_for_those_who_give_way_is_not_missing() -> None:
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_place_that_was_made_is_not_taken_by_a_loaded_request_of_lower_priority() -> None:
     world = SchedulerWorld(o2_config(seqs=2), num_blocks=32)
     world.add(make_request("top", 8, max_tokens=30, priority=0))
@@ -339,6 +361,7 @@ def test_o2_a_place_that_was_made_is_not_taken_by_a_loaded_request_of_lower_prio
     run_all(world)
 
 
+@pytest.mark.behaviour("O2")
 def test_o2_a_place_is_kept_until_the_steps_in_flight_have_returned() -> None:
     world = SchedulerWorld(o2_config(seqs=2), num_blocks=16)
     world.add(make_request("top", 8, max_tokens=20, priority=0))

@@ -30,6 +30,7 @@ def test_request_that_waits_for_its_load_is_not_stuck() -> None:
 # ---- K1
 
 
+@pytest.mark.behaviour("K1")
 def test_k1_what_is_not_known_yet_is_passed_over_and_asked_again() -> None:
     world = decode_world()
     prompt = fresh_prompt(10)
@@ -50,6 +51,7 @@ def test_k1_what_is_not_known_yet_is_passed_over_and_asked_again() -> None:
     assert list(world.connector.open_loads) == ["asked"]
 
 
+@pytest.mark.behaviour("K1")
 def test_k1_only_what_is_not_held_locally_is_loaded() -> None:
     world = decode_world()
     prompt = fresh_prompt(16)
@@ -67,6 +69,7 @@ def test_k1_only_what_is_not_held_locally_is_loaded() -> None:
     assert (world.endings["a"].num_cached_tokens, world.endings["a"].num_remote_tokens) == (16, 8)
 
 
+@pytest.mark.behaviour("K1")
 def test_k1_a_prompt_that_is_here_already_releases_the_peers_lease() -> None:
     world = decode_world()
     prompt = fresh_prompt(16)
@@ -84,6 +87,7 @@ def test_k1_a_prompt_that_is_here_already_releases_the_peers_lease() -> None:
 # ---- K2
 
 
+@pytest.mark.behaviour("K2")
 def test_k2_a_loading_request_is_out_of_the_way_and_costs_nothing_per_step() -> None:
     world = decode_world(seqs=2)
     for index in range(3):
@@ -100,6 +104,7 @@ def test_k2_a_loading_request_is_out_of_the_way_and_costs_nothing_per_step() -> 
     assert world.connector.num_matches == num_matches
 
 
+@pytest.mark.behaviour("K2", "B3")
 def test_k2_b3_blocks_being_loaded_are_not_offered_to_others() -> None:
     world = decode_world()
     prompt = fresh_prompt(12)
@@ -116,47 +121,10 @@ def test_k2_b3_blocks_being_loaded_are_not_offered_to_others() -> None:
     world.check_output("same prompt")
 
 
-def test_o5_a_prompt_that_several_requests_bring_along_is_loaded_once() -> None:
-    world = decode_world()
-    prompt = fresh_prompt(14)
-    for index in range(3):
-        add_handed_over(world, f"r{index}", prompt, max_tokens=3)
-    world.step()
-    assert list(world.connector.open_loads) == ["r0"]
-    assert world.scheduler.stats().num_waiting == 2
-
-    world.end_load("r0")
-    world.step()
-
-    for name in ("r1", "r2"):
-        load = world.connector.open_loads[name]
-        assert (load.first_block, len(load.block_ids)) == (3, 1), "its own copy of the last block, which it writes"
-        world.end_load(name)
-    world.run()
-    for index in range(3):
-        world.check_output(f"r{index}")
-    assert world.endings["r2"].num_cached_tokens == 14
-
-
-def test_o5_whoever_waits_for_a_load_goes_ahead_when_it_is_given_up() -> None:
-    world = decode_world()
-    prompt = fresh_prompt(14)
-    for index in range(2):
-        add_handed_over(world, f"r{index}", prompt, max_tokens=3)
-    world.step()
-    world.scheduler.abort("r0")
-    world.step()
-
-    assert world.connector.open_loads["r1"].first_block == 0
-    world.end_load("r0")
-    world.end_load("r1")
-    world.run()
-    world.check_output("r1")
-
-
 # ---- K3
 
 
+@pytest.mark.behaviour("K3")
 @pytest.mark.known_failure(17)
 def test_k3_known_failure_17_decoding_starts_behind_the_first_token() -> None:
     world = decode_world()
@@ -173,6 +141,7 @@ def test_k3_known_failure_17_decoding_starts_behind_the_first_token() -> None:
     assert (world.endings["a"].num_cached_tokens, world.endings["a"].num_remote_tokens) == (10, 10)
 
 
+@pytest.mark.behaviour("K3")
 @pytest.mark.parametrize("num_tokens", [3, 8, 9])
 def test_k3_the_last_token_is_computed_when_its_successor_is_not_known(num_tokens: int) -> None:
     world = decode_world()
@@ -188,6 +157,7 @@ def test_k3_the_last_token_is_computed_when_its_successor_is_not_known(num_token
     world.check_output("a")
 
 
+@pytest.mark.behaviour("K3")
 def test_k3_loaded_blocks_are_published_once_confirmed() -> None:
     world = decode_world()
     prompt = fresh_prompt(12)
@@ -201,6 +171,7 @@ def test_k3_loaded_blocks_are_published_once_confirmed() -> None:
     assert output.first_positions.tolist() == [12, 8]
 
 
+@pytest.mark.behaviour("K3")
 @pytest.mark.known_failure(8)
 def test_k3_known_failure_8_the_end_of_a_load_wakes_an_idle_engine() -> None:
     for failed in ([], [0], [0, 1, 2]):
@@ -372,6 +343,7 @@ def test_known_failure_5_a_stalled_load_is_computed_here_and_its_destination_sta
     assert world.scheduler.stats().num_unknown_ids == 1
 
 
+@pytest.mark.behaviour("K6")
 def test_k6_policy_fail_holds_for_stalled_loads_too() -> None:
     world = decode_world(load_failure_policy="fail")
     add_handed_over(world, "a", fresh_prompt(12))

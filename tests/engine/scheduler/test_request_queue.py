@@ -19,6 +19,7 @@ def queued(sequence: int, *, priority: int = 0, arrival_s: float = 0.0) -> Reque
     return Request(message, arrival_index=sequence, full_limit=9, queued_at_s=0.0)
 
 
+@pytest.mark.behaviour("C12")
 def test_c12_fcfs_serves_in_order_of_arrival_and_the_preempted_first() -> None:
     queue = make_queue("fcfs")
     requests = [queued(index, priority=9 - index) for index in range(4)]
@@ -29,6 +30,7 @@ def test_c12_fcfs_serves_in_order_of_arrival_and_the_preempted_first() -> None:
     assert [queue.pop() for _ in range(4)] == requests
 
 
+@pytest.mark.behaviour("C12")
 def test_c12_priority_serves_by_priority_then_arrival() -> None:
     queue = make_queue("priority")
     late, early, urgent = (
@@ -47,6 +49,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.behaviour("C12")
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @given(operations=OPERATIONS)
 @settings(derandomize=True, deadline=None, max_examples=200)
@@ -73,6 +76,7 @@ def test_c12_both_queues_agree_with_a_list(policy: QueuePolicy, operations: list
         assert set(queue) == set(model)
 
 
+@pytest.mark.behaviour("C12")
 def test_c12_removed_requests_do_not_pile_up_in_the_priority_queue() -> None:
     queue = make_queue("priority")
     for index in range(1000):

@@ -13,6 +13,7 @@ from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld, undisturbed_output
 
 
+@pytest.mark.behaviour("C11")
 def test_c11_a_prompt_longer_than_the_model_is_refused_with_the_arithmetic() -> None:
     world = SchedulerWorld(make_config(), num_blocks=64, max_model_len=32)
     world.add(make_request("fits", 31))
@@ -21,6 +22,7 @@ def test_c11_a_prompt_longer_than_the_model_is_refused_with_the_arithmetic() -> 
         world.add(make_request("a", 32))
 
 
+@pytest.mark.behaviour("C11")
 def test_c11_a_prompt_larger_than_the_pool_is_refused_with_the_arithmetic() -> None:
     world = SchedulerWorld(make_config(), num_blocks=4, max_model_len=64)
 
@@ -28,6 +30,7 @@ def test_c11_a_prompt_larger_than_the_pool_is_refused_with_the_arithmetic() -> N
         world.add(make_request("a", 17))
 
 
+@pytest.mark.behaviour("C11")
 @pytest.mark.parametrize("num_tokens", [1, 3, 15, 16])
 def test_c11_what_just_fits_is_served_and_ends_where_the_pool_ends(num_tokens: int) -> None:
     world = SchedulerWorld(make_config(), num_blocks=4, max_model_len=64)

@@ -47,6 +47,7 @@ def most_drafts_in_a_step(world: SchedulerWorld) -> int:
     return most
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_right_drafts_become_output_in_fewer_steps() -> None:
     world = make_world()
     world.add(request(max_tokens=9))
@@ -59,6 +60,7 @@ def test_f3_right_drafts_become_output_in_fewer_steps() -> None:
     assert world.endings["a"].last.finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_wrong_drafts_change_nothing_and_give_their_blocks_back() -> None:
     world = make_world(accuracy=0.0, max_draft_tokens=9)
     world.add(request())
@@ -76,6 +78,7 @@ def test_f3_wrong_drafts_change_nothing_and_give_their_blocks_back() -> None:
     assert stats.num_generated_tokens == 20
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_drafts_and_acceptances_are_counted() -> None:
     world = make_world(accuracy=0.6)
     world.add(request())
@@ -92,6 +95,7 @@ def test_c13_drafts_and_acceptances_are_counted() -> None:
 
 
 @pytest.mark.parametrize("max_draft_tokens", [1, 4, 60])
+@pytest.mark.behaviour("C5")
 def test_c5_drafts_are_trimmed_to_the_end_of_the_output(max_draft_tokens: int) -> None:
     world = make_world(max_draft_tokens=max_draft_tokens, max_num_batched_tokens=64)
     world.add(request("long", max_tokens=1000))
@@ -107,6 +111,7 @@ def test_c5_drafts_are_trimmed_to_the_end_of_the_output(max_draft_tokens: int) -
 
 
 @pytest.mark.parametrize("stop_at", range(1, 9))
+@pytest.mark.behaviour("F3")
 def test_f3_a_stop_inside_accepted_drafts_ends_the_output_there(stop_at: int) -> None:
     expected = undisturbed_output(request(), 64)
     stop = expected[stop_at]
@@ -122,6 +127,7 @@ def test_f3_a_stop_inside_accepted_drafts_ends_the_output_there(stop_at: int) ->
     world.check_output("a")
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_requests_with_many_stop_tokens_get_no_drafts() -> None:
     world = make_world()
     world.add(request(stop_token_ids=tuple(range(100, 120))))
@@ -130,6 +136,7 @@ def test_f3_requests_with_many_stop_tokens_get_no_drafts() -> None:
     world.check_output("a")
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_drafts_take_only_what_is_left_of_the_budget() -> None:
     world = make_world(max_num_batched_tokens=8, max_draft_tokens=9)
     world.add(request("a", max_tokens=30))
@@ -142,6 +149,7 @@ def test_f3_drafts_take_only_what_is_left_of_the_budget() -> None:
     assert [step.draft_token_ids.size for step in steps] == [0, 0], "the prompt goes before them"
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_drafts_for_which_no_blocks_are_free_are_left_out() -> None:
     """Two requests hold two of six blocks each; nine drafts each would need four more, and three fill what is held."""
     world = make_world(num_blocks=6, max_draft_tokens=9)
@@ -156,6 +164,7 @@ def test_f3_drafts_for_which_no_blocks_are_free_are_left_out() -> None:
         world.check_output(name)
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_a_row_whose_drafts_are_in_flight_is_in_no_other_step() -> None:
     world = make_world()
     world.add(request("a"))
@@ -173,6 +182,7 @@ def test_f3_a_row_whose_drafts_are_in_flight_is_in_no_other_step() -> None:
 
 
 @pytest.mark.parametrize("how", ["abort", "reset", "drain"])
+@pytest.mark.behaviour("F3")
 def test_f3_who_leaves_with_drafts_in_flight_leaves_nothing_behind(how: str) -> None:
     world = make_world(accuracy=0.5)
     world.add(request("a"))
@@ -195,6 +205,7 @@ def test_f3_who_leaves_with_drafts_in_flight_leaves_nothing_behind(how: str) -> 
     assert world.scheduler.stats().num_free_blocks == 32
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_only_accepted_tokens_are_published() -> None:
     """A block's content is what was accepted: a request that continues with rejected drafts finds nothing."""
     world = make_world(accuracy=0.0, max_draft_tokens=9)
@@ -210,6 +221,7 @@ def test_f3_only_accepted_tokens_are_published() -> None:
     assert world.endings["other"].num_cached_tokens == 4
 
 
+@pytest.mark.behaviour("F3")
 def test_f3_as_many_drafts_as_zero_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_draft_tokens"):
         Drafting(proposer=RepeatLast(), max_draft_tokens=0)

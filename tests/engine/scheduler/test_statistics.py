@@ -14,6 +14,7 @@ from tests.support.scheduler.scheduler_requests import fresh_prompt, make_config
 from tests.support.scheduler.scheduler_world import SchedulerWorld
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_gauges() -> None:
     world = SchedulerWorld(make_config(seqs=2), num_blocks=32)
     prompt = fresh_prompt(8)
@@ -30,6 +31,7 @@ def test_c13_gauges() -> None:
     assert stats.num_requests == 4
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_tokens_that_prefills_still_need_count_as_queued() -> None:
     world = SchedulerWorld(make_config(budget=8), num_blocks=32)
     world.add(make_request("a", 30))
@@ -45,6 +47,7 @@ def test_c13_tokens_that_prefills_still_need_count_as_queued() -> None:
     assert world.scheduler.stats().queued_prefill_tokens == 0
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_cached_blocks_that_nobody_holds_are_free() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     world.add(make_request("a", 30, max_tokens=2))
@@ -53,6 +56,7 @@ def test_c13_cached_blocks_that_nobody_holds_are_free() -> None:
     assert world.scheduler.stats().num_free_blocks == 32
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_counters() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     prompt = fresh_prompt(9)
@@ -68,6 +72,7 @@ def test_c13_counters() -> None:
     assert stats.num_allocated_blocks == 3 + 1
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_local_and_remote_hits_are_apart() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     prompt = fresh_prompt(16)
@@ -83,6 +88,7 @@ def test_c13_local_and_remote_hits_are_apart() -> None:
     assert (stats.prefix_hit_tokens, stats.remote_hit_tokens) == (8, 8)
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_request_whose_load_was_given_up_counts_once_and_had_waited_until_it_began() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     prompt = fresh_prompt(12)
@@ -101,6 +107,7 @@ def test_c13_request_whose_load_was_given_up_counts_once_and_had_waited_until_it
     assert (stats.prefix_queried_tokens, stats.resumed_queried_tokens) == (13, 13)
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_lifetimes_of_evicted_blocks_are_sampled() -> None:
     now_s = 10.0
     kv_cache = KVCacheManager(num_blocks=2 * LIFETIME_SAMPLE, block_size=4, clock=lambda: now_s)
@@ -115,6 +122,7 @@ def test_c13_lifetimes_of_evicted_blocks_are_sampled() -> None:
     assert (kv_cache.lifetimes.num_sampled, kv_cache.lifetimes.total_s) == (2, 6.0)
 
 
+@pytest.mark.behaviour("C13")
 def test_c13_a_snapshot_does_not_change() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     stats = world.scheduler.stats()
@@ -125,6 +133,7 @@ def test_c13_a_snapshot_does_not_change() -> None:
         stats.num_requests = 1  # type: ignore[misc]
 
 
+@pytest.mark.behaviour("F7")
 def test_f7_tokens_whose_logits_held_a_nan_are_counted() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     for name in ("a", "b", "c"):

@@ -30,18 +30,21 @@ def last_delta(**options: object) -> tuple[list[int], TokenDelta]:
     return world.endings["a"].token_ids, last
 
 
+@pytest.mark.behaviour("C9")
 def test_c9_max_tokens() -> None:
     tokens, last = last_delta(max_tokens=5)
 
     assert (len(tokens), last.finish_reason, last.stop_token_id) == (5, FinishReason.LENGTH, None)
 
 
+@pytest.mark.behaviour("C9")
 def test_c9_model_length() -> None:
     tokens, last = last_delta(max_tokens=500)
 
     assert (len(tokens), last.finish_reason) == (34, FinishReason.LENGTH)
 
 
+@pytest.mark.behaviour("C9")
 @pytest.mark.parametrize("kind", ["stop", "eos"])
 def test_c9_a_stop_token_ends_the_output_and_is_part_of_it(kind: str) -> None:
     expected = undisturbed(12)
@@ -54,6 +57,7 @@ def test_c9_a_stop_token_ends_the_output_and_is_part_of_it(kind: str) -> None:
     assert (last.finish_reason, last.stop_token_id) == (FinishReason.STOP, token)
 
 
+@pytest.mark.behaviour("C9")
 def test_c9_ignore_eos_leaves_stop_tokens_alone() -> None:
     expected = undisturbed(12)
 
@@ -64,6 +68,7 @@ def test_c9_ignore_eos_leaves_stop_tokens_alone() -> None:
     assert (tokens, last.finish_reason) == (expected[:1], FinishReason.STOP)
 
 
+@pytest.mark.behaviour("C9")
 def test_c9_before_min_tokens_nothing_stops() -> None:
     expected = undisturbed(12)
     stops = tuple(range(5))
@@ -74,6 +79,7 @@ def test_c9_before_min_tokens_nothing_stops() -> None:
     assert last.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.behaviour("C9")
 def test_c9_a_stop_at_the_length_limit_is_a_stop() -> None:
     expected = undisturbed(1)
 
@@ -82,6 +88,7 @@ def test_c9_a_stop_at_the_length_limit_is_a_stop() -> None:
     assert last.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.behaviour("C9")
 def test_c9_more_stop_ids_than_the_arrays_hold() -> None:
     expected = undisturbed(12)
     token = expected[5]
@@ -93,6 +100,7 @@ def test_c9_more_stop_ids_than_the_arrays_hold() -> None:
     assert last.stop_token_id == token
 
 
+@pytest.mark.behaviour("C9")
 def test_c9_each_row_has_its_own_stops() -> None:
     expected = undisturbed(12)
     world = SchedulerWorld(make_config(), num_blocks=32)
@@ -108,6 +116,7 @@ def test_c9_each_row_has_its_own_stops() -> None:
     }
 
 
+@pytest.mark.behaviour("C9")
 def test_c9_a_hand_over_ends_after_one_token_unless_that_token_ends_it_anyway() -> None:
     expected = undisturbed(1)
 

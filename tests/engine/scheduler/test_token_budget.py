@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.contract.config import CacheConfig
 from engine.contract.messages import FinishReason
 from engine.contract.step import SchedulerOutput
@@ -21,6 +23,7 @@ def granted(world: SchedulerWorld, output: SchedulerOutput) -> dict[str, int]:
     return {name: counts[row] for name, row in names.items()}
 
 
+@pytest.mark.behaviour("C1")
 def test_c1_every_request_catches_up_with_its_known_tokens_whatever_they_are() -> None:
     world = SchedulerWorld(make_config(budget=10), num_blocks=32)
     world.add(make_request("prompt", 14, max_tokens=3))
@@ -32,6 +35,7 @@ def test_c1_every_request_catches_up_with_its_known_tokens_whatever_they_are() -
     world.check_output("prompt")
 
 
+@pytest.mark.behaviour("C1")
 def test_c1_prefill_and_decode_share_a_step() -> None:
     world = SchedulerWorld(make_config(budget=16), num_blocks=32)
     world.add(make_request("old", 4))
@@ -41,6 +45,7 @@ def test_c1_prefill_and_decode_share_a_step() -> None:
     assert granted(world, world.schedule()) == {"old": 1, "new": 15}
 
 
+@pytest.mark.behaviour("C2")
 def test_c2_running_requests_come_first_and_the_budget_holds() -> None:
     world = SchedulerWorld(make_config(seqs=8, budget=8), num_blocks=64)
     for index in range(6):
@@ -51,6 +56,7 @@ def test_c2_running_requests_come_first_and_the_budget_holds() -> None:
     assert granted(world, world.schedule()) == {"r0": 1, "r1": 2, "r2": 5}
 
 
+@pytest.mark.behaviour("C2")
 def test_c2_no_more_than_max_num_seqs_run() -> None:
     world = SchedulerWorld(make_config(seqs=2), num_blocks=64)
     for index in range(5):
@@ -62,6 +68,7 @@ def test_c2_no_more_than_max_num_seqs_run() -> None:
     assert all(ending.last is not None for ending in world.endings.values())
 
 
+@pytest.mark.behaviour("C2")
 def test_c2_nobody_is_admitted_in_a_step_that_preempts() -> None:
     # Two requests fill the pool of 8; the third would fit into what the preempted one leaves.
     world = SchedulerWorld(make_config(seqs=3), num_blocks=8)
@@ -77,6 +84,7 @@ def test_c2_nobody_is_admitted_in_a_step_that_preempts() -> None:
     assert world.scheduler.stats().num_running == 1
 
 
+@pytest.mark.behaviour("C3")
 def test_c3_a_long_prefill_takes_no_more_than_the_threshold() -> None:
     world = SchedulerWorld(make_config(budget=64, long_prefill_token_threshold=8), num_blocks=64)
     world.add(make_request("long", 30))
@@ -87,6 +95,7 @@ def test_c3_a_long_prefill_takes_no_more_than_the_threshold() -> None:
     assert granted(world, world.schedule()) == {"long": 8, "short": 1}
 
 
+@pytest.mark.behaviour("C3")
 def test_c3_without_chunked_prefill_a_prompt_waits_whole() -> None:
     world = SchedulerWorld(make_config(budget=64, enable_chunked_prefill=False), num_blocks=64)
     world.add(make_request("a", 40))
@@ -106,6 +115,7 @@ class OnlyEvenPriorities:
         return Verdict.PASSED_OVER if request.message.priority % 2 else Verdict.ADMITTED
 
 
+@pytest.mark.behaviour("C3")
 def test_c3_without_chunked_prefill_a_damaged_prompt_is_computed_whole_from_its_first_damage_on() -> None:
     world = decode_world(num_blocks=32, enable_chunked_prefill=False)
     add_handed_over(world, "damaged", fresh_prompt(24), max_tokens=3)
@@ -120,6 +130,7 @@ def test_c3_without_chunked_prefill_a_damaged_prompt_is_computed_whole_from_its_
     world.check_output("damaged")
 
 
+@pytest.mark.behaviour("C3")
 def test_c3_without_chunked_prefill_a_damaged_prompt_waits_until_all_of_it_fits_the_step() -> None:
     world = decode_world(num_blocks=64, seqs=4, budget=64, enable_chunked_prefill=False)
     add_handed_over(world, "first", fresh_prompt(40), max_tokens=3)
@@ -136,6 +147,7 @@ def test_c3_without_chunked_prefill_a_damaged_prompt_waits_until_all_of_it_fits_
         world.check_output(name)
 
 
+@pytest.mark.behaviour("C4")
 def test_c4_who_cannot_take_a_token_is_passed_over_and_keeps_its_place() -> None:
     scheduler = Scheduler(
         make_config(), CacheConfig(block_size=4), num_blocks=64, max_model_len=64, gates=[OnlyEvenPriorities()]
@@ -149,6 +161,7 @@ def test_c4_who_cannot_take_a_token_is_passed_over_and_keeps_its_place() -> None
     assert [request.request_id for request in scheduler._live_requests.waiting] == ["r1", "r3"]
 
 
+@pytest.mark.behaviour("C5")
 def test_c5_no_position_at_or_past_the_model_length_is_computed() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32, max_model_len=20)
     world.add(make_request("a", 15, max_tokens=100))
@@ -161,6 +174,7 @@ def test_c5_no_position_at_or_past_the_model_length_is_computed() -> None:
     assert last_position == 18
 
 
+@pytest.mark.behaviour("C8")
 def test_c8_computed_counts_advance_when_a_step_is_scheduled() -> None:
     world = SchedulerWorld(make_config(budget=8), num_blocks=32)
     world.add(make_request("a", 14, max_tokens=3))
@@ -175,6 +189,7 @@ def test_c8_computed_counts_advance_when_a_step_is_scheduled() -> None:
     world.check_output("a")
 
 
+@pytest.mark.behaviour("C8")
 def test_c8_running_ahead_never_computes_one_step_too_many() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     world.add(make_request("a", 4, max_tokens=2))
@@ -184,6 +199,7 @@ def test_c8_running_ahead_never_computes_one_step_too_many() -> None:
     assert sizes == [1, 1, 0, 0]
 
 
+@pytest.mark.behaviour("C8")
 def test_c8_tokens_past_a_stop_that_ran_ahead_are_dropped_and_its_row_is_used_again() -> None:
     probe = SchedulerWorld(make_config(), num_blocks=32)
     request = make_request("a", 4, max_tokens=4)

@@ -63,6 +63,7 @@ def _load(reader: KVEngine, source: KVEngine, world: KVWorld, block_ids: tuple[i
     return reader.wait_load(request_id), params
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_each_source_supplies_its_part_in_order(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "host", "inproc")
 
@@ -76,6 +77,7 @@ def test_k9_each_source_supplies_its_part_in_order(world: KVWorld, source: KVEng
     assert source.wait_lease(params.lease_id).reason is LeaseEnd.DONE
 
 
+@pytest.mark.behaviour("K8")
 def test_k8_a_load_in_two_parts_counts_once(world: KVWorld, source: KVEngine) -> None:
     """Routers divide by it: two parts beside each other would halve the time that a load seems to take."""
     reader = _reader(world, source, "host", "inproc")
@@ -86,6 +88,7 @@ def test_k8_a_load_in_two_parts_counts_once(world: KVWorld, source: KVEngine) ->
     assert (stats.num_transfers, stats.transfer_s) == (1, good.duration_s)
 
 
+@pytest.mark.behaviour("K8")
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_k8_a_load_whose_parts_both_fail_counts_once(world: KVWorld, source: KVEngine, is_cancelled: bool) -> None:
     sources: list[Any] = [_OneEnd(), _OneEnd()]
@@ -104,6 +107,7 @@ def test_k8_a_load_whose_parts_both_fail_counts_once(world: KVWorld, source: KVE
     assert stats.num_failed_blocks == (0 if is_cancelled else 2)
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_the_first_source_in_order_is_asked_first(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "inproc", "host")
 
@@ -113,6 +117,7 @@ def test_k9_the_first_source_in_order_is_asked_first(world: KVWorld, source: KVE
     assert (reader.stats().num_blocks, reader.stats().num_host_loaded_blocks) == (5, 0)
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_hand_over_that_the_tier_makes_needless_is_released(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "host", "inproc", num_kept=5)
 
@@ -124,6 +129,7 @@ def test_k9_a_hand_over_that_the_tier_makes_needless_is_released(world: KVWorld,
     assert source.wait_lease(params.lease_id).reason is LeaseEnd.ABORTED
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_part_that_fails_costs_no_more_than_itself(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "host", "inproc")
     params = source.grant("request", (10, 11, 12, 13, 14))
@@ -139,6 +145,7 @@ def test_k9_a_part_that_fails_costs_no_more_than_itself(world: KVWorld, source: 
     assert reader.content((20, 21)) == source.content((10, 11))
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_a_cancelled_load_ends_once_with_its_last_part(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "host", "inproc")
     params = source.grant("request", (10, 11, 12, 13, 14))
@@ -205,6 +212,7 @@ def _part_end(place: int, *, is_cancelled: bool = False) -> LoadEnded:
     )
 
 
+@pytest.mark.behaviour("K9")
 @pytest.mark.parametrize("order_of_ends", [(0, 1), (1, 0)])
 def test_k9_parts_are_joined_in_the_order_of_their_blocks_however_they_end(
     world: KVWorld, source: KVEngine, order_of_ends: tuple[int, int]
@@ -221,6 +229,7 @@ def test_k9_parts_are_joined_in_the_order_of_their_blocks_however_they_end(
     assert [(ended.failed_block_ids, ended.error) for ended in loads] == [((20, 21), "source 0; source 1")]
 
 
+@pytest.mark.behaviour("K9")
 def test_k9_what_lies_behind_a_local_prefix_is_found(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "host", "inproc")
 

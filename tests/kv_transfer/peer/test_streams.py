@@ -1,4 +1,4 @@
-"""Streams on the reading side, read by read: what lands where, what is believed, and when it ends."""
+"""Streams on the reading side, read by read: what is written where, what is believed, and when it ends."""
 
 from __future__ import annotations
 

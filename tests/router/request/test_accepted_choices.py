@@ -1,4 +1,4 @@
-"""All choices of a body are counted at the door: whoever is let in waits for room, and is never refused later."""
+"""All choices of a body are counted when it comes: whoever is accepted waits for room, and is never refused later."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tokens_of_choice(rig: RouterRig, index: int) -> list[int]:
 
 @pytest.mark.known_failure(37)
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_room_of_all_choices_is_taken_at_the_door(model_dir: Path, is_stream: bool) -> None:
+async def test_room_of_all_choices_is_taken_when_they_come(model_dir: Path, is_stream: bool) -> None:
     async with router_rig(model_dir, settings=with_settings(max_num_queued=0)) as rig:
         await has_blocks(rig, 2 * BLOCKS_A_CHOICE)
         rig.prefill[0].gate.clear()

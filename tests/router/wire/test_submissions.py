@@ -22,13 +22,13 @@ class SlowPool(FakeDecodePool):
     def __init__(self) -> None:
         super().__init__(prefill=FakePrefillPool())
         self.calls: list[list[str]] = []
-        self.door = asyncio.Event()
+        self.may_enter = asyncio.Event()
         self.fault: Exception | None = None
         self.refused: set[str] = set()
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         self.calls.append([request.request_id for request in requests])
-        await self.door.wait()
+        await self.may_enter.wait()
         if self.fault is not None:
             raise self.fault
         refusal = WorkerRefusedError("no", code="queue_full")
@@ -57,7 +57,7 @@ async def test_what_waits_behind_a_call_goes_in_the_next_one() -> None:
     await until(lambda: bench.workers.calls == [["a"]])
     others = [bench.submit(name) for name in "bcd"]
     await asyncio.sleep(0)
-    bench.workers.door.set()
+    bench.workers.may_enter.set()
     await asyncio.gather(first, *others)
 
     assert bench.workers.calls == [["a"], ["b", "c", "d"]]
@@ -66,7 +66,7 @@ async def test_what_waits_behind_a_call_goes_in_the_next_one() -> None:
 async def test_each_caller_gets_its_own_answer() -> None:
     bench = Bench()
     bench.workers.refused = {"b"}
-    bench.workers.door.set()
+    bench.workers.may_enter.set()
     results = await asyncio.gather(*(bench.submit(name) for name in "abc"), return_exceptions=True)
 
     assert [type(result) for result in results] == [type(None), WorkerRefusedError, type(None)]
@@ -78,7 +78,7 @@ async def test_each_caller_gets_its_own_answer() -> None:
 async def test_failed_call_fails_all_its_requests_as_unavailable(fault: Exception) -> None:
     bench = Bench()
     bench.workers.fault = fault
-    bench.workers.door.set()
+    bench.workers.may_enter.set()
     results = await asyncio.gather(*(bench.submit(name) for name in "ab"), return_exceptions=True)
 
     assert all(isinstance(result, WorkerUnavailableError) for result in results)
@@ -99,7 +99,7 @@ async def test_request_given_up_before_it_was_sent_is_not_sent() -> None:
     await asyncio.sleep(0)
     third.cancel()
     await asyncio.sleep(0)
-    bench.workers.door.set()
+    bench.workers.may_enter.set()
     await asyncio.gather(first, second)
 
     assert bench.workers.calls == [["a", "b"]]
@@ -113,7 +113,7 @@ async def test_request_given_up_while_it_was_sent_is_aborted_afterwards() -> Non
     await asyncio.gather(task, return_exceptions=True)
     assert bench.workers[0].aborted == []
 
-    bench.workers.door.set()
+    bench.workers.may_enter.set()
 
     await until(lambda: bench.workers[0].aborted == ["a"])
 

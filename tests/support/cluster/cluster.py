@@ -20,8 +20,8 @@ import psutil
 import yaml
 
 BATON = Path(sys.executable).parent / "baton"
-READY_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 120.0
 POLL_PERIOD_S = 0.1
 
 

@@ -20,7 +20,7 @@ from tests.support.cluster.cluster import POLL_PERIOD_S, STOP_TIMEOUT_S, free_po
 
 RAY = Path(sys.executable).parent / "ray"
 SERVE = Path(sys.executable).parent / "serve"
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 START_ATTEMPTS = 3
 ORPHAN_TIMEOUT_S = 5.0
 """For what outlives the Ray that it belonged to: a replica of Serve would drain for 30 s, for nobody."""

@@ -31,10 +31,14 @@ DRAIN_TIMEOUT_S = 20.0
 
 
 class EnginePool:
-    """The engines of one role, by their names. ``moves_out``: live requests leave one that drains."""
+    """The engines of one role, by their names. ``moves_out``: live requests leave one that drains.
+
+    ``submitted`` are all requests that a router sent, in order.
+    """
 
     def __init__(self, *, moves_out: bool) -> None:
         self.engines: dict[str, AsyncEngine] = {}
+        self.submitted: list[GenerateRequest] = []
         self._infos: dict[str, WorkerInfo] = {}
         self._moves_out = moves_out
 
@@ -69,6 +73,7 @@ class EnginePool:
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests."""
+        self.submitted.extend(requests)
         answers = await _called(replica_id, self.engines[replica_id].submit(requests))
         return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
 

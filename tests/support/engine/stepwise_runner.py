@@ -11,12 +11,16 @@ TIMEOUT_S = 30.0
 
 
 class StepwiseRunner:
-    """Wraps a runner that computes only as many steps as ``allow`` let through, or all after ``open``."""
+    """Wraps a runner that computes only as many steps as ``allow`` let through, or all after ``open``.
+
+    ``is_waiting`` while a step that was not allowed yet has begun.
+    """
 
     def __init__(self, inner: StepRunner) -> None:
         self._inner = inner
         self._steps = threading.Semaphore(0)
         self._is_open = False
+        self.is_waiting = False
 
     def allow(self, num_steps: int) -> None:
         """Let so many more steps run."""
@@ -30,5 +34,8 @@ class StepwiseRunner:
     def launch(self, output: SchedulerOutput) -> PendingStep:
         """Wait for permission, then run."""
         if output.has_work and not self._is_open:
-            assert self._steps.acquire(timeout=TIMEOUT_S), "nobody let the step go"
+            self.is_waiting = not self._steps.acquire(blocking=False)
+            if self.is_waiting:
+                assert self._steps.acquire(timeout=TIMEOUT_S), "nobody let the step go"
+            self.is_waiting = False
         return self._inner.launch(output)

@@ -14,7 +14,7 @@ from router.api.request_id import HEADER, usable_request_id
 _HEADER = HEADER.encode()
 
 
-class RequestIdDoor:
+class IncomingRequestIdMiddleware:
     """Lets at most one usable request id in: whatever comes later, Serve's own servers included, can repeat it."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -36,6 +36,6 @@ def middlewares() -> list[Middleware]:
     """
     http_protocol.install()
     return [
-        Middleware(RequestIdDoor),
+        Middleware(IncomingRequestIdMiddleware),
         Middleware(ProxyGuard, limits=ProxyLimits.of_environment(os.environ)),
     ]

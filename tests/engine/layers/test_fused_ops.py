@@ -1,4 +1,4 @@
-"""Chains of operators that are compiled say what the operators say, and are not compiled for every batch size."""
+"""Fused operators that are compiled say what the operators say, and are not compiled for every batch size."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from engine.layers.rotary import rotate_halves
 
 CPU, OTHER = torch.device("cpu"), torch.device("meta")
 EPS = 1e-5
-NUM_CHAINS = 3
+NUM_FUSED_OPS = 3
 
 
 def _refuse(function: Function) -> NoReturn:
     raise RuntimeError("no compiler here\nand many lines more")
 
 
-def test_chains_are_compiled_for_one_token_and_for_any_other_number_of_them() -> None:
+def test_fused_ops_are_compiled_for_one_token_and_for_any_other_number_of_them() -> None:
     """With a backend that counts instead of torch's own, which needs a compiler."""
     compiled: list[object] = []
 
@@ -48,7 +48,7 @@ def test_chains_are_compiled_for_one_token_and_for_any_other_number_of_them() ->
                 assert torch.equal(fused_ops.rotate(heads, cosine, sine), rotate_halves(heads, cosine, sine))
             assert torch.equal(fused_ops.gate(gate_up), gate_halves(gate_up))
     assert len(compiled) == num_compiled
-    assert num_compiled <= 2 * (NUM_CHAINS + 1)
+    assert num_compiled <= 2 * (NUM_FUSED_OPS + 1)
 
 
 def test_nothing_is_compiled_on_a_cpu_or_where_it_is_off() -> None:

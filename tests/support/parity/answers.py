@@ -1,0 +1,89 @@
+"""Answers of the API in a form that can be compared: without what differs from call to call, streams put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+LOGPROB_TOLERANCE = 2e-4
+"""Two batch shapes round differently: the last bits of a log-probability depend on who else is in a step."""
+
+Answer = dict[str, Any]
+
+
+def read_answer(response: httpx.Response) -> Answer:
+    """What an answer says, whole or streamed: its choices and its usage.
+
+    Left out is what no two answers have in common (id, time), and how much of the prompt was cached, which is what
+    paths differ in.
+    """
+    assert response.status_code == httpx.codes.OK, response.text
+    if response.headers["content-type"].startswith("text/event-stream"):
+        body = _put_together(response.text)
+    else:
+        body = response.json()
+    kept = {name: value for name, value in body.items() if name not in ("id", "created", "object")}
+    kept["usage"] = {name: value for name, value in (body["usage"] or {}).items() if name != "prompt_tokens_details"}
+    return kept
+
+
+def _put_together(text: str) -> Answer:
+    """The answer that a stream's events make together; it must end with [DONE]."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]", text
+    whole: Answer = {"usage": None}
+    choices: dict[int, Answer] = {}
+    for line in lines[:-1]:
+        event = json.loads(line)
+        assert "error" not in event, line
+        for choice in event.pop("choices"):
+            _add(choices.setdefault(choice["index"], {}), choice)
+        whole |= {name: value for name, value in event.items() if value is not None}
+    whole["choices"] = [choices[index] for index in sorted(choices)]
+    return whole
+
+
+def _add(so_far: Answer, part: Mapping[str, Any]) -> None:
+    """Add an event's part to what came before it: texts and lists grow, what is said once stays."""
+    for name, value in part.items():
+        known = so_far.get(name)
+        if isinstance(value, Mapping):
+            so_far[name] = known or {}
+            _add(so_far[name], value)
+        elif isinstance(value, list) and known is not None:
+            known.extend(value)
+        elif isinstance(value, str) and known is not None and name in ("text", "content"):
+            so_far[name] = known + value
+        elif value is not None or name not in so_far:
+            so_far[name] = value
+
+
+def assert_same(actual: Any, expected: Any, *, where: str = "answer") -> None:
+    """Equal in everything, but for the last digits of numbers that are not whole."""
+    if isinstance(expected, dict):
+        assert isinstance(actual, dict), where
+        assert set(actual) == set(expected), (where, actual, expected)
+        for name, value in expected.items():
+            assert_same(actual[name], value, where=f"{where}.{name}")
+    elif isinstance(expected, list):
+        assert isinstance(actual, list), where
+        assert len(actual) == len(expected), (where, actual, expected)
+        for index, value in enumerate(expected):
+            assert_same(actual[index], value, where=f"{where}[{index}]")
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, abs=LOGPROB_TOLERANCE), where
+    else:
+        assert actual == expected, (where, actual, expected)
+
+
+def is_same(actual: Answer, expected: Answer) -> bool:
+    """True where ``assert_same`` says nothing."""
+    try:
+        assert_same(actual, expected)
+    except AssertionError:
+        return False
+    return True

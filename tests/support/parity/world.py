@@ -1,0 +1,230 @@
+"""A router over real engines with a small model, for one cell of the parity matrix: what it asks, and what is counted.
+
+Everything is real but the processes between the parts: the API, the router, the engines, their connectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from decode.server import DecodeServer
+from engine.build import build_engine, worker_info
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import LoadReport, WorkerInfo
+from engine.frontend.engine_core import EngineCore, StepRunner
+from kv_transfer.connector import ConnectorBuilder
+from kv_transfer.fault_options import FaultOptions
+from kv_transfer.options import ConnectorOptions
+from kv_transfer.params import PeerIdentity
+from prefill.server import PrefillServer
+from router.api.app import build_app
+from router.service import RouterService
+from router.settings import RouterSettings
+from tests.support.cluster.served_checkpoint import make_served_checkpoint
+from tests.support.engine.engine_config import small_engine_config
+from tests.support.engine.engine_pools import EngineDecodePool, EngineMaker, EnginePrefillPool, engine_pools
+from tests.support.engine.overlap_runner import OverlapRunner
+from tests.support.engine.stepwise_runner import StepwiseRunner
+from tests.support.parity.answers import Answer, read_answer
+from tests.support.parity.feature import Feature
+from tests.support.router.router_rig import FAST, until
+
+VOCAB_SIZE = 259
+"""The byte tokenizer's: every token has a text."""
+
+MAX_MODEL_LEN = 512
+NO_CHUNKS = 256
+HOST_BYTES = 8 * 1024 * 1024
+PLAIN = ConnectorOptions(connector="inproc", streamed=False, checksums=True)
+STREAMED = replace(PLAIN, streamed=True)
+WITH_HOST_TIER = ConnectorOptions(
+    connector="chain", chain=("host", "inproc"), host_bytes=HOST_BYTES, streamed=False, checksums=True
+)
+RECOMPUTES = replace(FAST, kv_lost_policy="recompute")
+
+
+def make_parity_model(path: Path) -> Path:
+    """A random model whose chat template reads all that a body can tell it."""
+    make_served_checkpoint(path, vocab_size=VOCAB_SIZE)
+    file = path / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config["chat_template"] += "{{ tone }}{{ reasoning_effort }}{{ verbosity }}"
+    file.write_text(json.dumps(config))
+    return path
+
+
+def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
+    """Connectors with faults on purpose."""
+    return replace(options, faults=faults, allow_faults=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The engines of a cell.
+
+    ``chunk_tokens``: what prefill computes a step; longer prompts are handed over meanwhile where connectors stream.
+    ``steps``: what each engine of a role may do until the test lets it go on; roles that are missing run freely.
+    """
+
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_blocks: int = 256
+    chunk_tokens: int = NO_CHUNKS
+    options: ConnectorOptions = PLAIN
+    settings: RouterSettings = RECOMPUTES
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """All parts of a cell. ``runners`` are those of the roles that wait for the test, by the engine's name.
+
+    ``watched`` are the decode engines' runners, which know whether steps overlapped.
+    """
+
+    prefill: EnginePrefillPool
+    decode: EngineDecodePool
+    service: RouterService
+    client: httpx.AsyncClient
+    runners: dict[str, StepwiseRunner]
+    watched: list[OverlapRunner]
+    killed: set[str] = field(default_factory=set)
+
+    async def ask(self, feature: Feature) -> Answer:
+        """The answer to a row's request."""
+        return await self.post(feature.url, feature.body)
+
+    async def post(self, url: str, body: dict[str, Any]) -> Answer:
+        """The answer to any request."""
+        return read_answer(await self.client.post(url, json=body))
+
+    def count(self, role: str, counter: str) -> float:
+        """What all engines of a role counted together."""
+        return sum(load.counters[counter] for load in self._loads(role))
+
+    def server(self, name: str) -> PrefillServer | DecodeServer:
+        """One engine."""
+        return self.prefill.servers[name] if name in self.prefill.servers else self.decode.servers[name]
+
+    def _loads(self, role: str) -> list[LoadReport]:
+        """Reports of the engines that live."""
+        names = self.prefill.servers if role == "prefill" else self.decode.servers
+        return [self.server(name).load() for name in names if name not in self.killed]
+
+    async def waiting_engine(self, role: str) -> str:
+        """Wait until an engine of a role has made the steps that it may make; its name."""
+        runners = {name: runner for name, runner in self.runners.items() if name.startswith(role)}
+        await until(lambda: any(runner.is_waiting for runner in runners.values()), timeout_s=60)
+        (name,) = [name for name, runner in runners.items() if runner.is_waiting]
+        return name
+
+    async def kill(self, name: str) -> None:
+        """End an engine in the middle of a step; whatever it was doing goes with it."""
+        self.killed.add(name)
+        closing = asyncio.create_task(self.server(name).close())
+        await asyncio.sleep(0)  # from here on the step that it is in is its last
+        self.let_go()
+        await closing
+
+    def let_go(self) -> None:
+        """Let all engines run freely from now on."""
+        for runner in self.runners.values():
+            runner.open()
+
+    async def rest(self) -> None:
+        """Wait until no engine holds anything for anybody."""
+
+        def rests() -> bool:
+            loads = [*self._loads("prefill"), *self._loads("decode")]
+            return self.service.num_alive == 0 and all(load.is_empty and not load.num_held_blocks for load in loads)
+
+        await until(rests, timeout_s=60)
+
+
+def _engines(path: Path, setup: Setup) -> EngineMaker:
+    def make(role: str, name: str, num_blocks: int, build_connector: ConnectorBuilder) -> tuple[EngineCore, WorkerInfo]:
+        config = small_engine_config(path, num_blocks=num_blocks)
+        scheduler = SchedulerConfig(
+            max_num_batched_tokens=setup.chunk_tokens if role == "prefill" else NO_CHUNKS,
+            max_num_seqs=16,
+            max_model_len=MAX_MODEL_LEN,
+            policy="priority",
+            enable_cache_events=True,
+            **setup.scheduler,
+        )
+        built = build_engine(replace(config, scheduler=scheduler), build_connector=build_connector)
+        info = worker_info(
+            built.runner,
+            role=role,
+            identity=PeerIdentity(engine_id=name, incarnation="1"),
+            node_ip="127.0.0.1",
+            model_name="tiny",
+            stream_chunk_tokens=setup.chunk_tokens if setup.options.streamed else 0,
+        )
+        return built.core, info
+
+    return make
+
+
+@asynccontextmanager
+async def world(path: Path, setup: Setup | None = None) -> AsyncIterator[World]:
+    """Serve a checkpoint that has a tokenizer; at the end nothing may be held by any engine that is left."""
+    setup = setup or Setup()
+    runners: dict[str, StepwiseRunner] = {}
+    watched: list[OverlapRunner] = []
+
+    def paced(role: str, runner: StepRunner) -> StepRunner:
+        if role not in setup.steps:
+            return runner
+        name = f"{role}-{sum(known.startswith(role) for known in runners)}"
+        runners[name] = StepwiseRunner(runner)
+        runners[name].allow(setup.steps[role])
+        return runners[name]
+
+    def watching(runner: StepRunner) -> StepRunner:
+        watched.append(OverlapRunner(paced("decode", runner)))
+        return watched[-1]
+
+    async with engine_pools(
+        num_prefill=setup.num_prefill,
+        num_decode=setup.num_decode,
+        num_blocks=setup.num_blocks,
+        wrap_prefill_runner=lambda runner: paced("prefill", runner),
+        wrap_decode_runner=watching,
+        options=setup.options,
+        make=_engines(path, setup),
+    ) as (prefill, decode):
+        service = RouterService(path, "tiny", prefill, decode, setup.settings)
+        await service.start()
+        try:
+            transport = httpx.ASGITransport(build_app(service))
+            async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
+                made = World(
+                    prefill=prefill, decode=decode, service=service, client=client, runners=runners, watched=watched
+                )
+                yield made
+                await made.rest()
+        finally:
+            for runner in runners.values():
+                runner.open()
+            await service.close()
+
+
+@asynccontextmanager
+async def asking(made: World, feature: Feature) -> AsyncIterator[asyncio.Task[Answer]]:
+    """The answer to a row's request, while it is made; the block disturbs it, and then all engines go on."""
+    answering = asyncio.create_task(made.ask(feature))
+    try:
+        yield answering
+    finally:
+        made.let_go()
+        await asyncio.wait((answering,))
