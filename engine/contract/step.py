@@ -8,7 +8,7 @@ nothing changed is three arrays. What every step makes is a named tuple: a froze
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,18 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 EMPTY_INTS: IntArray = np.empty(0, dtype=np.int32)
 EMPTY_INTS.setflags(write=False)
 
+ABSENT_BLOCK: Final = -1
+"""Stands in a block table where a group of layers with a window holds no block: its positions are before the window of
+all that is still to be computed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRow:
     """A request that starts, or resumes after preemption, in a row.
 
-    token_ids: [num_known_tokens] prompt and output so far; block_ids: [num_blocks] its whole block table.
+    token_ids: [num_known_tokens] prompt and output so far.
+    block_ids: [num_groups, num_blocks] its whole block table of each KV cache group; ``ABSENT_BLOCK`` where a block
+        lies before the group's window.
     num_prompt_logprobs: how many most likely tokens to tell for every prompt position computed; None: tell nothing.
     """
 
@@ -52,7 +58,10 @@ class SchedulerOutput(NamedTuple):
     is_sampling: [num_reqs] True where the computed range ends at the last known token: sample its successor. The
         runner appends the sampled token to its own copy of the row. The last token that a row computes may be one that
         the step before samples, and has not told yet.
-    append_rows, append_columns, append_block_ids: [num_appended] block_table[row, column] = block_id.
+    append_rows, append_columns, append_block_ids, append_groups: [num_appended]
+        block_table[group, row, column] = block_id; with empty ``append_groups`` all are of group 0. Nothing is said
+        when a block leaves its group's window and is given to somebody else: entries before the window of what a step
+        computes must not be used.
     is_decode: True where it is known that every row computes one token and samples; what is laid out is the same if
         nobody knows it.
     """
@@ -68,6 +77,7 @@ class SchedulerOutput(NamedTuple):
     append_rows: IntArray = EMPTY_INTS
     append_columns: IntArray = EMPTY_INTS
     append_block_ids: IntArray = EMPTY_INTS
+    append_groups: IntArray = EMPTY_INTS
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
 

@@ -97,7 +97,7 @@ class StepDraft:
                 request_id=request.request_id,
                 token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                block_ids=np.array(block_ids, np.int32),
+                block_ids=np.array([block_ids], np.int32),
                 sampling=request.message.sampling,
                 num_prompt_logprobs=request.num_prompt_logprobs,
             )
