@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from engine.attention.backend import AttentionBackend, AttentionPlan, DecodeGraphAttention
+from engine.attention.backend import AttentionBackend, AttentionPlans, DecodeGraphAttention
 from engine.contract.errors import CaptureRefusedError, ConfigError
 from engine.device.graph_device import Graph, GraphDevice
 from engine.device.kv_cache import KVCache
@@ -28,8 +28,8 @@ PROGRESS_PERIOD_S = 5.0
 CAPTURE_FAILURES = (CaptureRefusedError, RuntimeError, ValueError)
 """What backends, torch and CUDA raise for work that cannot be captured, an exhausted memory among it."""
 
-Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlan], torch.Tensor]
-"""Token ids, positions and a plan to hidden states: ``Decoder.forward``."""
+Forward = Callable[[torch.Tensor, torch.Tensor, AttentionPlans], torch.Tensor]
+"""Token ids, positions and plans to hidden states: ``Decoder.forward``."""
 
 UnknownWriter = Callable[[StepInputs, torch.Tensor], None]
 """Writes the tokens of a step that the host does not know into its token ids on the device."""
