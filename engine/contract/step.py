@@ -27,7 +27,8 @@ EMPTY_INTS.setflags(write=False)
 class NewRow:
     """A request that starts, or resumes after preemption, in a row.
 
-    token_ids: [num_known_tokens] prompt and output so far; block_ids: [num_blocks] its whole block table.
+    token_ids: [num_known_tokens] prompt and output so far; block_ids: [num_groups, num_blocks] its block tables, one a
+        KV cache group, ABSENT_BLOCK (-1) before the group's window and where blocks are yet to be appended.
     num_prompt_logprobs: how many most likely tokens to tell for every prompt position computed; None: tell nothing.
     """
 
@@ -52,7 +53,9 @@ class SchedulerOutput(NamedTuple):
     is_sampling: [num_reqs] True where the computed range ends at the last known token: sample its successor. The
         runner appends the sampled token to its own copy of the row. The last token that a row computes may be one that
         the step before samples, and has not told yet.
-    append_rows, append_columns, append_block_ids: [num_appended] block_table[row, column] = block_id.
+    append_rows, append_columns, append_block_ids, append_groups: [num_appended] block_table[group, row, column] =
+        block_id; no groups where all are 0. Nothing is said of blocks that left their group's window: no row reads
+        what lies before the window of the positions that it computes.
     is_decode: True where it is known that every row computes one token and samples; what is laid out is the same if
         nobody knows it.
     """
@@ -68,6 +71,7 @@ class SchedulerOutput(NamedTuple):
     append_rows: IntArray = EMPTY_INTS
     append_columns: IntArray = EMPTY_INTS
     append_block_ids: IntArray = EMPTY_INTS
+    append_groups: IntArray = EMPTY_INTS
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
 

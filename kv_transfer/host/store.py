@@ -38,6 +38,10 @@ class HostStore:
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._slot_of
 
+    def slot_of(self, block_hash: bytes) -> int:
+        """Where kept content lies."""
+        return self._slot_of[block_hash]
+
     def find(self, block_hashes: Sequence[bytes]) -> list[int]:
         """The slots of the longest run of content, from the first address on, that is kept."""
         slots: list[int] = []
