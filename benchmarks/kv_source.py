@@ -14,7 +14,7 @@ import numpy as np
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector
-from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind, group_layers
 from kv_transfer.nixl.agent import NixlAgent
 from kv_transfer.options import ConnectorOptions, TransportChoice
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
@@ -38,7 +38,7 @@ SHAPES = (
         name="32KiB",
         layout=KVLayout(
             model_hash="built-in",
-            num_layers=4,
+            groups=group_layers([None] * 4),
             num_kv_heads=2,
             head_dim=64,
             block_size=16,
@@ -50,7 +50,7 @@ SHAPES = (
         name="2MiB",
         layout=KVLayout(
             model_hash="8B",
-            num_layers=32,
+            groups=group_layers([None] * 32),
             num_kv_heads=8,
             head_dim=128,
             block_size=16,

@@ -23,7 +23,7 @@ from engine.attention.backend import AttentionBatch
 from engine.attention.gathered_runs import GatheredRuns
 from engine.attention.paged_runs import PagedRuns, choose_run_kernel
 from engine.device.kv_cache import KVCache
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, group_layers
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 12, 4, 64, 16
 SHAPES = ((512, 0), (512, 1536), (2048, 0))
@@ -33,7 +33,7 @@ def new_cache(dtype: torch.dtype, num_blocks: int) -> KVCache:
     """A cache of one layer, full of normal numbers."""
     layout = KVLayout(
         model_hash="",
-        num_layers=1,
+        groups=group_layers([None] * 1),
         num_kv_heads=NUM_KV_HEADS,
         head_dim=HEAD_DIM,
         block_size=BLOCK_SIZE,

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, TypeAlias
 
+from kv_transfer.layout import KVLayout
+
 ABSENT_BLOCK: Final = -1
 """Stands in a block table where a group holds no block: it lies before the window."""
 
@@ -31,6 +33,11 @@ class CacheGroups:
 
     windows: tuple[int | None, ...]
     block_size: int
+
+    @classmethod
+    def of(cls, layout: KVLayout) -> CacheGroups:
+        """The groups of a layout."""
+        return cls(tuple(group.window for group in layout.groups), layout.block_size)
 
     @property
     def num_groups(self) -> int:

@@ -23,7 +23,7 @@ from engine.device.memory import (
 from engine.model.model_config import ModelConfig
 from engine.model.registry import load_model_config
 from engine.model.weights.shards import find_shards
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, group_layers
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -105,7 +105,7 @@ class EngineRoom:
         dtype = name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
         layout = KVLayout(
             model_hash="",
-            num_layers=config.num_layers,
+            groups=group_layers([None] * config.num_layers),
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=engine.cache.block_size,

@@ -42,7 +42,11 @@ class CUDAAttention:
         if self.kernels.paged is not None:
             return 0
         layout = self._cache.layout
-        return max(MAX_GATHERED_TOKENS, max_model_len) * layout.kv_bytes_per_token // layout.num_layers
+        return (
+            max(MAX_GATHERED_TOKENS, max_model_len)
+            * layout.block_bytes
+            // (layout.layers_per_block * layout.block_size)
+        )
 
     def plan(self, batch: AttentionBatch) -> CUDAPlan:
         """Copy the step's tables to the device."""

@@ -34,8 +34,8 @@ class RunKernel:
         parameters[kernel.CACHE] = cache.blocks.data_ptr()
         parameters[kernel.NUM_KV_HEADS], parameters[kernel.HEAD_DIM] = layout.num_kv_heads, layout.head_dim
         parameters[kernel.BLOCK_SIZE] = layout.block_size
-        parameters[kernel.BLOCK_ROWS] = layout.num_layers * self.rows_per_layer
-        parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * layout.num_layers * self.rows_per_layer
+        parameters[kernel.BLOCK_ROWS] = layout.layers_per_block * self.rows_per_layer
+        parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * layout.layers_per_block * self.rows_per_layer
 
 
 class PagedRuns:

@@ -25,7 +25,7 @@ class RotationPass:
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
         parameters[kernel.NUM_CACHE_ROWS] = len(cache.slot_rows()) * layout.num_kv_heads
         parameters[kernel.BLOCK_SIZE] = layout.block_size
-        parameters[kernel.BLOCK_ROWS] = layout.num_layers * self._rows_per_layer
+        parameters[kernel.BLOCK_ROWS] = layout.layers_per_block * self._rows_per_layer
         parameters[kernel.EPSILON] = ctypes.addressof(self._epsilon)
         parameters[kernel.HEAD_DIM] = layout.head_dim
 

@@ -27,8 +27,9 @@ EMPTY_INTS.setflags(write=False)
 class NewRow:
     """A request that starts, or resumes after preemption, in a row.
 
-    token_ids: [num_known_tokens] prompt and output so far; block_ids: [num_groups, num_blocks] its block tables, one a
-        KV cache group, ABSENT_BLOCK (-1) before the group's window and where blocks are yet to be appended.
+    token_ids: [num_known_tokens] prompt and output so far.
+    block_ids: [num_groups, num_blocks] its whole block table of each KV cache group; ``ABSENT_BLOCK`` (-1) where a
+        block lies before the group's window, or is yet to be appended.
     num_prompt_logprobs: how many most likely tokens to tell for every prompt position computed; None: tell nothing.
     """
 
@@ -53,9 +54,10 @@ class SchedulerOutput(NamedTuple):
     is_sampling: [num_reqs] True where the computed range ends at the last known token: sample its successor. The
         runner appends the sampled token to its own copy of the row. The last token that a row computes may be one that
         the step before samples, and has not told yet.
-    append_rows, append_columns, append_block_ids, append_groups: [num_appended] block_table[group, row, column] =
-        block_id; no groups where all are 0. Nothing is said of blocks that left their group's window: no row reads
-        what lies before the window of the positions that it computes.
+    append_rows, append_columns, append_block_ids, append_groups: [num_appended]
+        block_table[group, row, column] = block_id; with empty ``append_groups`` all are of group 0. Nothing is said
+        when a block leaves its group's window and is given to somebody else: entries before the window of what a step
+        computes must not be used.
     is_decode: True where it is known that every row computes one token and samples; what is laid out is the same if
         nobody knows it.
     """

@@ -24,12 +24,13 @@ class InputBatch:
     the step before are known (``expect``), each of these has a placeholder, until ``learn`` brings it.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
         self.block_size = block_size
         num_columns = max_model_len // block_size + 1
         # The token sampled from the last position that may be computed stands at max_model_len.
         self._token_ids: IntArray = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
-        self._block_table: IntArray = np.zeros((max_num_seqs, num_columns), dtype=np.int32)
+        self._block_tables: IntArray = np.zeros((num_groups, max_num_seqs, num_columns), dtype=np.int32)
+        self._block_table = self._block_tables[0]
         num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.sampling = SamplingRows(max_num_seqs)
         self.num_prompt_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
@@ -47,12 +48,13 @@ class InputBatch:
         """Take in what changed. Released rows need no work: a row is read only after it was set anew."""
         for new in output.new_rows:
             self._token_ids[new.row, : len(new.token_ids)] = new.token_ids
-            self._block_table[new.row, : len(new.block_ids)] = new.block_ids
+            self._block_tables[:, new.row, : new.block_ids.shape[1]] = new.block_ids
             self.history.num_prompt_tokens[new.row] = new.num_prompt_tokens
             self.sampling.set(new.row, new.sampling, num_prompt_tokens=new.num_prompt_tokens)
             self.num_prompt_logprobs[new.row] = -1 if new.num_prompt_logprobs is None else new.num_prompt_logprobs
         if output.append_rows.size:
-            self._block_table[output.append_rows, output.append_columns] = output.append_block_ids
+            groups = output.append_groups if output.append_groups.size else 0
+            self._block_tables[groups, output.append_rows, output.append_columns] = output.append_block_ids
 
     @property
     def has_unknown(self) -> bool:

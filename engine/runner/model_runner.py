@@ -44,7 +44,7 @@ from engine.runner.step_inputs import LongArray, StepInputs
 from engine.sampling.most_likely import MostLikely
 from engine.sampling.sampler import Sampler
 from engine.sampling.worst_case import sample_worst_case
-from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.layout import KVLayout, KVRegion, group_layers
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -102,6 +102,7 @@ class ModelRunner:
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
             block_size=config.cache.block_size,
+            num_groups=self.layout.num_groups,
         )
         self._is_cpu = self.device.type == "cpu"
         # Nothing asks for gradients; entering the mode costs a step on a CPU, whose caches are cold then, 30 us.
@@ -132,7 +133,7 @@ class ModelRunner:
         shape = self.model_config
         return KVLayout(
             model_hash=model_hash(self._config.model.path, shape),
-            num_layers=shape.num_layers,
+            groups=group_layers([None] * shape.num_layers),
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             block_size=self._config.cache.block_size,

@@ -38,7 +38,7 @@ class HostSchedulerConnector:
         self._identity = identity
         self._layout = layout
         self._leases = leases
-        self._groups = CacheGroups(layout.windows, layout.block_size)
+        self._groups = CacheGroups.of(layout)
         self._matched: dict[int, int] = {}
         self._leased: dict[str, tuple[int, ...]] = {}
         self._stores: list[StoreOrder] = []

@@ -41,7 +41,7 @@ class PeerSchedulerConnector:
     ) -> None:
         self._identity = identity
         self._layout = layout
-        self._groups = CacheGroups(layout.windows, layout.block_size)
+        self._groups = CacheGroups.of(layout)
         self._leases = leases
         self._memory = memory
         self._announcements = announcements

@@ -11,7 +11,7 @@ from engine.attention.flash import FLASH_FORMS, FlashVarlen
 from engine.attention.kernel_choice import CUDAKernels, KernelCandidates, choose_kernels
 from engine.attention.varlen import VarlenKernel, VarlenShape
 from engine.contract.errors import ConfigError
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, group_layers
 from tests.support.attention.varlen_double import VarlenDouble
 
 Operator = Callable[..., tuple[torch.Tensor, ...]]
@@ -81,7 +81,7 @@ def install() -> Iterator[Callable[[Operator], None]]:
 def _layout(block_size: int) -> KVLayout:
     return KVLayout(
         model_hash="",
-        num_layers=1,
+        groups=group_layers([None] * 1),
         num_kv_heads=2,
         head_dim=16,
         block_size=block_size,

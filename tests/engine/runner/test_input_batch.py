@@ -26,7 +26,7 @@ def new_row(row: int, *token_ids: int) -> NewRow:
         request_id=str(row),
         token_ids=ints(*token_ids),
         num_prompt_tokens=len(token_ids),
-        block_ids=ints(row),
+        block_ids=ints(row)[None],
         sampling=SAMPLING,
     )
 
@@ -75,7 +75,7 @@ def test_a_decode_step_is_laid_out_as_the_same_rows_beside_a_prefill(data: st.Da
             new_rows=tuple(
                 dataclasses.replace(
                     new_row(row, *generator.integers(0, 99, 64)),
-                    block_ids=generator.permutation(99)[: 64 // batch.block_size].astype(np.int32),
+                    block_ids=generator.permutation(99)[None, : 64 // batch.block_size].astype(np.int32),
                 )
                 for row in range(8)
             ),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.attention.backend import AttentionBatch
 from engine.device.kv_cache import KVCache
 from engine.runner.device import DTYPES
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, group_layers
 
 NUM_LAYERS = 2
 
@@ -86,7 +86,7 @@ def make_inputs(case: AttentionCase, dtype: str) -> AttentionInputs:
     generator = torch.Generator().manual_seed(case.seed)
     layout = KVLayout(
         model_hash="",
-        num_layers=NUM_LAYERS,
+        groups=group_layers([None] * NUM_LAYERS),
         num_kv_heads=case.num_kv_heads,
         head_dim=case.head_dim,
         block_size=case.block_size,

@@ -15,7 +15,7 @@ from kv_transfer.connector import LeaseEnded, LoadEnded, RemoteMatch, Rendezvous
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
-from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind, group_layers
 from kv_transfer.options import ConnectorOptions, TransportChoice
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
@@ -51,7 +51,7 @@ class KVEngineSpec:
         """A layout of ``block_size * head_dim * 16`` bytes a block."""
         return KVLayout(
             model_hash=self.model_hash,
-            num_layers=2,
+            groups=group_layers([None] * 2),
             num_kv_heads=1,
             head_dim=self.head_dim,
             block_size=self.block_size,

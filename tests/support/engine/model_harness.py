@@ -15,7 +15,7 @@ from engine.model.decoder import Decoder
 from engine.model.registry import load_model_config
 from engine.model.weights.checkpoint import has_tensor, load_weights
 from engine.runner.device import DTYPES
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, group_layers
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class ModelHarness:
         self.model.finish_loading()
         layout = KVLayout(
             model_hash="",
-            num_layers=config.num_layers,
+            groups=group_layers([None] * config.num_layers),
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=block_size,

@@ -49,7 +49,7 @@ class StepDriver:
                 request_id=f"request-{row}",
                 token_ids=np.array(token_ids, dtype=np.int32),
                 num_prompt_tokens=len(token_ids) - num_output_tokens,
-                block_ids=np.array(driven.block_ids, dtype=np.int32),
+                block_ids=np.array([driven.block_ids], dtype=np.int32),
                 sampling=sampling,
             )
         )

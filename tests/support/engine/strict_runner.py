@@ -95,7 +95,7 @@ class StrictRunner:
     def _start(self, new_row: NewRow) -> None:
         assert 0 <= new_row.row < self._max_num_seqs
         assert new_row.row not in self.rows, "a row must be released before it is used again"
-        self.rows[new_row.row] = RunnerRow(new_row.token_ids.tolist(), new_row.block_ids.tolist())
+        self.rows[new_row.row] = RunnerRow(new_row.token_ids.tolist(), new_row.block_ids[0].tolist())
 
     def _write(self, row: RunnerRow, first: int, end: int) -> None:
         assert end <= len(row.token_ids), "only known tokens can be computed"

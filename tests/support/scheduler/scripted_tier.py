@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kv_transfer.connector import ConnectorOrders, LoadOrder
 from kv_transfer.host.scheduler_connector import HostSchedulerConnector
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, group_layers
 from kv_transfer.params import PeerIdentity
 from kv_transfer.peer.lease import LeaseTable
 
@@ -17,7 +17,7 @@ class ScriptedTier:
     def __init__(self, kv: list[list[int]], *, num_slots: int, block_size: int) -> None:
         layout = KVLayout(
             model_hash="none",
-            num_layers=1,
+            groups=group_layers([None] * 1),
             num_kv_heads=1,
             head_dim=1,
             block_size=block_size,
