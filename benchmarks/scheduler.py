@@ -140,7 +140,7 @@ def hand_over_params(name: str, num_tokens: int) -> KVTransferParams:
         source=PeerIdentity(engine_id="peer", incarnation="1"),
         lease_id=name,
         layout_hash="layout",
-        block_ids=tuple(range(-(-num_tokens // BLOCK_SIZE))),
+        block_ids=(tuple(range(-(-num_tokens // BLOCK_SIZE))),),
         num_tokens=num_tokens,
     )
 

@@ -63,6 +63,30 @@ class CacheGroups:
         """Blocks of one group that hold the KV of so many tokens, none of them left out."""
         return -(-num_tokens // self.block_size)
 
+    def most_blocks(self, chunk_tokens: int) -> tuple[int | None, ...]:
+        """Blocks of each group that a request holds at most at once, if steps compute so many of its tokens.
+
+        None for groups without a window: they hold all.
+        """
+        return tuple(
+            None if window is None else self.num_blocks_for(window + chunk_tokens) + 1 for window in self.windows
+        )
+
+    def num_blocks_at_once(self, num_tokens: int, *, chunk_tokens: int) -> int:
+        """Blocks that a request of so many tokens holds at most at once, over all groups."""
+        end = self.num_blocks_for(num_tokens)
+        return sum(end if most is None else min(end, most) for most in self.most_blocks(chunk_tokens))
+
+    def max_tokens(self, num_blocks: int, *, chunk_tokens: int) -> int | None:
+        """Tokens of the longest request that so many blocks can hold; None: of any length."""
+        limits = [most for most in self.most_blocks(chunk_tokens) if most is not None]
+        if len(limits) == self.num_groups and sum(limits) <= num_blocks:
+            return None
+        end = num_blocks
+        while self.num_blocks_at_once(end * self.block_size, chunk_tokens=chunk_tokens) > num_blocks:
+            end -= 1
+        return end * self.block_size
+
     def longest_prefix(self, num_blocks: int, first_block: int, has: Callable[[int, int], bool]) -> int:
         """How many leading blocks of a chain can be used, of ``num_blocks``.
 

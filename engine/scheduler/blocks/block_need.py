@@ -42,9 +42,7 @@ class BlockNeeds:
 
     def __init__(self, groups: CacheGroups, *, chunk_tokens: int) -> None:
         self.groups = groups
-        self.most_blocks = tuple(
-            None if window is None else groups.num_blocks_for(window + chunk_tokens) + 1 for window in groups.windows
-        )
+        self.most_blocks = groups.most_blocks(chunk_tokens)
 
     def need(self, prefix: CachedPrefix, *, start: int, num_tokens: int) -> BlockNeed:
         """What a request of ``num_tokens`` known tokens needs whose first position to compute is ``start``.
@@ -63,19 +61,3 @@ class BlockNeeds:
             group_end = end if most is None else min(end, first + most)
             num_fresh.append(group_end - max(first, prefix.num_blocks))
         return BlockNeed(cached, tuple(num_fresh))
-
-    def num_blocks_at_once(self, num_tokens: int) -> int:
-        """Blocks that a request of so many tokens holds at once, over all groups."""
-        end = self.groups.num_blocks_for(num_tokens)
-        return sum(end if most is None else min(end, most) for most in self.most_blocks)
-
-    def max_tokens(self, num_blocks: int) -> int | None:
-        """Tokens of the longest request that so many blocks can hold; None: of any length."""
-        num_full = sum(most is None for most in self.most_blocks)
-        limits = [most for most in self.most_blocks if most is not None]
-        if not num_full and sum(limits) <= num_blocks:
-            return None
-        end = num_blocks
-        while num_full * end + sum(min(end, most) for most in limits) > num_blocks:
-            end -= 1
-        return end * self.groups.block_size

@@ -45,9 +45,9 @@ class Request:
     ``token_ids`` holds every known token while the request has no row; while it runs they are in the row table.
     ``block_tables`` holds its block tables, one a KV cache group, while it is loading or ready.
     ``num_computed_tokens`` and ``invalid_spans`` (damaged ranges before it, in order) say where computing begins when
-    it gets a row. ``num_preempted_tokens`` were computed when it was preempted last, if it waits since then. ``queue_s``
-    is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind an invalid
-    span that a load already published.
+    it gets a row. ``num_preempted_tokens`` were computed when it was preempted last, if it waits since then.
+    ``queue_s`` is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind
+    an invalid span that a load already published.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
     ``prompt_logprobs`` collects what was asked for about the prompt, on the engine that samples the first token.

@@ -16,7 +16,7 @@ from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from engine.contract.step import SchedulerOutput
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
-from kv_transfer.cache_groups import ABSENT_BLOCK
+from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups
 from kv_transfer.chain.scheduler_connector import ChainSchedulerConnector
 from kv_transfer.connector import ConnectorEvents, ConnectorOrders, LeaseEnd, LeaseEnded, LoadEnded, SchedulerConnector
 from tests.support.engine.strict_runner import StrictRunner, kv_values, next_token
@@ -89,7 +89,8 @@ class SchedulerWorld:
             connector=connector if has_connector else None,
             clock=lambda: self.now_s,
         )
-        max_kv_tokens = self.scheduler._kv_cache.needs.max_tokens(num_blocks)
+        groups = CacheGroups(tuple(windows), block_size)
+        max_kv_tokens = groups.max_tokens(num_blocks, chunk_tokens=config.most_tokens_of_request)
         self.max_total_tokens = max_model_len if max_kv_tokens is None else min(max_model_len, max_kv_tokens + 1)
         self.requests: dict[str, GenerateRequest] = {}
         self._endings: dict[str, Ending] = {}
