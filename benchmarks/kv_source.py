@@ -183,7 +183,7 @@ def _serve(pipe: Connection, shape: BlockShape, transport: TransportChoice) -> N
             pipe.send(connector.worker.accept(argument))
         elif method == "grant":
             num_tokens = len(argument) * shape.layout.block_size
-            pipe.send(connector.scheduler.grant_lease(request_id="r", block_ids=argument, num_tokens=num_tokens))
+            pipe.send(connector.scheduler.grant_lease(request_id="r", block_ids=(argument,), num_tokens=num_tokens))
         elif method == "prefill":
             pipe.send(_prefill(connector, shape, workload, argument))
         elif method == "raw":
@@ -225,8 +225,8 @@ def _prefill(
             time.sleep(prompt.chunk_s)
         compute_s += time.perf_counter() - started
         if number < len(prompt.chunks):
-            scheduler.announce(request_id=prompt.request_id, first_block=num_announced, block_ids=chunk)
+            scheduler.announce(request_id=prompt.request_id, first_block=num_announced, block_ids=(chunk,))
             num_announced += len(chunk)
     block_ids = prompt.block_ids
     num_tokens = len(block_ids) * shape.layout.block_size
-    return scheduler.grant_lease(request_id=prompt.request_id, block_ids=block_ids, num_tokens=num_tokens), compute_s
+    return scheduler.grant_lease(request_id=prompt.request_id, block_ids=(block_ids,), num_tokens=num_tokens), compute_s

@@ -76,7 +76,7 @@ class StreamedBench:
         source = PeerIdentity(engine_id="source", incarnation="1")
         params = KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=WAIT_TIMEOUT_S)
         was_begun = scheduler.begin_stream(
-            stream_id=stream_id, request_id=stream_id, params=params, first_block=0, block_ids=block_ids
+            stream_id=stream_id, request_id=stream_id, params=params, first_block=0, block_ids=(block_ids,)
         )
         assert was_begun
         self._connector.worker.execute(scheduler.take_orders())
@@ -85,7 +85,7 @@ class StreamedBench:
         scheduler, worker = self._connector.scheduler, self._connector.worker
         self._woken.clear()
         started = time.perf_counter()
-        scheduler.begin_load(request_id="r", params=params, first_block=0, block_ids=block_ids, stream_id=stream_id)
+        scheduler.begin_load(request_id="r", params=params, first_block=0, block_ids=(block_ids,), stream_id=stream_id)
         worker.execute(scheduler.take_orders())
         while not (events := worker.collect()).loads:
             if not self._woken.wait(WAIT_TIMEOUT_S):

@@ -190,7 +190,7 @@ class Decode:
             source = PeerIdentity(engine_id="prefill", incarnation="1")
             params = KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=TIMEOUT_S)
             scheduler.begin_stream(
-                stream_id=request_id, request_id=request_id, params=params, first_block=0, block_ids=block_ids
+                stream_id=request_id, request_id=request_id, params=params, first_block=0, block_ids=(block_ids,)
             )
             worker.execute(scheduler.take_orders())
         lease, ttft_s = self._prefill.compute(request_id, prompt)
@@ -200,7 +200,7 @@ class Decode:
             request_id=request_id,
             params=lease,
             first_block=0,
-            block_ids=block_ids,
+            block_ids=(block_ids,),
             stream_id=request_id if is_streamed else None,
         )
         worker.execute(scheduler.take_orders())

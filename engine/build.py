@@ -49,6 +49,7 @@ def build_engine(
         config.cache,
         num_blocks=runner.num_blocks,
         max_model_len=runner.max_model_len,
+        windows=[group.window for group in runner.layout.groups],
         connector=connector.scheduler if connector is not None else None,
     )
     core = EngineCore(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from kv_transfer.cache_groups import GroupBlocks
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.params import Hello, KVStreamParams, KVTransferParams
@@ -45,14 +46,14 @@ class LoadOrder:
 class StreamOrder:
     """Read the prompt of ``request_id`` into ``block_ids`` while the peer computes it, block by announced block.
 
-    The destination begins with the ``first_block``-th block of the prompt. ``gate`` is closed when nobody wants the
-    stream any more.
+    ``places`` say, for each of ``block_ids``, which block of the prompt it is for (``block_place``). ``gate`` is closed
+    when nobody wants the stream any more.
     """
 
     stream_id: str
     request_id: str
     params: KVStreamParams
-    first_block: int
+    places: tuple[int, ...]
     block_ids: tuple[int, ...]
     gate: StreamGate
 
@@ -220,12 +221,13 @@ class SchedulerConnector(Protocol):
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),
+        block_hashes: Sequence[Sequence[bytes]] = (),
     ) -> RemoteMatch | None:
         """Say what can be supplied beyond the local prefix; None means "not known yet, ask again".
 
         ``num_prompt_tokens`` are the tokens known so far: with those that were generated elsewhere before a move.
-        ``block_hashes`` address the full blocks that the request may take from a cache, from its first block on.
+        ``block_hashes`` address, by KV cache group, the full blocks that the request may take from a cache, from its
+        first block on. Of a group with a window the blocks suffice that the token behind the match sees.
         """
 
     def begin_load(
@@ -234,10 +236,10 @@ class SchedulerConnector(Protocol):
         request_id: str,
         params: KVTransferParams | None,
         first_block: int,
-        block_ids: tuple[int, ...],
+        block_ids: GroupBlocks,
         stream_id: str | None = None,
     ) -> None:
-        """Queue the load of ``len(block_ids)`` blocks, from the ``first_block``-th block of the request on.
+        """Queue the load of blocks from the ``first_block``-th one of the request on, equally many of each group.
 
         It takes up what the last ``match`` offered to this request; nothing was matched since. ``stream_id`` names a
         stream with the same destination: the load takes it over, and reads only what is missing. Then ``match`` was
@@ -245,7 +247,7 @@ class SchedulerConnector(Protocol):
         """
 
     def begin_stream(
-        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: GroupBlocks
     ) -> bool:
         """Begin to read the blocks that a peer announces, from the ``first_block``-th one of the prompt on.
 
@@ -259,9 +261,10 @@ class SchedulerConnector(Protocol):
             True when nothing writes its destination from now on; else ``ended_streams`` says when.
         """
 
-    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+    def announce(self, *, request_id: str, first_block: int, block_ids: GroupBlocks) -> None:
         """Full blocks of a prompt that will be handed over are computed, from the ``first_block``-th on.
 
+        Those are absent that the lease will not cover, because they will have left the window of their group.
         They stay as they are, and held, until ``grant_lease`` or ``withdraw`` of this request.
         """
 
@@ -284,8 +287,11 @@ class SchedulerConnector(Protocol):
     def forget_evicted(self) -> int:
         """The prefix cache was reset: offer nothing that was kept until now. Returns how many blocks that were."""
 
-    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
-        """Pin a finished request's blocks for a reader; ``LeaseEnded`` says when to free them."""
+    def grant_lease(self, *, request_id: str, block_ids: GroupBlocks, num_tokens: int) -> KVTransferParams:
+        """Pin a finished request's blocks for a reader; ``LeaseEnded`` says when to free them.
+
+        Each group's ``block_ids`` are the last of those that hold ``num_tokens`` tokens.
+        """
 
     def abort_lease(self, request_id: str) -> None:
         """End the lease of a request now; ``LeaseEnded`` follows. Unknown ids are ignored."""

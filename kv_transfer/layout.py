@@ -53,10 +53,11 @@ def group_layers(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """The shape of one block: ``[layers_per_block, 2 (key, value), block_size, num_kv_heads, head_dim]``, contiguous.
+    """The shape of one block: ``[num_kv_heads, layers_per_block, 2 (key, value), block_size, head_dim]``, contiguous.
 
-    A block holds the KV of ``block_size`` tokens, of the layers of one of the ``groups``. Blocks are equal and any of
-    them may serve any group; one with fewer layers than the others leaves the rest of its blocks unused.
+    Heads come first, so that those of one rank are one contiguous range. A block holds the KV of ``block_size`` tokens,
+    of the layers of one of the ``groups``. Blocks are equal and any of them may serve any group; one with fewer layers
+    than the others leaves the rest of its blocks unused.
 
     Two engines may exchange blocks only if their layouts are equal, ``model_hash`` included: it identifies the
     weights, so that KV of another model is refused even where the shapes agree.

@@ -16,6 +16,8 @@ class SchedulerStats:
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
     ``num_nan_logits`` counts sampled tokens whose logits held a NaN.
     ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
+    ``held_blocks_by_group`` are those that requests and leases hold, by KV cache group; ``num_window_blocks`` are the
+    ones of groups whose layers see a window, which are given back as they leave it.
     ``num_dropped_early_loads`` gave their blocks back before their request came: it was late, or others lacked them.
     """
 
@@ -27,6 +29,8 @@ class SchedulerStats:
     num_held_blocks: int = 0
     num_leased_blocks: int = 0
     num_early_blocks: int = 0
+    num_window_blocks: int = 0
+    held_blocks_by_group: tuple[int, ...] = ()
     queued_prefill_tokens: int = 0
     num_requests: int = 0
     num_finished: int = 0

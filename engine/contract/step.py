@@ -8,7 +8,7 @@ nothing changed is three arrays. What every step makes is a named tuple: a froze
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,14 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 EMPTY_INTS: IntArray = np.empty(0, dtype=np.int32)
 EMPTY_INTS.setflags(write=False)
 
-ABSENT_BLOCK: Final = -1
-"""Stands in a block table where a group of layers with a window holds no block: its positions are before the window of
-all that is still to be computed."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRow:
     """A request that starts, or resumes after preemption, in a row.
 
     token_ids: [num_known_tokens] prompt and output so far.
-    block_ids: [num_groups, num_blocks] its whole block table of each KV cache group; ``ABSENT_BLOCK`` where a block
-        lies before the group's window.
+    block_ids: [num_groups, num_blocks] its whole block table of each KV cache group; ``ABSENT_BLOCK`` (-1) where a
+        block lies before the group's window, or is yet to be appended.
     num_prompt_logprobs: how many most likely tokens to tell for every prompt position computed; None: tell nothing.
     """
 

@@ -224,6 +224,8 @@ _GAUGES = (
     "num_leased_blocks",
     "num_held_blocks",
     "num_early_blocks",
+    "num_window_blocks",
+    "held_blocks_by_group",
     "queued_prefill_tokens",
 )
 _SCHEDULER_COUNTERS = tuple(name for name in SchedulerStats.__dataclass_fields__ if name not in _GAUGES)

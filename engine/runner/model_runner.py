@@ -145,7 +145,12 @@ class ModelRunner:
 
     def _allocate_cache(self) -> KVCache:
         cache, scheduler = self._config.cache, self._config.scheduler
-        demand = CacheDemand(layout=self.layout, max_model_len=self.max_model_len, max_num_seqs=scheduler.max_num_seqs)
+        demand = CacheDemand(
+            layout=self.layout,
+            max_model_len=self.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            chunk_tokens=scheduler.most_tokens_of_request,
+        )
         num_blocks = choose_num_blocks(cache, demand, self._budget(demand))
         logger.info("KV cache: num_blocks=%d block_bytes=%d", num_blocks, self.layout.block_bytes)
         return self._new_cache(num_blocks)

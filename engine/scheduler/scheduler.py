@@ -26,7 +26,8 @@ class Scheduler:
     """Hands every request tokens until its computed count has caught up with its known tokens; nothing else.
 
     ``schedule`` and ``update`` alternate, or run ahead: a step may be scheduled before the previous one returned, and
-    steps return in the order in which they were scheduled. Not thread-safe: one thread owns it.
+    steps return in the order in which they were scheduled. Not thread-safe: one thread owns it. ``windows`` are those
+    of the model's KV cache groups, in tokens; None for a group whose layers see all that was before.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Scheduler:
         *,
         num_blocks: int,
         max_model_len: int,
+        windows: Sequence[int | None] = (None,),
         connector: SchedulerConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
         gates: Sequence[AdmissionGate] = (),
@@ -49,6 +51,7 @@ class Scheduler:
             cache,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
+            windows=windows,
             connector=connector,
             clock=clock,
             gates=gates,
@@ -280,6 +283,8 @@ class Scheduler:
         tables = self._leases.tables() + self._remote.abandoned_tables() + self._early.tables()
         holders = self._remote.loading() + list(self._live_requests.ready) + self._table.running()
         tables += [self._live_requests.block_ids(request) for request in holders]
+        for row in self._table.order.tolist():
+            self._table.check_windows(row)
         self._kv_cache.check_integrity(tables)
         self._pending.check_integrity(self._live_requests.live)
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from kv_transfer.cache_groups import GroupBlocks, held_blocks
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, RemoteMatch, SchedulerConnector
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
 _NOTHING: Final = RemoteMatch(num_tokens=0)
+
+
+def _slice(block_ids: GroupBlocks, start: int, end: int) -> GroupBlocks:
+    return tuple(group[start:end] for group in block_ids)
 
 
 class ChainSchedulerConnector:
@@ -49,7 +54,7 @@ class ChainSchedulerConnector:
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),
+        block_hashes: Sequence[Sequence[bytes]] = (),
     ) -> RemoteMatch | None:
         """Offer what the sources have together; None as soon as one of them does not know yet."""
         self._plan = []
@@ -80,26 +85,29 @@ class ChainSchedulerConnector:
         request_id: str,
         params: KVTransferParams | None,
         first_block: int,
-        block_ids: tuple[int, ...],
+        block_ids: GroupBlocks,
         stream_id: str | None = None,
     ) -> None:
-        """Give each source its part, and the peer source what is left; a hand-over that no part needs is released."""
+        """Give each source its part, and the peer source what is left; a hand-over that no part needs is released.
+
+        A part of which nothing is needed, because the parts behind it fill all windows, is not loaded.
+        """
         if stream_id is not None:
             self._plan = []
         used: list[SchedulerConnector] = []
-        begin, end = first_block, first_block + len(block_ids)
+        begin, end = first_block, first_block + max(map(len, block_ids))
         for source, end_block in self._plan:
-            part = block_ids[begin - first_block : min(end_block, end) - first_block]
-            if part:
+            part = _slice(block_ids, begin - first_block, min(end_block, end) - first_block)
+            if held_blocks(part):
                 source.begin_load(request_id=request_id, params=params, first_block=begin, block_ids=part)
                 used.append(source)
-                begin += len(part)
+            begin = max(begin, min(end_block, end))
         if begin < end:
             self._peer_source.begin_load(
                 request_id=request_id,
                 params=params,
                 first_block=begin,
-                block_ids=block_ids[begin - first_block :],
+                block_ids=_slice(block_ids, begin - first_block, end - first_block),
                 stream_id=stream_id,
             )
             used.append(self._peer_source)
@@ -110,7 +118,7 @@ class ChainSchedulerConnector:
                     source.release(params)
 
     def begin_stream(
-        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: GroupBlocks
     ) -> bool:
         """Let the peer source read from its peer."""
         return self._peer_source.begin_stream(
@@ -121,7 +129,7 @@ class ChainSchedulerConnector:
         """Stop the peer source's stream."""
         return self._peer_source.cancel_stream(stream_id)
 
-    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+    def announce(self, *, request_id: str, first_block: int, block_ids: GroupBlocks) -> None:
         """Let the peer source tell its peers."""
         self._peer_source.announce(request_id=request_id, first_block=first_block, block_ids=block_ids)
 
@@ -147,7 +155,7 @@ class ChainSchedulerConnector:
         """Let the tier forget."""
         return 0 if self._tier is None else self._tier.forget_evicted()
 
-    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+    def grant_lease(self, *, request_id: str, block_ids: GroupBlocks, num_tokens: int) -> KVTransferParams:
         """Have the peer source pin blocks for a reader."""
         return self._peer_source.grant_lease(request_id=request_id, block_ids=block_ids, num_tokens=num_tokens)
 

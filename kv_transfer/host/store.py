@@ -38,15 +38,9 @@ class HostStore:
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._slot_of
 
-    def find(self, block_hashes: Sequence[bytes]) -> list[int]:
-        """The slots of the longest run of content, from the first address on, that is kept."""
-        slots: list[int] = []
-        for block_hash in block_hashes:
-            slot = self._slot_of.get(block_hash)
-            if slot is None:
-                break
-            slots.append(slot)
-        return slots
+    def slot_of(self, block_hash: bytes) -> int:
+        """Where kept content lies."""
+        return self._slot_of[block_hash]
 
     def place(self, block_hash: bytes) -> Placed | None:
         """Find room for content, which counts as used now; None when every slot is pinned."""

@@ -15,8 +15,8 @@ from engine.attention.cpu import ChooseKernel, CPUAttention
 from engine.attention.cuda import CUDAAttention
 from engine.attention.paged_runs import RunKernel, choose_run_kernel
 from engine.attention.reference import ReferenceAttention
-from engine.contract.step import ABSENT_BLOCK
 from engine.device.kv_cache import KVCache
+from kv_transfer.cache_groups import ABSENT_BLOCK
 from tests.support.attention.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
 from tests.support.attention.varlen_double import VarlenDouble, kernels_over
 

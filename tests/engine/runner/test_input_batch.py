@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 
 from engine.contract.messages import SamplingParams
-from engine.contract.step import ABSENT_BLOCK, IntArray, NewRow, SchedulerOutput
+from engine.contract.step import IntArray, NewRow, SchedulerOutput
 from engine.runner.input_batch import UNKNOWN, InputBatch
+from kv_transfer.cache_groups import ABSENT_BLOCK
 
 SAMPLING = SamplingParams(max_tokens=9)
 

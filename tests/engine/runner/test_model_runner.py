@@ -15,11 +15,12 @@ import torch
 from engine.contract.config import CacheConfig, DTypeName, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.errors import CheckpointError, ConfigError
 from engine.contract.messages import SamplingParams
-from engine.contract.step import ABSENT_BLOCK, EMPTY_INTS, SchedulerOutput
+from engine.contract.step import EMPTY_INTS, SchedulerOutput
 from engine.model.builtin import builtin_model_dir
 from engine.model.registry import load_model_config
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.model_runner import ModelRunner
+from kv_transfer.cache_groups import ABSENT_BLOCK
 from kv_transfer.layout import MemoryKind
 from tests.support.engine.checkpoints import (
     ARCHITECTURES,
@@ -96,7 +97,7 @@ def test_prompts_of_many_windows_without_the_blocks_behind_them(tmp_path: Path, 
     """The driver gives blocks that left a window to other rows, after it filled them with what is no number."""
     architecture, changes = WINDOWED[name]
     path = make_checkpoint(tmp_path, architecture, **changes)
-    runner = _runner(path, num_blocks=180)
+    runner = _runner(path, num_blocks=400)
     driver, oracle = StepDriver(runner), load_oracle(path)
     prompts = {row: _prompt(length, seed=row) for row, length in enumerate((230, 90, 41))}
     for row in (0, 1):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 ROWS = re.findall(r"^\| ([A-Z]\d+) \| .*? \| (.*) \|$", (ROOT / "docs" / "scheduling.md").read_text(), re.MULTILINE)
 REQUIRED = {
     *(f"C{number}" for number in range(1, 15)),
-    *(f"B{number}" for number in range(1, 7)),
+    *(f"B{number}" for number in range(1, 8)),
     *("K1", "K2", "K3", "K4", "K6", "K7", "K9", "O2", "O3", "O4", "O6", "I2"),
 }
 

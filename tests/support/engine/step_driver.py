@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from engine.contract.messages import SamplingParams
-from engine.contract.step import ABSENT_BLOCK, ModelRunnerOutput, NewRow, SchedulerOutput
+from engine.contract.step import ModelRunnerOutput, NewRow, SchedulerOutput
 from engine.runner.model_runner import ModelRunner
+from kv_transfer.cache_groups import ABSENT_BLOCK
 
 GREEDY = SamplingParams(max_tokens=1 << 20)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kv_transfer.connector import ConnectorOrders, LoadOrder
 from kv_transfer.host.scheduler_connector import HostSchedulerConnector
-from kv_transfer.layout import KVLayout, group_layers
+from kv_transfer.layout import KVCacheGroup, KVLayout
 from kv_transfer.params import PeerIdentity
 from kv_transfer.peer.lease import LeaseTable
 
@@ -14,10 +14,12 @@ from kv_transfer.peer.lease import LeaseTable
 class ScriptedTier:
     """Keeps ``num_slots`` evicted blocks of ``kv``. Copies are made when ordered; loads write when they end."""
 
-    def __init__(self, kv: list[list[int]], *, num_slots: int, block_size: int) -> None:
+    def __init__(
+        self, kv: list[list[int]], *, num_slots: int, block_size: int, windows: Sequence[int | None] = (None,)
+    ) -> None:
         layout = KVLayout(
             model_hash="none",
-            groups=group_layers([None] * 1),
+            groups=tuple(KVCacheGroup(layers=(layer,), window=window) for layer, window in enumerate(windows)),
             num_kv_heads=1,
             head_dim=1,
             block_size=block_size,
