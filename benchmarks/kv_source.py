@@ -14,7 +14,7 @@ import numpy as np
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector
-from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind, group_layers
 from kv_transfer.nixl.agent import NixlAgent
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
@@ -39,7 +39,7 @@ SHAPES = (
         name="32KiB",
         layout=KVLayout(
             model_hash="built-in",
-            num_layers=4,
+            groups=group_layers([None] * 4),
             num_kv_heads=2,
             head_dim=64,
             block_size=16,
@@ -51,7 +51,7 @@ SHAPES = (
         name="2MiB",
         layout=KVLayout(
             model_hash="8B",
-            num_layers=32,
+            groups=group_layers([None] * 32),
             num_kv_heads=8,
             head_dim=128,
             block_size=16,
@@ -185,7 +185,7 @@ def _serve(pipe: Connection, shape: BlockShape, transport: TransportChoice) -> N
         elif method == "grant":
             num_tokens = len(argument) * shape.layout.block_size
             pipe.send(
-                connector.scheduler.producer.grant_lease(request_id="r", block_ids=argument, num_tokens=num_tokens)
+                connector.scheduler.producer.grant_lease(request_id="r", block_ids=(argument,), num_tokens=num_tokens)
             )
         elif method == "prefill":
             pipe.send(_prefill(connector, shape, workload, argument))
@@ -228,8 +228,8 @@ def _prefill(
             time.sleep(prompt.chunk_s)
         compute_s += time.perf_counter() - started
         if number < len(prompt.chunks):
-            producer.announce(request_id=prompt.request_id, first_block=num_announced, block_ids=chunk)
+            producer.announce(request_id=prompt.request_id, first_block=num_announced, block_ids=(chunk,))
             num_announced += len(chunk)
     block_ids = prompt.block_ids
     num_tokens = len(block_ids) * shape.layout.block_size
-    return producer.grant_lease(request_id=prompt.request_id, block_ids=block_ids, num_tokens=num_tokens), compute_s
+    return producer.grant_lease(request_id=prompt.request_id, block_ids=(block_ids,), num_tokens=num_tokens), compute_s

@@ -76,7 +76,7 @@ class StreamedBench:
         source = PeerIdentity(engine_id="source", incarnation="1")
         params = KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=WAIT_TIMEOUT_S)
         was_begun = scheduler.consumer.begin_stream(
-            stream_id=stream_id, request_id=stream_id, params=params, first_block=0, block_ids=block_ids
+            stream_id=stream_id, request_id=stream_id, params=params, first_block=0, block_ids=(block_ids,)
         )
         assert was_begun
         self._connector.worker.execute(scheduler.take_orders())
@@ -86,10 +86,10 @@ class StreamedBench:
         self._woken.clear()
         started = time.perf_counter()
         if stream_id is None:
-            scheduler.source.begin_load(request_id="r", params=params, first_block=0, block_ids=block_ids)
+            scheduler.source.begin_load(request_id="r", params=params, first_block=0, block_ids=(block_ids,))
         else:
             scheduler.consumer.load_streamed(
-                stream_id=stream_id, request_id="r", params=params, first_block=0, block_ids=block_ids
+                stream_id=stream_id, request_id="r", params=params, first_block=0, block_ids=(block_ids,)
             )
         worker.execute(scheduler.take_orders())
         while not (events := worker.collect()).loads:

@@ -192,7 +192,7 @@ class Decode:
             source = PeerIdentity(engine_id="prefill", incarnation="1")
             params = KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=TIMEOUT_S)
             scheduler.consumer.begin_stream(
-                stream_id=request_id, request_id=request_id, params=params, first_block=0, block_ids=block_ids
+                stream_id=request_id, request_id=request_id, params=params, first_block=0, block_ids=(block_ids,)
             )
             worker.execute(scheduler.take_orders())
         lease, ttft_s = self._prefill.compute(request_id, prompt)
@@ -200,10 +200,10 @@ class Decode:
         started = time.perf_counter()
         if is_streamed:
             scheduler.consumer.load_streamed(
-                stream_id=request_id, request_id=request_id, params=lease, first_block=0, block_ids=block_ids
+                stream_id=request_id, request_id=request_id, params=lease, first_block=0, block_ids=(block_ids,)
             )
         else:
-            scheduler.source.begin_load(request_id=request_id, params=lease, first_block=0, block_ids=block_ids)
+            scheduler.source.begin_load(request_id=request_id, params=lease, first_block=0, block_ids=(block_ids,))
         worker.execute(scheduler.take_orders())
         while not (events := worker.collect()).loads:
             if not self._woken.wait(TIMEOUT_S):

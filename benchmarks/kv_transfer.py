@@ -128,7 +128,7 @@ class BatonReader:
         scheduler, worker = self._connector.scheduler, self._connector.worker
         self._woken.clear()
         started = time.perf_counter()
-        scheduler.source.begin_load(request_id="r", params=params, first_block=0, block_ids=block_ids)
+        scheduler.source.begin_load(request_id="r", params=params, first_block=0, block_ids=(block_ids,))
         worker.execute(scheduler.take_orders())
         while not (events := worker.collect()).loads:
             if not self._woken.wait(WAIT_TIMEOUT_S):

@@ -10,6 +10,7 @@ kernel's: above 1 is faster.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +24,11 @@ from engine.attention.backend import AttentionBatch
 from engine.attention.gathered_runs import GatheredRuns
 from engine.attention.paged_runs import PagedRuns, choose_run_kernel
 from engine.device.kv_cache import KVCache
-from kv_transfer.layout import KVLayout
+from engine.layers.attention_layer import AttentionLayer
+from engine.layers.attention_spec import AttentionSpec
+from engine.layers.heads import HeadTransform
+from engine.layers.rope_config import RopeConfig
+from kv_transfer.layout import KVLayout, group_layers
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 12, 4, 64, 16
 SHAPES = ((512, 0), (512, 1536), (2048, 0))
@@ -33,7 +38,7 @@ def new_cache(dtype: torch.dtype, num_blocks: int) -> KVCache:
     """A cache of one layer, full of normal numbers."""
     layout = KVLayout(
         model_hash="",
-        num_layers=1,
+        groups=group_layers([None] * 1),
         num_kv_heads=NUM_KV_HEADS,
         head_dim=HEAD_DIM,
         block_size=BLOCK_SIZE,
@@ -66,19 +71,23 @@ def measure(dtype: torch.dtype, num_new: int, num_history: int, num_repeats: int
     batch = AttentionBatch(
         query_starts=np.array([0, num_new], dtype=np.int32),
         first_positions=np.array([num_history], dtype=np.int32),
-        block_tables=table[None],
-        slots=slots,
+        block_tables=table[None, None],
+        slots=slots[None],
     )
     query = torch.randn(num_new, NUM_HEADS, HEAD_DIM).to(dtype)
-    rows = cache.slot_rows()[torch.from_numpy(cache.key_rows(slots))]
-    values = cache.slot_rows()[torch.from_numpy(cache.key_rows(slots) + BLOCK_SIZE)]
+    places = torch.from_numpy(slots // BLOCK_SIZE), torch.from_numpy(slots % BLOCK_SIZE)
+    keys, values = cache.keys(0)[places], cache.values(0)[places]
+    transform = HeadTransform(num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, query_norm=None, key_norm=None)
+    spec = AttentionSpec(scale=1 / math.sqrt(HEAD_DIM), rope=RopeConfig())
+    layer = AttentionLayer(group=0, index=0, spec=spec, transform=transform)
     output, requests = torch.empty_like(query), np.zeros(1, dtype=np.intp)
     kernel = choose_run_kernel(cache)
     if kernel is None:
         return []
-    ways = {"kernel": PagedRuns(kernel, batch, requests), "sdpa": GatheredRuns(cache, batch, requests)}
+    tables = batch.block_tables[0]
+    ways = {"kernel": PagedRuns(kernel, batch, tables, requests), "sdpa": GatheredRuns(cache, batch, tables, requests)}
     times = {
-        name: median_ms(lambda way=way: way.attend(0, query, rows, values, None, output), num_repeats)  # type: ignore[misc]
+        name: median_ms(lambda way=way: way.attend(layer, query, keys, values, output), num_repeats)  # type: ignore[misc]
         for name, way in ways.items()
     }
     name = f"{cache.layout.dtype}/{num_new}+{num_history}"

@@ -30,6 +30,7 @@ from engine.contract.step import ModelRunnerOutput, SchedulerOutput
 from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.scheduler import Scheduler
+from kv_transfer.cache_groups import GroupBlocks
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, SchedulerConnector
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.protocols import RemoteMatch
@@ -66,13 +67,13 @@ class NeverEndingLoads:
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),  # noqa: ARG002
+        block_hashes: Sequence[Sequence[bytes]] = (),  # noqa: ARG002
     ) -> RemoteMatch | None:
         """Offer the whole prompt."""
         return RemoteMatch(num_tokens=num_prompt_tokens - num_local_tokens if params is not None else 0)
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: GroupBlocks
     ) -> None:
         """Never end."""
 
@@ -94,7 +95,7 @@ class NeverEndingLoads:
         request_id: str,  # noqa: ARG002
         params: KVStreamParams,  # noqa: ARG002
         first_block: int,  # noqa: ARG002
-        block_ids: tuple[int, ...],  # noqa: ARG002
+        block_ids: GroupBlocks,  # noqa: ARG002
     ) -> bool:
         """Stream nothing."""
         return False
@@ -103,7 +104,7 @@ class NeverEndingLoads:
         """Nothing streams."""
         return True
 
-    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+    def announce(self, *, request_id: str, first_block: int, block_ids: GroupBlocks) -> None:
         """Nobody listens."""
 
     def withdraw(self, request_id: str) -> None:
@@ -115,7 +116,7 @@ class NeverEndingLoads:
     def release(self, params: KVTransferParams) -> None:
         """Nothing to release."""
 
-    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+    def grant_lease(self, *, request_id: str, block_ids: GroupBlocks, num_tokens: int) -> KVTransferParams:
         """Grant a lease that nobody reads."""
         assert block_ids
         return hand_over_params(request_id, num_tokens)
@@ -135,7 +136,7 @@ def hand_over_params(name: str, num_tokens: int) -> KVTransferParams:
         source=PeerIdentity(engine_id="peer", incarnation="1"),
         lease_id=name,
         layout_hash="layout",
-        block_ids=tuple(range(-(-num_tokens // BLOCK_SIZE))),
+        block_ids=(tuple(range(-(-num_tokens // BLOCK_SIZE))),),
         num_tokens=num_tokens,
     )
 

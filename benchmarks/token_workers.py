@@ -76,7 +76,7 @@ class TokenWorker:
             source=PeerIdentity(engine_id=self._replica_id, incarnation="1"),
             lease_id=request.request_id,
             layout_hash="none",
-            block_ids=(0,),
+            block_ids=((0,),),
             num_tokens=len(request.prompt_token_ids),
         )
         return TokenDelta(

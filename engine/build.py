@@ -74,6 +74,7 @@ def join_engine(
         config.cache,
         num_blocks=facts.num_blocks,
         max_model_len=facts.max_model_len,
+        windows=[group.window for group in facts.layout.groups],
         connector=connector.scheduler if connector is not None else None,
         drafting=drafting,
     )

@@ -40,14 +40,14 @@ class LoadOrder:
 class StreamOrder:
     """Read the prompt of ``request_id`` into ``block_ids`` while the peer computes it, block by announced block.
 
-    The destination begins with the ``first_block``-th block of the prompt. ``gate`` is closed when nobody wants the
-    stream any more.
+    ``places`` say, for each of ``block_ids``, which block of the prompt it is for (``block_place``). ``gate`` is closed
+    when nobody wants the stream any more.
     """
 
     stream_id: str
     request_id: str
     params: KVStreamParams
-    first_block: int
+    places: tuple[int, ...]
     block_ids: tuple[int, ...]
     gate: StreamGate
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 3
+from kv_transfer.cache_groups import GroupBlocks
+
+PROTOCOL_VERSION = 4
 """Version of every type in this file.
 
 1: plain hand-over: handshake, lease, READ, done with acknowledgement.
 2: ``checksums`` are the 64-bit XXH3 of each block's bytes, unless the source makes none.
 3: streamed hand-over: ``KVStreamParams``; ``epoch`` ties blocks that were read early to the lease that confirms them.
+4: KV cache groups: ``block_ids`` and ``checksums`` by group, of each the last blocks that its window needs.
 """
 
 
@@ -46,18 +49,20 @@ class Hello:
 class KVTransferParams:
     """Where the KV of a prompt lies, and the lease under which it may be read.
 
-    ``block_ids`` are the prefill engine's blocks in prompt order; together they cover ``num_tokens`` tokens, the
-    last of them perhaps in part. ``checksums`` has one number a block. ``epoch`` is that of the announcements of these
-    blocks: what was read of one of them under another epoch is void. 0: none were announced.
+    ``block_ids`` are the prefill engine's blocks in prompt order, one tuple a KV cache group. Those of a group that
+    sees every token cover ``num_tokens`` tokens, the last of them perhaps in part; those of a group with a window are
+    the last of as many, all that the last of these tokens sees. ``checksums`` has one number a block. ``epoch`` is that
+    of the announcements of these blocks: what was read of one of them under another epoch is void. 0: none were
+    announced.
     """
 
     protocol_version: int
     source: PeerIdentity
     lease_id: str
     layout_hash: str
-    block_ids: tuple[int, ...]
+    block_ids: GroupBlocks
     num_tokens: int
-    checksums: tuple[int, ...] | None = None
+    checksums: GroupBlocks | None = None
     epoch: int = 0
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kv_transfer.cache_groups import GroupBlocks
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
 
@@ -34,18 +35,19 @@ class KVSource(Protocol):
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),
+        block_hashes: Sequence[Sequence[bytes]] = (),
     ) -> RemoteMatch | None:
         """Say what can be supplied beyond the local prefix; None means "not known yet, ask again".
 
         ``num_prompt_tokens`` are the tokens known so far: with those that were generated elsewhere before a move.
-        ``block_hashes`` address the full blocks that the request may take from a cache, from its first block on.
+        ``block_hashes`` address, by KV cache group, the full blocks that the request may take from a cache, from its
+        first block on. Of a group with a window the blocks suffice that the token behind the match sees.
         """
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: GroupBlocks
     ) -> None:
-        """Queue the load of ``len(block_ids)`` blocks, from the ``first_block``-th block of the request on.
+        """Queue the load of blocks from the ``first_block``-th one of the request on, equally many of each group.
 
         It takes up what the last ``match`` offered to this request; nothing was matched since.
         """
@@ -61,17 +63,21 @@ class KVProducer(Protocol):
     def can_stream(self) -> bool:
         """True when prompts can be handed over while they are computed: when ``announce`` does something."""
 
-    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+    def announce(self, *, request_id: str, first_block: int, block_ids: GroupBlocks) -> None:
         """Full blocks of a prompt that will be handed over are computed, from the ``first_block``-th on.
 
+        Those are absent that the lease will not cover, because they will have left the window of their group.
         They stay as they are, and held, until ``grant_lease`` or ``withdraw`` of this request.
         """
 
     def withdraw(self, request_id: str) -> None:
         """The blocks announced for a request are given up: whoever read them must not use them."""
 
-    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
-        """Pin a finished request's blocks for a reader; ``LeaseEnded`` says when to free them."""
+    def grant_lease(self, *, request_id: str, block_ids: GroupBlocks, num_tokens: int) -> KVTransferParams:
+        """Pin a finished request's blocks for a reader; ``LeaseEnded`` says when to free them.
+
+        Each group's ``block_ids`` are the last of those that hold ``num_tokens`` tokens.
+        """
 
     def abort_lease(self, request_id: str) -> None:
         """End the lease of a request now; ``LeaseEnded`` follows. Unknown ids are ignored."""
@@ -94,7 +100,7 @@ class KVConsumer(Protocol):
         """This engine will not read these blocks (any more): let the peer's lease end."""
 
     def begin_stream(
-        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: GroupBlocks
     ) -> bool:
         """Begin to read the blocks that a peer announces, from the ``first_block``-th one of the prompt on.
 
@@ -108,7 +114,7 @@ class KVConsumer(Protocol):
         request_id: str,
         params: KVTransferParams,
         first_block: int,
-        block_ids: tuple[int, ...],
+        block_ids: GroupBlocks,
     ) -> None:
         """Queue a load that takes over a stream with the same destination, and reads only what is missing.
 

@@ -89,7 +89,7 @@ def _describe_engine(engine: EngineSize, num_gpus: float) -> Iterator[str]:
     yield f"device: {f'{num_gpus:g} GPU' if num_gpus else 'CPU'}, {engine.dtype}"
     yield f"weights: {_size(engine.weight_bytes)}"
     yield (
-        f"KV block: {layout.block_size} tokens x {layout.num_layers} layers x 2 x {layout.num_kv_heads} heads x "
+        f"KV block: {layout.block_size} tokens x {layout.layers_per_block} layers x 2 x {layout.num_kv_heads} heads x "
         f"{layout.head_dim} x {layout.bytes_per_element} bytes = {layout.block_bytes / 1024:,.1f} KiB"
     )
     if engine.num_blocks is None or engine.num_tokens is None:

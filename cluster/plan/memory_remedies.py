@@ -87,7 +87,10 @@ def _less_in_them(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[
     num_blocks = room.num_affordable_blocks
     if not num_blocks:
         return
-    length = (("max_model_len",), num_blocks * room.demand.layout.block_size)
+    max_tokens = room.demand.max_tokens(num_blocks)
+    if not max_tokens:
+        return
+    length = (("max_model_len",), max_tokens)
     count = (_key(config, pool, "scheduler", "max_num_seqs"), num_blocks)
     yield Change.of(length)
     yield Change.of(count)

@@ -62,8 +62,9 @@ class EngineSize:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens that the KV cache holds."""
-        return self.num_blocks * self.demand.layout.block_size if self.num_blocks is not None else None
+        """Tokens that the KV cache holds, as long as they are in the windows of all layers."""
+        layout = self.demand.layout
+        return self.num_blocks * layout.block_size // layout.num_groups if self.num_blocks is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class EngineRoom:
         dtype = name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
         layout = KVLayout(
             model_hash="",
-            num_layers=config.num_layers,
+            groups=config.kv_cache_groups,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=engine.cache.block_size,
@@ -116,6 +117,7 @@ class EngineRoom:
             layout=layout,
             max_model_len=engine.scheduler.max_model_len or config.max_model_len,
             max_num_seqs=engine.scheduler.max_num_seqs,
+            chunk_tokens=engine.scheduler.most_tokens_of_request,
         )
         return cls(
             engine=engine,

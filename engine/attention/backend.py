@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention.decode_tables import DecodeTables
 from engine.contract.step import IntArray
-from engine.layers.heads import HeadTransform
+from engine.layers.attention_layer import AttentionLayer
 from engine.layers.rotary import Rotations
+
+NumberT = TypeVar("NumberT", np.int32, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +24,11 @@ class AttentionBatch:
 
     query_starts: [num_reqs + 1] where each request's tokens begin; the last entry is the number of tokens.
     first_positions: [num_reqs] position of each request's first token.
-    block_tables: [num_reqs, max_blocks] the blocks of each request; entries past its end are any valid block.
-    slots: [num_tokens] where each token's key and value go: block id * block_size + offset, int64.
+    block_tables: [num_groups, num_reqs, max_blocks] the blocks of each request, for each KV cache group. Entries past
+        a request's end, and before the group's window of its first position, are any valid block; what is there is
+        never attended to.
+    slots: [num_groups, num_tokens] where each token's key and value go: block id * block_size + offset, int64,
+        contiguous.
     is_reused: the batch comes again for other steps, its contiguous arrays written anew where they are; only for steps
         in which each request computes one token.
     """
@@ -29,7 +36,7 @@ class AttentionBatch:
     query_starts: IntArray
     first_positions: IntArray
     block_tables: IntArray
-    slots: np.ndarray[tuple[int], np.dtype[np.int64]]
+    slots: npt.NDArray[np.int64]
     is_reused: bool = False
 
     @property
@@ -40,7 +47,7 @@ class AttentionBatch:
     @property
     def is_decode(self) -> bool:
         """True when each request computes one token."""
-        return len(self.slots) == len(self.first_positions)
+        return bool(len(self.first_positions) == self.slots.shape[1])
 
     @property
     def query_lens(self) -> IntArray:
@@ -53,34 +60,40 @@ class AttentionBatch:
         return self.first_positions + self.query_lens
 
 
+def first_seen(positions: npt.NDArray[NumberT], window: int) -> npt.NDArray[NumberT]:
+    """The first position that each position sees with a window."""
+    return np.maximum(positions - (window - 1), 0)
+
+
 class AttentionPlan(Protocol):
-    """A backend's preparation of one step, used once by each layer."""
+    """A backend's preparation of one step for one KV cache group, used once by each layer of the group."""
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Write the step's keys and values to the cache, then attend causally.
 
         query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], model dtype.
-        window: positions that a token attends to, itself included; None means all.
 
         Returns:
             [num_tokens, num_heads * head_dim], model dtype.
         """
 
-    def attend_heads(
-        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
-    ) -> torch.Tensor:
+    def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         """The same, from the fused projection: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], which may be
         written to.
         """
 
 
+AttentionPlans = Sequence[AttentionPlan]
+"""One step's plans, one for each KV cache group."""
+
+
 class AttentionBackend(Protocol):
     """Paged causal attention with grouped heads over one KV cache."""
 
-    def plan(self, batch: AttentionBatch) -> AttentionPlan:
-        """Prepare a step: everything that does not depend on the layer is done here, once."""
+    def plan(self, batch: AttentionBatch) -> AttentionPlans:
+        """Prepare a step: everything that does not depend on the layer is done here, once for each group."""
 
     def gathered_bytes(self, max_model_len: int) -> int:
         """What the keys and values of a step of long sequences take beside the cache, at most."""
@@ -90,9 +103,9 @@ class AttentionBackend(Protocol):
 class DecodeGraphAttention(AttentionBackend, Protocol):
     """A backend whose decode steps can be captured as a graph."""
 
-    def plan_decode(self, tables: DecodeTables) -> AttentionPlan:
-        """A plan for any step of one token a row: all it does reads the tables as they are when the device gets
-        there, whatever they held when the plan was made.
+    def plan_decode(self, tables: DecodeTables) -> AttentionPlans:
+        """Plans for any step of one token a row: all they do reads the tables as they are when the device gets there,
+        whatever these held when the plans were made.
 
         Raises:
             CaptureRefusedError: Not on this device.

@@ -14,8 +14,9 @@ from engine.attention.gathered_runs import GatheredRuns
 from engine.attention.paged_queries import PagedKernel, PagedQueries
 from engine.attention.paged_runs import PagedRuns, RunKernel, choose_run_kernel
 from engine.attention.rotation_pass import RotationPass
+from engine.contract.step import IntArray
 from engine.device.kv_cache import KVCache
-from engine.layers.heads import HeadTransform
+from engine.layers.attention_layer import AttentionLayer
 from engine.layers.rotary import Rotations
 
 MAX_PAGED_QUERIES = 4
@@ -32,11 +33,10 @@ class TokenRuns(Protocol):
 
     def attend(
         self,
-        layer: int,
+        layer: AttentionLayer,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        window: int | None,
         output: torch.Tensor,
     ) -> None:
         """Write their rows of ``output``, of the shape of ``query`` [num_tokens, num_heads, head_dim].
@@ -50,44 +50,44 @@ class CPUAttention:
 
     def __init__(self, cache: KVCache, *, choose_kernel: ChooseKernel = choose_run_kernel) -> None:
         self._cache = cache
-        self._rows = cache.slot_rows()
         self._paged_kernel = PagedKernel(cache)
         self._run_kernel = choose_kernel(cache)
         self._rotation_pass = RotationPass(cache)
-        self._last: tuple[AttentionBatch, CPUPlan] | None = None
+        self._last: tuple[AttentionBatch, list[CPUPlan]] | None = None
 
-    def plan(self, batch: AttentionBatch) -> CPUPlan:
-        """Part the requests by how many tokens they compute. The plan before is of no use any more.
+    def plan(self, batch: AttentionBatch) -> list[CPUPlan]:
+        """Part the requests by how many tokens they compute.
 
-        That of a reused batch has nothing of it but addresses, and holds until another batch comes.
+        The plans of a reused batch have nothing of it but addresses, and hold until another batch comes.
         """
         if self._last is not None and self._last[0] is batch:
             return self._last[1]
-        plan = self._new_plan(batch)
-        self._last = (batch, plan) if batch.is_reused else None
-        return plan
+        plans = [self._new_plan(batch, group) for group in range(len(batch.slots))]
+        self._last = (batch, plans) if batch.is_reused else None
+        return plans
 
-    def _new_plan(self, batch: AttentionBatch) -> CPUPlan:
+    def _new_plan(self, batch: AttentionBatch, group: int) -> CPUPlan:
+        tables = batch.block_tables[group]
         paged: PagedQueries | None
         if batch.is_decode:
-            paged, long = PagedQueries(self._paged_kernel, batch), EMPTY_REQUESTS
+            paged, long = PagedQueries(self._paged_kernel, batch, tables), EMPTY_REQUESTS
         else:
             is_long = batch.query_lens > MAX_PAGED_QUERIES
             long = np.flatnonzero(is_long)
-            paged = None if is_long.all() else PagedQueries(self._paged_kernel, batch, np.flatnonzero(~is_long))
+            short = np.flatnonzero(~is_long)
+            paged = PagedQueries(self._paged_kernel, batch, tables, short) if short.size else None
         return CPUPlan(
             cache=self._cache,
-            rows=self._rows,
-            slots=torch.from_numpy(batch.slots),
+            slots=torch.from_numpy(batch.slots[group]),
             rotation_pass=self._rotation_pass,
             paged=paged,
-            runs=self._plan_runs(batch, long) if long.size else None,
+            runs=self._plan_runs(batch, tables, long) if long.size else None,
         )
 
-    def _plan_runs(self, batch: AttentionBatch, requests: npt.NDArray[np.intp]) -> TokenRuns:
+    def _plan_runs(self, batch: AttentionBatch, tables: IntArray, requests: npt.NDArray[np.intp]) -> TokenRuns:
         if self._run_kernel is not None:
-            return PagedRuns(self._run_kernel, batch, requests)
-        return GatheredRuns(self._cache, batch, requests)
+            return PagedRuns(self._run_kernel, batch, tables, requests)
+        return GatheredRuns(self._cache, batch, tables, requests)
 
     def gathered_bytes(self, max_model_len: int) -> int:  # noqa: ARG002  (the Protocol's)
         """Nothing: they are read where they are."""
@@ -95,55 +95,52 @@ class CPUAttention:
 
 
 class CPUPlan:
-    """One step of ``CPUAttention``."""
+    """One step of ``CPUAttention``, for one KV cache group."""
 
     def __init__(
         self,
         *,
         cache: KVCache,
-        rows: torch.Tensor,
         slots: torch.Tensor,
         rotation_pass: RotationPass,
         paged: PagedQueries | None,
         runs: TokenRuns | None,
     ) -> None:
         self._cache = cache
-        self._rows = rows
         self._slots = slots
         self._rotation_pass = rotation_pass
         self._paged = paged
         self._runs = runs
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
         block_size = self._cache.layout.block_size
-        key_rows = torch.from_numpy(self._cache.key_rows(self._slots.numpy())) + layer * 2 * block_size
-        self._rows.index_copy_(0, key_rows, key)
-        self._rows.index_copy_(0, key_rows + block_size, value)
-        return self._attend(layer, query, key, value, window)
+        places = self._slots // block_size, self._slots % block_size
+        self._cache.keys(layer.index).index_put_(places, key)
+        self._cache.values(layer.index).index_put_(places, value)
+        return self._attend(layer, query, key, value)
 
-    def attend_heads(
-        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
-    ) -> torch.Tensor:
+    def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        query = self._rotation_pass.run(layer, heads, transform, rotations, self._slots)
+        query = self._rotation_pass.run(layer, heads, rotations, self._slots)
+        transform = layer.transform
         first_value = transform.num_heads + transform.num_kv_heads
         key, value = heads[:, transform.num_heads : first_value], heads[:, first_value:]
-        return self._attend(layer, query, key, value, window)
+        return self._attend(layer, query, key, value)
 
     def _attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Attend; the step's keys and values are in the cache."""
         if self._runs is None:
             assert self._paged is not None, "a step has tokens"
-            return self._paged.attend(layer, query, window).flatten(1)
+            return self._paged.attend(layer, query).flatten(1)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         if self._paged is not None:
             tokens = self._paged.tokens
             assert tokens is not None, "a step with runs is no decode step"
-            output.index_copy_(0, tokens, self._paged.attend(layer, query.index_select(0, tokens), window))
-        self._runs.attend(layer, query, key, value, window, output)
+            output.index_copy_(0, tokens, self._paged.attend(layer, query.index_select(0, tokens)))
+        self._runs.attend(layer, query, key, value, output)
         return output.flatten(1)

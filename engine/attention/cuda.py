@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.backend import AttentionBatch
+from engine.attention.backend import AttentionBatch, first_seen
 from engine.attention.decode_tables import DecodeTables
 from engine.attention.kernel_choice import CUDAKernels, kernels_of
 from engine.attention.varlen import VarlenKernel, VarlenShape
 from engine.contract.errors import CaptureRefusedError
 from engine.device.copies import upload
 from engine.device.kv_cache import KVCache
-from engine.layers.heads import HeadTransform
+from engine.layers.attention_layer import AttentionLayer
 from engine.layers.rotary import Rotations
 
 MAX_GATHERED_TOKENS: Final = 65_536
@@ -42,22 +42,31 @@ class CUDAAttention:
         if self.kernels.paged is not None:
             return 0
         layout = self._cache.layout
-        return max(MAX_GATHERED_TOKENS, max_model_len) * layout.kv_bytes_per_token // layout.num_layers
+        return (
+            max(MAX_GATHERED_TOKENS, max_model_len)
+            * layout.block_bytes
+            // (layout.layers_per_block * layout.block_size)
+        )
 
-    def plan(self, batch: AttentionBatch) -> CUDAPlan:
+    def plan(self, batch: AttentionBatch) -> list[CUDAPlan]:
         """Copy the step's tables to the device."""
+        return [self._plan_group(batch, group) for group in range(len(batch.slots))]
+
+    def _plan_group(self, batch: AttentionBatch, group: int) -> CUDAPlan:
         kernels = self.kernels
         everyone = np.arange(batch.num_reqs)
         if kernels.paged is not None or (kernels.decode is not None and bool((batch.query_lens == 1).all())):
-            calls = [self._paged_call(batch, everyone)]
+            calls = [self._paged_call(batch, group, everyone)]
         else:
             is_decoding = batch.query_lens == 1 if kernels.decode is not None else np.zeros(batch.num_reqs, dtype=bool)
-            calls = [self._paged_call(batch, everyone[is_decoding])] if is_decoding.any() else []
-            calls += [self._packed_call(batch, group) for group in _groups(everyone[~is_decoding], batch.seq_lens)]
-        key_rows = upload(self._cache.key_rows(batch.slots), self._cache.blocks.device)
-        return CUDAPlan(self._cache, key_rows=key_rows, calls=calls)
+            calls = [self._paged_call(batch, group, everyone[is_decoding])] if is_decoding.any() else []
+            num_keys = batch.seq_lens - self._first_seen(batch, group)
+            calls += [
+                self._packed_call(batch, group, requests) for requests in _groups(everyone[~is_decoding], num_keys)
+            ]
+        return CUDAPlan(self._cache, places=self._upload_places(batch.slots[group]), calls=calls)
 
-    def plan_decode(self, tables: DecodeTables) -> CUDAPlan:
+    def plan_decode(self, tables: DecodeTables) -> list[CUDAPlan]:
         """See ``DecodeGraphAttention``.
 
         The kernel takes ``max_seq_len`` as a number of the host, which a graph keeps for ever, so it is that of the
@@ -66,132 +75,164 @@ class CUDAAttention:
         captured would stay off for longer sequences. It costs next to nothing: how far a row reads comes from
         ``seq_lens`` on the device.
         """
-        if self.kernels.decode is None:
+        kernel = self.kernels.decode
+        if kernel is None:
             raise CaptureRefusedError(
                 f"no attention kernel takes blocks of {self._cache.layout.block_size} tokens here, and keys that are "
                 "gathered change their shape with every step; install Triton, or set cache.block_size to 256, which "
                 "torch's own kernel takes from torch 2.13 on"
             )
-        shape = VarlenShape(
-            query_starts=tables.query_starts,
-            seq_lens=tables.seq_lens,
-            key_starts=tables.key_starts,
-            block_tables=tables.block_tables,
-            max_query_len=1,
-            max_seq_len=tables.max_seq_len,
-        )
-        return CUDAPlan(self._cache, key_rows=tables.key_rows, calls=[_Call(kernel=self.kernels.decode, shape=shape)])
+        return [
+            CUDAPlan(
+                self._cache,
+                places=(blocks, tables.offsets),
+                calls=[
+                    _Call(
+                        kernel=kernel,
+                        shape=VarlenShape(
+                            query_starts=tables.query_starts,
+                            seq_lens=tables.seq_lens,
+                            key_starts=tables.key_starts,
+                            block_tables=block_tables,
+                            max_query_len=1,
+                            max_seq_len=tables.max_seq_len,
+                        ),
+                    )
+                ],
+            )
+            for blocks, block_tables in zip(tables.blocks, tables.block_tables, strict=True)
+        ]
 
-    def _paged_call(self, batch: AttentionBatch, requests: IntArray) -> _Call:
+    def _first_seen(self, batch: AttentionBatch, group: int) -> npt.NDArray[np.int32]:
+        """[num_reqs] the first position that each request's first token attends to."""
+        window = self._cache.layout.groups[group].window
+        return np.zeros_like(batch.first_positions) if window is None else first_seen(batch.first_positions, window)
+
+    def _paged_call(self, batch: AttentionBatch, group: int, requests: IntArray) -> _Call:
+        """Kernels may look at a whole tile of keys that is partly in the window, so that the tables name nothing but
+        the request's own blocks (``AttentionBatch``).
+        """
         kernel = self.kernels.decode if bool((batch.query_lens[requests] == 1).all()) else self.kernels.paged
         assert kernel is not None
-        return self._call(batch, requests, kernel, is_paged=True)
+        tables = upload(np.ascontiguousarray(batch.block_tables[group, requests]), self._cache.blocks.device)
+        return self._call(batch, requests, kernel, num_keys=batch.seq_lens[requests], block_tables=tables)
 
-    def _packed_call(self, batch: AttentionBatch, requests: IntArray) -> _Call:
-        return self._call(batch, requests, self.kernels.packed, is_paged=False)
+    def _packed_call(self, batch: AttentionBatch, group: int, requests: IntArray) -> _Call:
+        first, ends = self._first_seen(batch, group)[requests], batch.seq_lens[requests]
+        slots = history_slots(batch.block_tables[group, requests], first, ends, self._cache.layout.block_size)
+        return self._call(
+            batch, requests, self.kernels.packed, num_keys=ends - first, gathered=self._upload_places(slots)
+        )
 
-    def _call(self, batch: AttentionBatch, requests: IntArray, kernel: VarlenKernel, *, is_paged: bool) -> _Call:
-        device, cache = self._cache.blocks.device, self._cache
-        query_lens, seq_lens = batch.query_lens[requests], batch.seq_lens[requests]
-        block_tables = batch.block_tables[requests]
-        keys = None if is_paged else cache.key_rows(history_slots(block_tables, seq_lens, cache.layout.block_size))
+    def _call(
+        self,
+        batch: AttentionBatch,
+        requests: IntArray,
+        kernel: VarlenKernel,
+        *,
+        num_keys: npt.NDArray[np.int32],
+        block_tables: torch.Tensor | None = None,
+        gathered: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> _Call:
+        device = self._cache.blocks.device
+        query_lens = batch.query_lens[requests]
         is_all = len(requests) == batch.num_reqs
         return _Call(
             kernel=kernel,
             shape=VarlenShape(
                 query_starts=upload(_starts(query_lens), device),
-                seq_lens=upload(seq_lens, device),
-                key_starts=upload(_starts(seq_lens), device),
-                block_tables=upload(np.ascontiguousarray(block_tables), device) if is_paged else None,
+                seq_lens=upload(num_keys, device),
+                key_starts=upload(_starts(num_keys), device),
+                block_tables=block_tables,
                 max_query_len=int(query_lens.max()),
-                max_seq_len=int(seq_lens.max()),
+                max_seq_len=int(num_keys.max()),
             ),
             tokens=None if is_all else upload(_places(batch.query_starts[requests], query_lens), device),
-            gathered_rows=None if keys is None else upload(keys, device),
+            gathered=gathered,
         )
+
+    def _upload_places(self, slots: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """The blocks of some slots, and the offsets in them."""
+        blocks, offsets = upload(np.stack(np.divmod(slots, self._cache.layout.block_size)), self._cache.blocks.device)
+        return blocks, offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
     """One call of a kernel for each layer.
 
-    tokens: [num_tokens] which of the step's it is for; None: all. gathered_rows: [sum(seq_lens)] where the keys of
-    all that is attended to stand; None where the kernel finds them.
+    tokens: [num_tokens] which of the step's it is for; None: all. gathered: blocks and offsets, each [sum(seq_lens)],
+    of the keys of all that is attended to; None where the kernel finds them.
     """
 
     kernel: VarlenKernel
     shape: VarlenShape
     tokens: torch.Tensor | None = None
-    gathered_rows: torch.Tensor | None = None
+    gathered: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class CUDAPlan:
-    """One step of ``CUDAAttention``, or, over tables at fixed addresses, any number of them.
+    """One step of ``CUDAAttention`` for one KV cache group, or, over tables at fixed addresses, any number of them.
 
-    key_rows: [num_tokens] where in the cache's rows the keys of layer 0 go.
+    places: blocks and offsets, each [num_tokens], where the step's keys and values go.
     """
 
-    def __init__(self, cache: KVCache, *, key_rows: torch.Tensor, calls: Sequence[_Call]) -> None:
+    def __init__(self, cache: KVCache, *, places: tuple[torch.Tensor, torch.Tensor], calls: Sequence[_Call]) -> None:
         self._cache = cache
-        self._rows = cache.slot_rows()
-        self._key_rows = key_rows
+        self._places = places
         self._calls = calls
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        block_size = self._cache.layout.block_size
-        first_key = layer * 2 * block_size
-        first_value = first_key + block_size
-        # rows from a layer's first on, instead of adding the layer to every index on the device
-        self._rows[first_key:].index_copy_(0, self._key_rows, key)
-        self._rows[first_value:].index_copy_(0, self._key_rows, value)
+        keys, values = self._cache.keys(layer.index), self._cache.values(layer.index)
+        keys.index_put_(self._places, key)
+        values.index_put_(self._places, value)
         if len(self._calls) == 1:
-            return self._run(self._calls[0], layer, query, window).flatten(1)
+            return _run(self._calls[0], layer, query, keys, values).flatten(1)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for call in self._calls:
             assert call.tokens is not None
-            part = self._run(call, layer, query.index_select(0, call.tokens), window)
+            part = _run(call, layer, query.index_select(0, call.tokens), keys, values)
             output.index_copy_(0, call.tokens, part)
         return output.flatten(1)
 
-    def attend_heads(
-        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
-    ) -> torch.Tensor:
+    def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        return self.attend(layer, *transform(heads, rotations), window)
+        return self.attend(layer, *layer.transform(heads, rotations))
 
-    def _run(self, call: _Call, layer: int, query: torch.Tensor, window: int | None) -> torch.Tensor:
-        if call.gathered_rows is None:
-            keys, values = self._cache.blocks[:, layer, 0], self._cache.blocks[:, layer, 1]
-        else:
-            first_key = layer * 2 * self._cache.layout.block_size
-            first_value = first_key + self._cache.layout.block_size
-            keys = self._rows[first_key:].index_select(0, call.gathered_rows)
-            values = self._rows[first_value:].index_select(0, call.gathered_rows)
-        return call.kernel(query, keys, values, call.shape, window)
+
+def _run(
+    call: _Call, layer: AttentionLayer, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    if call.gathered is not None:
+        keys, values = keys[call.gathered], values[call.gathered]
+    return call.kernel(query, keys, values, call.shape, layer.spec)
 
 
 def history_slots(
-    block_tables: npt.NDArray[np.int32], seq_lens: npt.NDArray[np.int32], block_size: int
+    block_tables: npt.NDArray[np.int32],
+    firsts: npt.NDArray[np.int32],
+    ends: npt.NDArray[np.int32],
+    block_size: int,
 ) -> npt.NDArray[np.int64]:
-    """The slots of every position that each request attends to, requests back to back, [sum(seq_lens)]."""
-    lengths = seq_lens.astype(np.int64)
+    """The slots of each request's positions from its first to before its end, requests back to back."""
+    lengths = ends.astype(np.int64) - firsts
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    blocks, offsets = np.divmod(_places(np.zeros_like(lengths), lengths), block_size)
+    blocks, offsets = np.divmod(_places(firsts, lengths), block_size)
     return block_tables[owners, blocks].astype(np.int64) * block_size + offsets
 
 
-def _groups(requests: IntArray, seq_lens: npt.NDArray[np.int32]) -> list[IntArray]:
+def _groups(requests: IntArray, num_keys: npt.NDArray[np.int32]) -> list[IntArray]:
     """The requests in order, as many together as have up to ``MAX_GATHERED_TOKENS`` keys; one may have more."""
     groups: list[list[int]] = []
     num_gathered = 0
     for request in requests.tolist():
-        num_gathered += int(seq_lens[request])
+        num_gathered += int(num_keys[request])
         if not groups or num_gathered > MAX_GATHERED_TOKENS:
             groups.append([])
-            num_gathered = int(seq_lens[request])
+            num_gathered = int(num_keys[request])
         groups[-1].append(request)
     return [np.array(group) for group in groups]
 

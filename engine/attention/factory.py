@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.attention.backend import AttentionBackend
 from engine.attention.cpu import CPUAttention
+from engine.contract.errors import ConfigError
 from engine.device.kv_cache import KVCache
+from engine.layers.attention_spec import AttentionSpec
+
+
+def check_attention(architecture: str, specs: Iterable[AttentionSpec], device_type: str) -> None:
+    """Refuse a model whose layers attend in a way that no backend for the device computes.
+
+    Raises:
+        ConfigError: Names the architecture, what it needs, and the device.
+    """
+    if device_type != "cuda":
+        return
+    for spec in specs:
+        missing = "capped attention scores (softcap)" if spec.softcap is not None else ""
+        missing = "attention sinks" if spec.has_sinks else missing
+        if missing:
+            raise ConfigError(
+                f"{architecture} needs {missing}, which no attention kernel for {device_type} computes",
+                remedy="use device cpu",
+            )
 
 
 def build_attention(cache: KVCache) -> AttentionBackend:

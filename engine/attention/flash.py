@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from engine.attention.varlen import VarlenShape
+from engine.layers.attention_spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class FlashVarlen:
     names_key_starts: bool = True
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
     ) -> torch.Tensor:
         """See ``VarlenKernel``."""
         options: dict[str, Any] = {}
@@ -48,10 +49,11 @@ class FlashVarlen:
             shape.max_query_len,
             shape.max_seq_len,
             0.0,
-            window is None,
+            spec.window is None,
             False,
+            scale=spec.scale,
             # the kernel counts the positions to the left of a token, ours counts the token as well
-            window_size_left=-1 if window is None else window - 1,
+            window_size_left=-1 if spec.window is None else spec.window - 1,
             window_size_right=0,
             **options,
         )[0]
@@ -77,7 +79,7 @@ _CAUSAL_FROM_THE_END: Final = 2
 
 
 def efficient_varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
 ) -> torch.Tensor:
     """Memory-efficient attention, for GPUs that FlashAttention does not run on (before compute capability 8.0)."""
     if shape.block_tables is not None:
@@ -96,6 +98,7 @@ def efficient_varlen(
         shape.max_seq_len,
         0.0,
         _CAUSAL_FROM_THE_END,
-        window_size=window,
+        scale=spec.scale,
+        window_size=spec.window,
     )[0]
     return output[0]

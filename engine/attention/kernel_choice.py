@@ -16,6 +16,8 @@ import torch
 from engine.attention.flash import FLASH_FORMS, efficient_varlen
 from engine.attention.varlen import VarlenKernel, VarlenShape
 from engine.contract.errors import ConfigError
+from engine.layers.attention_spec import AttentionSpec
+from engine.layers.rope_config import RopeConfig
 from kv_transfer.layout import KVLayout
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -110,7 +112,9 @@ class _Question:
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
 
-        self._blocks = random(num_blocks, 2, size, layout.num_kv_heads, layout.head_dim)
+        # as they lie in the cache: tokens of a head next to each other
+        blocks = random(num_blocks, layout.num_kv_heads, 2, size, layout.head_dim)
+        self._blocks = blocks.permute(0, 2, 3, 1, 4)
         self._tables = torch.tensor(tables, dtype=torch.int32, device=device)
         self._query = random(4, GROUP * layout.num_kv_heads, layout.head_dim)
         self._histories = [
@@ -162,7 +166,8 @@ class _Question:
                 for rows, history in zip(torch.split(query, list(query_lens)), self._histories, strict=True)
             ]
         )
-        output = kernel(query, keys, values, shape, window).float()
+        spec = AttentionSpec(scale=1 / math.sqrt(query.shape[2]), rope=RopeConfig(), window=window)
+        output = kernel(query, keys, values, shape, spec).float()
         return torch.allclose(output, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
     def _starts(self, lengths: tuple[int, ...]) -> torch.Tensor:

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from engine.attention.varlen import VarlenShape
+from engine.layers.attention_spec import AttentionSpec
 
 NUM_PROGRAMS: Final = 16
 """For each row and head of keys. Those that get no keys end at once."""
@@ -31,7 +32,7 @@ MIN_SIDE: Final = 16
 
 
 def paged_decode(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
 ) -> torch.Tensor:
     """See ``VarlenKernel``; for steps in which every request computes one token."""
     tables = shape.block_tables
@@ -53,8 +54,8 @@ def paged_decode(
         totals,
         tops,
         weights,
-        math.log2(math.e) / math.sqrt(head_dim),
-        window or 0,
+        math.log2(math.e) * spec.scale,
+        spec.window or 0,
         *query.stride()[:2],
         *key.stride()[:3],
         *value.stride()[:3],

@@ -11,12 +11,13 @@ import torch
 from llvmlite import binding
 
 from engine.attention.backend import AttentionBatch
-from engine.attention.paged_queries import NO_WINDOW
+from engine.attention.paged_queries import NO_WINDOW, ScoreParameters
 from engine.contract.step import IntArray
 from engine.device.kv_cache import KVCache
 from engine.kernels import run_attention as kernel
 from engine.kernels.call import KernelCall
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
+from engine.layers.attention_layer import AttentionLayer
 
 TARGET_ROWS = 384
 """Queries times heads of a group that share the packed keys of a tile: packing is a few percent then."""
@@ -28,35 +29,43 @@ class RunKernel:
     def __init__(self, cache: KVCache, *, has_pairs: bool) -> None:
         layout = cache.layout
         self.num_kv_heads = layout.num_kv_heads
-        self.rows_per_layer = 2 * layout.block_size * layout.num_kv_heads
+        self.rows_per_layer = 2 * layout.block_size
+        self.scores = ScoreParameters()
+        rows_per_head = layout.layers_per_block * self.rows_per_layer
+        rows_per_block = layout.num_kv_heads * rows_per_head
         self.call = KernelCall(kernel.compiled_run_attention(layout.dtype, has_pairs=has_pairs), kernel.NUM_PARAMETERS)
         parameters = self.call.parameters
         parameters[kernel.CACHE] = cache.blocks.data_ptr()
         parameters[kernel.NUM_KV_HEADS], parameters[kernel.HEAD_DIM] = layout.num_kv_heads, layout.head_dim
         parameters[kernel.BLOCK_SIZE] = layout.block_size
-        parameters[kernel.BLOCK_ROWS] = layout.num_layers * self.rows_per_layer
-        parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * layout.num_layers * self.rows_per_layer
+        parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = rows_per_block, rows_per_head
+        parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * rows_per_block
+        parameters[kernel.NUMBERS] = self.scores.address
 
 
 class PagedRuns:
-    """The runs of one step: those of ``requests``, indices into the batch. Implements ``TokenRuns``."""
+    """The runs of one step: those of ``requests``, indices into the batch. Implements ``TokenRuns``.
 
-    def __init__(self, run_kernel: RunKernel, batch: AttentionBatch, requests: npt.NDArray[np.intp]) -> None:
+    tables: the block tables of the batch, for one KV cache group.
+    """
+
+    def __init__(
+        self, run_kernel: RunKernel, batch: AttentionBatch, tables: IntArray, requests: npt.NDArray[np.intp]
+    ) -> None:
         self._kernel = run_kernel
         self._batch = batch
         self._requests = requests
         # The kernel has the addresses of these two.
-        self._tables: IntArray = np.ascontiguousarray(batch.block_tables[requests], dtype=np.int32)
+        self._tables: IntArray = np.ascontiguousarray(tables[requests], dtype=np.int32)
         self._items: IntArray = np.empty((0, kernel.ITEM_WIDTH), dtype=np.int32)
         self._max_queries = 0
 
     def attend(
         self,
-        layer: int,
+        layer: AttentionLayer,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        window: int | None,
         output: torch.Tensor,
     ) -> None:
         """See ``TokenRuns``."""
@@ -73,8 +82,9 @@ class PagedRuns:
         parameters[kernel.TABLES], parameters[kernel.ITEMS] = self._tables.ctypes.data, self._items.ctypes.data
         parameters[kernel.NUM_TABLES], parameters[kernel.TABLE_WIDTH] = self._tables.shape
         parameters[kernel.NUM_ITEMS], parameters[kernel.MAX_QUERIES] = len(self._items), self._max_queries
-        parameters[kernel.FIRST_ROW] = layer * runs.rows_per_layer
-        parameters[kernel.WINDOW] = NO_WINDOW if window is None else window
+        parameters[kernel.FIRST_ROW] = layer.index * runs.rows_per_layer
+        parameters[kernel.WINDOW] = NO_WINDOW if layer.spec.window is None else layer.spec.window
+        parameters[kernel.SINKS] = runs.scores.set(layer)
         runs.call.run(max_threads=len(self._items) * runs.num_kv_heads)
 
     def _cut(self, num_queries: int) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from engine.attention.backend import AttentionBatch
 from engine.device.kv_cache import KVCache
-from engine.layers.heads import HeadTransform
+from engine.layers.attention_layer import AttentionLayer
 from engine.layers.rotary import Rotations
 
 
@@ -18,9 +16,9 @@ class ReferenceAttention:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
 
-    def plan(self, batch: AttentionBatch) -> ReferencePlan:
+    def plan(self, batch: AttentionBatch) -> list[ReferencePlan]:
         """Nothing to prepare."""
-        return ReferencePlan(self._cache, batch)
+        return [ReferencePlan(self._cache, batch, group) for group in range(self._cache.layout.num_groups)]
 
     def gathered_bytes(self, max_model_len: int) -> int:  # noqa: ARG002  (the Protocol's)
         """Nothing: they are read where they are."""
@@ -28,48 +26,50 @@ class ReferenceAttention:
 
 
 class ReferencePlan:
-    """One step of ``ReferenceAttention``."""
+    """One step of ``ReferenceAttention``, for one KV cache group."""
 
-    def __init__(self, cache: KVCache, batch: AttentionBatch) -> None:
+    def __init__(self, cache: KVCache, batch: AttentionBatch, group: int) -> None:
         self._cache = cache
         self._batch = batch
+        self._slots = batch.slots[group]
+        self._tables = batch.block_tables[group]
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        blocks = self._cache.blocks
-        block_size = blocks.shape[3]
-        for token, slot in enumerate(self._batch.slots.tolist()):
-            block, offset = divmod(slot, block_size)
-            blocks[block, layer, 0, offset] = key[token]
-            blocks[block, layer, 1, offset] = value[token]
+        keys, values = self._cache.keys(layer.index), self._cache.values(layer.index)
+        for token, slot in enumerate(self._slots.tolist()):
+            block, offset = divmod(slot, self._cache.layout.block_size)
+            keys[block, offset] = key[token]
+            values[block, offset] = value[token]
         output = torch.empty_like(query)
         for request in range(self._batch.num_reqs):
             start, end = self._batch.query_starts[request : request + 2].tolist()
-            output[start:end] = self._attend_one(layer, request, query[start:end], window).to(query.dtype)
+            first = int(self._batch.first_positions[request])
+            for token in range(start, end):
+                output[token] = self._attend_one(layer, request, query[token], first + token - start)
         return output.flatten(1)
 
-    def attend_heads(
-        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, window: int | None
-    ) -> torch.Tensor:
+    def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        return self.attend(layer, *transform(heads, rotations), window)
+        return self.attend(layer, *layer.transform(heads, rotations))
 
-    def _attend_one(self, layer: int, request: int, query: torch.Tensor, window: int | None) -> torch.Tensor:
-        blocks = self._cache.blocks
-        seq_len = int(self._batch.seq_lens[request])
-        num_blocks = -(-seq_len // blocks.shape[3])
-        table = torch.from_numpy(self._batch.block_tables[request, :num_blocks].copy()).long()
-        history = blocks[table.to(blocks.device), layer].double()
-        keys, values = (history[:, half].flatten(0, 1)[:seq_len] for half in (0, 1))
-        group = query.shape[1] // keys.shape[1]
-        keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) / math.sqrt(query.shape[-1])
-        last = torch.arange(seq_len - len(query), seq_len, device=query.device)[:, None]
-        positions = torch.arange(seq_len, device=query.device)[None, :]
-        visible = positions <= last
-        if window is not None:
-            visible &= positions > last - window
-        weights = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
-        return torch.einsum("hqk,khd->qhd", weights, values)
+    def _attend_one(self, layer: AttentionLayer, request: int, query: torch.Tensor, position: int) -> torch.Tensor:
+        """One token's query, [num_heads, head_dim], at its position."""
+        spec, block_size = layer.spec, self._cache.layout.block_size
+        first = 0 if spec.window is None else max(position - spec.window + 1, 0)
+        slots = [(int(self._tables[request, p // block_size]), p % block_size) for p in range(first, position + 1)]
+        blocks, offsets = torch.tensor(slots, device=query.device).unbind(1)
+        group = query.shape[0] // self._cache.layout.num_kv_heads
+        keys, values = (
+            cached[blocks, offsets].double().repeat_interleave(group, dim=1)
+            for cached in (self._cache.keys(layer.index), self._cache.values(layer.index))
+        )
+        scores = torch.einsum("hd,khd->hk", query.double(), keys) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        if layer.sinks is not None:
+            scores = torch.cat((scores, layer.sinks.double()[:, None]), dim=1)
+        weights = scores.softmax(dim=1)[:, : len(keys)]
+        return torch.einsum("hk,khd->hd", weights, values)

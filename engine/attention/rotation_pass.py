@@ -9,6 +9,7 @@ import torch
 from engine.device.kv_cache import KVCache
 from engine.kernels import rotary as kernel
 from engine.kernels.call import KernelCall
+from engine.layers.attention_layer import AttentionLayer
 from engine.layers.heads import HeadTransform
 from engine.layers.rotary import Rotations
 
@@ -19,18 +20,20 @@ class RotationPass:
     def __init__(self, cache: KVCache) -> None:
         layout = cache.layout
         self._rows_per_layer = 2 * layout.block_size
+        rows_per_head = layout.layers_per_block * self._rows_per_layer
+        rows_per_block = layout.num_kv_heads * rows_per_head
         self._epsilon = ctypes.c_float()
         self._call = KernelCall(kernel.compiled_rotation(layout.dtype), kernel.NUM_PARAMETERS)
         parameters = self._call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
-        parameters[kernel.NUM_CACHE_ROWS] = len(cache.slot_rows()) * layout.num_kv_heads
+        parameters[kernel.NUM_CACHE_ROWS] = len(cache.blocks) * rows_per_block
         parameters[kernel.BLOCK_SIZE] = layout.block_size
-        parameters[kernel.BLOCK_ROWS] = layout.num_layers * self._rows_per_layer
+        parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = rows_per_block, rows_per_head
         parameters[kernel.EPSILON] = ctypes.addressof(self._epsilon)
         parameters[kernel.HEAD_DIM] = layout.head_dim
 
     def run(
-        self, layer: int, heads: torch.Tensor, transform: HeadTransform, rotations: Rotations, slots: torch.Tensor
+        self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations, slots: torch.Tensor
     ) -> torch.Tensor:
         """Write keys and values to the cache and return the queries, [num_tokens, num_heads, head_dim].
 
@@ -38,12 +41,13 @@ class RotationPass:
         slots: [num_tokens] where they go: block id * block_size + offset, int64.
         """
         assert heads.is_contiguous()
+        transform = layer.transform
         query = heads.new_empty(len(heads), transform.num_heads, heads.shape[2])
         parameters = self._call.parameters
         parameters[kernel.HEADS], parameters[kernel.QUERY] = heads.data_ptr(), query.data_ptr()
         parameters[kernel.POSITIONS] = rotations.positions.data_ptr()
         parameters[kernel.TABLE], parameters[kernel.NUM_POSITIONS] = rotations.table.data_ptr(), len(rotations.table)
-        parameters[kernel.SLOTS], parameters[kernel.FIRST_KEY] = slots.data_ptr(), layer * self._rows_per_layer
+        parameters[kernel.SLOTS], parameters[kernel.FIRST_KEY] = slots.data_ptr(), layer.index * self._rows_per_layer
         parameters[kernel.NUM_TOKENS] = len(heads)
         parameters[kernel.NUM_HEADS], parameters[kernel.NUM_KV_HEADS] = transform.num_heads, transform.num_kv_heads
         self._set_norms(transform)

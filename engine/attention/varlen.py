@@ -7,12 +7,15 @@ from typing import Protocol
 
 import torch
 
+from engine.layers.attention_spec import AttentionSpec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VarlenShape:
     """The sequences of a batch, back to back.
 
-    query_starts: [num_reqs + 1] int32; seq_lens: [num_reqs] int32, the keys that each request's last query sees.
+    query_starts: [num_reqs + 1] int32. seq_lens: [num_reqs] int32, the keys of each request, the last of which belongs
+    to its last query; where keys are back to back, those before the window of the first query are left out.
     key_starts: [num_reqs + 1] int32, where the keys of each request are, or would be, back to back.
     block_tables: [num_reqs, max_blocks] int32 where keys are paged, else None.
     """
@@ -29,8 +32,9 @@ class VarlenKernel(Protocol):
     """Causal attention of sequences of different lengths, aligned at their ends."""
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
     ) -> torch.Tensor:
         """Attend: query [num_tokens, num_heads, head_dim]; key and value [num_keys, num_kv_heads, head_dim], or
-        [num_blocks, block_size, num_kv_heads, head_dim] where ``shape.block_tables`` is given.
+        [num_blocks, block_size, num_kv_heads, head_dim] where ``shape.block_tables`` is given. Of ``spec`` it takes the
+        scale and the window.
         """

@@ -21,6 +21,7 @@ KEY_BYTES: Final = 8
 """Routers know a block by the first bytes of its hash: enough for a hint, and half as long."""
 
 _BYTES_PER_TOKEN: Final = 4
+_HASH_BYTES: Final = 16
 _hash_bytes = xxhash.xxh3_128_digest
 
 NO_KEYS_ROOT: Final = BlockHash(_hash_bytes(b"baton block chain 1"))
@@ -57,6 +58,16 @@ def hash_chain(parent: BlockHash, token_ids: IntArray, block_size: int) -> list[
         current = _hash_bytes(current + data[start : start + block_bytes])
         hashes.append(BlockHash(current))
     return hashes
+
+
+def group_hash(block_hash: BlockHash, group: int) -> BlockHash:
+    """The address of one KV cache group's block of these tokens; the first group's is that of the tokens."""
+    return BlockHash(block_hash + group.to_bytes(2, "little")) if group else block_hash
+
+
+def is_first_group(block_hash: BlockHash) -> bool:
+    """True for the address of a block of the first KV cache group."""
+    return len(block_hash) == _HASH_BYTES
 
 
 def block_key(block_hash: BlockHash) -> bytes:

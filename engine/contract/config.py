@@ -112,6 +112,11 @@ class SchedulerConfig:
             return 0
         return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
 
+    @property
+    def most_tokens_of_request(self) -> int:
+        """Most tokens of one request that a step computes."""
+        return self.prefill_chunk_tokens or self.max_num_batched_tokens
+
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting", "cache_event_capacity"):
             if getattr(self, name) < 1:

@@ -184,6 +184,8 @@ class LoadReport:
     ``is_stalled``: it has work and makes no step any more. ``is_draining``: it takes no more requests, and will go.
     ``has_hung_read``: a read of KV hangs for good and holds blocks, so that it will go, too, as soon as it may.
     ``num_peers`` are the workers that its connector has met.
+    ``held_blocks_by_group`` are the blocks that requests and leases hold, by KV cache group; ``num_window_blocks`` are
+    the ones of groups whose layers see a window.
     ``num_early_blocks`` of those that are not free are held for requests that are to come, and give way to others.
     """
 
@@ -195,6 +197,8 @@ class LoadReport:
     num_leased_blocks: int = 0
     num_held_blocks: int = 0
     num_early_blocks: int = 0
+    num_window_blocks: int = 0
+    held_blocks_by_group: tuple[int, ...] = ()
     queued_prefill_tokens: int = 0
     num_peers: int = 0
     is_stalled: bool = False

@@ -88,6 +88,8 @@ class SchedulerStats(Counters):
     """A snapshot of the scheduler: gauges of now, by the names that they have in a load report, and its counters.
 
     It never changes, though counters that are not a snapshot do.
+    ``held_blocks_by_group`` are those that requests and leases hold, by KV cache group; ``num_window_blocks`` are the
+    ones of groups whose layers see a window, which are given back as they leave it.
     """
 
     num_running: int = 0
@@ -98,12 +100,16 @@ class SchedulerStats(Counters):
     num_held_blocks: int = 0
     num_leased_blocks: int = 0
     num_early_blocks: int = 0
+    num_window_blocks: int = 0
+    held_blocks_by_group: tuple[int, ...] = ()
     queued_prefill_tokens: int = 0
 
-    def __init__(self, **values: float) -> None:
+    def __init__(self, *, held_blocks_by_group: tuple[int, ...] = (), **values: float) -> None:
         """What is not given is 0."""
+        object.__setattr__(self, "held_blocks_by_group", held_blocks_by_group)
         for name in (*_SCHEDULER_COUNTERS, *GAUGES):
-            object.__setattr__(self, name, values.pop(name, 0))
+            if name != "held_blocks_by_group":
+                object.__setattr__(self, name, values.pop(name, 0))
         if values:
             raise TypeError(f"the scheduler has no {', '.join(values)}")
 

@@ -27,7 +27,9 @@ EMPTY_INTS.setflags(write=False)
 class NewRow:
     """A request that starts, or resumes after preemption, in a row.
 
-    token_ids: [num_known_tokens] prompt and output so far; block_ids: [num_blocks] its whole block table.
+    token_ids: [num_known_tokens] prompt and output so far.
+    block_ids: [num_groups, num_blocks] its whole block table of each KV cache group; ``ABSENT_BLOCK`` (-1) where a
+        block lies before the group's window, or is yet to be appended.
     num_prompt_logprobs: how many most likely tokens to tell for every prompt position computed; None: tell nothing.
     """
 
@@ -56,7 +58,10 @@ class SchedulerOutput(NamedTuple):
     draft_token_ids: [num_draft_tokens] the ``num_samples - 1`` draft tokens of each row that has some, in row order:
         guesses of what follows its last known token. A token is drawn after the last known one and after each draft;
         see ``ModelRunnerOutput`` for what is kept of them.
-    append_rows, append_columns, append_block_ids: [num_appended] block_table[row, column] = block_id.
+    append_rows, append_columns, append_block_ids, append_groups: [num_appended]
+        block_table[group, row, column] = block_id; with empty ``append_groups`` all are of group 0. Nothing is said
+        when a block leaves its group's window and is given to somebody else: entries before the window of what a step
+        computes must not be used.
     is_decode: True where it is known that every row computes one token and samples one; what is laid out is the same
         if nobody knows it.
     """
@@ -73,6 +78,7 @@ class SchedulerOutput(NamedTuple):
     append_rows: IntArray = EMPTY_INTS
     append_columns: IntArray = EMPTY_INTS
     append_block_ids: IntArray = EMPTY_INTS
+    append_groups: IntArray = EMPTY_INTS
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.device.allocation import plain_memory
@@ -16,8 +14,9 @@ from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 class KVCache:
     """All blocks of one engine, in one piece.
 
-    blocks: [num_blocks, num_layers, 2 (key, value), block_size, num_kv_heads, head_dim], contiguous: a block is one
-        region over all layers. On the CPU the memory is page-aligned, zeroed, and committed as it is touched.
+    blocks: [num_blocks, num_kv_heads, layers_per_block, 2 (key, value), block_size, head_dim], contiguous: a block is
+        one region over all layers of its group, and each head's part of it is one range. On the CPU the memory is
+        page-aligned, zeroed, and committed as it is touched.
     num_scratch_blocks: more blocks behind those, for rows that stand for no request. No scheduler and no peer knows
         of them: ``num_blocks`` and ``region`` leave them out.
     """
@@ -32,7 +31,7 @@ class KVCache:
         num_scratch_blocks: int = 0,
     ) -> None:
         num_all = num_blocks + num_scratch_blocks
-        shape = (num_all, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        shape = (num_all, layout.num_kv_heads, layout.layers_per_block, 2, layout.block_size, layout.head_dim)
         if device.type == "cpu":
             self.blocks = torch.frombuffer(_allocate(num_all * layout.block_bytes), dtype=dtype).view(shape)
         else:
@@ -59,15 +58,13 @@ class KVCache:
             device_index=self.blocks.device.index or 0,
         )
 
-    def slot_rows(self) -> torch.Tensor:
-        """All blocks as rows, [num_blocks * num_layers * 2 * block_size, num_kv_heads, head_dim]: the same memory."""
-        return self.blocks.view(-1, self.layout.num_kv_heads, self.layout.head_dim)
+    def keys(self, index: int) -> torch.Tensor:
+        """Keys of the ``index``-th layer of a block, [num_blocks, block_size, num_kv_heads, head_dim]: a view."""
+        return self.blocks[:, :, index, 0].transpose(1, 2)
 
-    def key_rows(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where the keys of layer 0 of some slots (block id * block_size + offset) stand in ``slot_rows``."""
-        block_size = self.layout.block_size
-        blocks, offsets = np.divmod(slots, block_size)
-        return blocks * (self.layout.num_layers * 2 * block_size) + offsets
+    def values(self, index: int) -> torch.Tensor:
+        """Values of the ``index``-th layer of a block, laid out as ``keys``: a view."""
+        return self.blocks[:, :, index, 1].transpose(1, 2)
 
     def read_block(self, block_id: int) -> bytes:
         """A copy of a block's bytes."""

@@ -8,6 +8,7 @@ import psutil
 
 from engine.contract.config import CacheConfig
 from engine.contract.errors import ConfigError
+from kv_transfer.cache_groups import CacheGroups
 from kv_transfer.layout import KVLayout
 
 MIB = 1 << 20
@@ -18,16 +19,24 @@ MAX_CPU_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDemand:
-    """What is asked of the cache: sequences of ``max_model_len`` tokens, ``max_num_seqs`` of them at once."""
+    """What is asked of the cache: sequences of ``max_model_len`` tokens, ``max_num_seqs`` of them at once.
+
+    ``chunk_tokens`` is the most that a step computes of one of them.
+    """
 
     layout: KVLayout
     max_model_len: int
     max_num_seqs: int
+    chunk_tokens: int = 1
 
     @property
     def blocks_per_sequence(self) -> int:
-        """Blocks of the longest sequence."""
-        return -(-self.max_model_len // self.layout.block_size)
+        """Blocks that the longest sequence holds at once: of a group with a window, those of its window."""
+        return CacheGroups.of(self.layout).num_blocks_at_once(self.max_model_len, chunk_tokens=self.chunk_tokens)
+
+    def max_tokens(self, num_blocks: int) -> int | None:
+        """Tokens of the longest sequence that so many blocks can hold; None: of any length."""
+        return CacheGroups.of(self.layout).max_tokens(num_blocks, chunk_tokens=self.chunk_tokens)
 
     @property
     def max_useful_blocks(self) -> int:
@@ -113,10 +122,12 @@ def choose_num_blocks(cache: CacheConfig, demand: CacheDemand, budget: MemoryBud
     if num_blocks >= demand.blocks_per_sequence:
         return num_blocks
     layout = demand.layout
-    shorter = f"lower max_model_len to {num_blocks * layout.block_size} or " if num_blocks else ""
+    max_tokens = demand.max_tokens(num_blocks)
+    shorter = f"lower max_model_len to {max_tokens} or " if max_tokens else ""
+    bytes_per_token = layout.block_bytes // layout.block_size
     raise ConfigError(
         f"the KV cache is too small for one request of max_model_len {demand.max_model_len}: that takes "
-        f"{demand.blocks_per_sequence} blocks of {layout.block_size} tokens x {layout.kv_bytes_per_token} bytes = "
+        f"{demand.blocks_per_sequence} blocks of {layout.block_size} tokens x {bytes_per_token} bytes = "
         f"{mib(demand.bytes_per_sequence)}, but {reason} gives {num_blocks} blocks = "
         f"{mib(num_blocks * layout.block_bytes)}",
         remedy=f"{shorter}give the cache more memory",

@@ -91,3 +91,39 @@ def exp(x):
     result = result * rest + np.float32(5.0000001201e-1)
     result = result * rest * rest + rest + np.float32(1.0)
     return result * float_from_bits((np.int32(whole) + np.int32(127)) << np.int32(23))
+
+
+SCALE, SOFTCAP = range(2)
+NUM_SCORE_NUMBERS = 2
+"""What a layer's scores go by, float32; a softcap of 0 is none."""
+
+
+@njit(**PART_OPTIONS)
+def _tanh(x):
+    """The hyperbolic tangent to a few units in the last place: near zero by its series, where a difference cancels."""
+    square = x * x
+    series = np.float32(-17.0 / 315.0) * square + np.float32(2.0 / 15.0)
+    series = (series * square - np.float32(1.0 / 3.0)) * square * x + x
+    small = exp(np.float32(-2.0) * abs(x))
+    far = (np.float32(1.0) - small) / (np.float32(1.0) + small)
+    far = far if x >= np.float32(0.0) else -far
+    return series if square < np.float32(0.04) else far
+
+
+@njit(**PART_OPTIONS)
+def cap_scores(scores, count, scale, softcap):
+    """Bend the first ``count`` scores, which are still to be multiplied with ``scale``, below ``softcap``."""
+    inner, outer = scale / softcap, softcap / scale
+    for t in range(count):
+        scores[t] = outer * _tanh(scores[t] * inner)
+
+
+@njit(**PART_OPTIONS)
+def start_softmax(sinks, has_sinks, scale, group, maxima, totals):
+    """The running maximum and the sum of weights before the first key, for rows whose heads follow each other.
+
+    sinks: scores of the group's heads, already multiplied with what ``scale`` will multiply the other scores with.
+    """
+    for row in range(len(maxima)):
+        maxima[row] = sinks[row % group] / scale if has_sinks else np.float32(-np.inf)
+        totals[row] = np.float32(1.0) if has_sinks else np.float32(0.0)

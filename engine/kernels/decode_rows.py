@@ -11,13 +11,15 @@ from engine.kernels.compiled import OPTIONS
 _INTS = types.Array(types.int32, 1, "C", readonly=True)
 _BOOLS = types.Array(types.boolean, 1, "C", readonly=True)
 _TABLE = types.int32[:, ::1]
+_TABLES = types.int32[:, :, ::1]
 _LONGS = types.int64[::1]
 _NUMBERS = types.int32[::1]
 
 
 @njit(
     types.UniTuple(types.int64, 3)(
-        _INTS, _INTS, _NUMBERS, _TABLE, _TABLE, types.int64, _BOOLS, _LONGS, _LONGS, _LONGS, _NUMBERS, _NUMBERS
+        *(_INTS, _INTS, _NUMBERS, _TABLE, _TABLES, _LONGS, types.int64, _BOOLS),
+        *(_LONGS, _LONGS, _LONGS, _NUMBERS, _NUMBERS),
     ),
     **OPTIONS,
 )
@@ -26,7 +28,8 @@ def lay_out(
     at,
     ends,
     token_ids,
-    block_table,
+    block_tables,
+    windows,
     block_size,
     is_argmax_only,
     input_ids,
@@ -37,9 +40,10 @@ def lay_out(
 ):
     """Write the inputs of a step in which each of ``rows`` computes the token at its position ``at``.
 
-    token_ids, block_table, is_argmax_only: of all rows there are. The other arrays are written, ends with the
-    positions behind ``at``, and tables, [num_rows * num_columns], with the columns of ``block_table`` that some row
-    needs.
+    token_ids, block_tables [num_groups, num_rows, num_columns], is_argmax_only: of all rows there are. windows:
+    [num_groups], 0 for none. The other arrays are written: ends with the positions behind ``at``; slots as
+    [num_groups, num_rows]; tables, as [num_groups, num_rows, num_columns], with the columns of ``block_tables`` that
+    some row needs, those before a row's window with the first block in it.
 
     Returns:
         (num_columns, number of tokens that are negative, number of rows that are bare).
@@ -54,9 +58,15 @@ def lay_out(
         input_ids[i] = token_ids[row, position]
         positions[i] = first_positions[i] = position
         ends[i] = position + 1
-        slots[i] = block_table[row, position // block_size] * block_size + position % block_size
-        for column in range(num_columns):
-            tables[i * num_columns + column] = block_table[row, column]
+        for group in range(len(windows)):
+            place = group * len(rows) + i
+            source = block_tables[group, row]
+            slots[place] = source[position // block_size] * block_size + position % block_size
+            first = max(position + 1 - windows[group], 0) // block_size if windows[group] else 0
+            for column in range(first):
+                tables[place * num_columns + column] = source[first]
+            for column in range(first, num_columns):
+                tables[place * num_columns + column] = source[column]
         num_unknown += token_ids[row, position] < 0
         num_argmax_only += is_argmax_only[row]
     return num_columns, num_unknown, num_argmax_only

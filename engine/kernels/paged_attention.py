@@ -10,7 +10,17 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.compiled import (
+    NUM_SCORE_NUMBERS,
+    PART_OPTIONS,
+    SCALE,
+    SOFTCAP,
+    STORAGE,
+    cap_scores,
+    compile_kernel,
+    exp,
+    start_softmax,
+)
 from engine.kernels.machine_code import narrow, pointer, prefetch, take_next, widen
 
 TILE = 32
@@ -22,9 +32,13 @@ LINE_BYTES = 64
 COUNTER, QUERY, OUTPUT, TABLES, POSITIONS, ROWS = range(6)  # addresses
 NUM_ROWS, TABLE_WIDTH = 6, 7
 NUM_KV_HEADS, GROUP, HEAD_DIM = 8, 9, 10
-NUM_CACHE_ROWS, BLOCK_SIZE, BLOCK_ROWS = 11, 12, 13
-FIRST_ROW, WINDOW = 14, 15
-NUM_PARAMETERS = 16
+NUM_CACHE_ROWS, BLOCK_SIZE, BLOCK_ROWS, HEAD_ROWS = 11, 12, 13, 14
+FIRST_ROW, WINDOW = 15, 16
+NUMBERS, SINKS = (
+    17,
+    18,
+)  # addresses of float32: ``NUM_SCORE_NUMBERS`` numbers; the sinks of all heads, 0 for none
+NUM_PARAMETERS = 19
 
 
 @njit(**PART_OPTIONS)
@@ -39,8 +53,8 @@ def _load_tile(rows, indices, count, tile):
 
 
 @njit(**PART_OPTIONS)
-def _score_tile(query, tile, count, scores):
-    """Dot products of each query of the group with each key of the tile, four keys at a time."""
+def _score_tile(query, tile, count, softcap, scores):
+    """Dot products of each query of the group with each key of the tile, four keys at a time; capped, if at all."""
     head_dim = query.shape[1]
     for g in range(query.shape[0]):
         q = query[g]
@@ -53,6 +67,8 @@ def _score_tile(query, tile, count, scores):
                 sum_c += q[d] * c[d]
                 sum_e += q[d] * e[d]
             scores[g, t], scores[g, t + 1], scores[g, t + 2], scores[g, t + 3] = sum_a, sum_b, sum_c, sum_e
+        if softcap > 0:
+            cap_scores(scores[g], count, np.float32(1.0), softcap)
 
 
 @njit(**PART_OPTIONS)
@@ -91,15 +107,15 @@ def _add_tile(scores, tile, count, sums):
 
 
 @njit(**PART_OPTIONS)
-def _key_row(p, table, position):
-    """The cache row of the first head's key at a position."""
+def _key_row(p, table, head, position):
+    """The cache row of a head's key at a position; that of its value is BLOCK_SIZE rows behind."""
     block, offset = position // p[BLOCK_SIZE], position % p[BLOCK_SIZE]
-    return table[block] * p[BLOCK_ROWS] + p[FIRST_ROW] + offset * p[NUM_KV_HEADS]
+    return table[block] * p[BLOCK_ROWS] + head * p[HEAD_ROWS] + p[FIRST_ROW] + offset
 
 
 @njit(**PART_OPTIONS)
 def _prefetch_row(p, rows, row):
-    """Rows of one head lie apart by all heads: too far for the machine to guess. Worth 15 % of the whole kernel."""
+    """A block ends before the machine has guessed where the next rows are."""
     num_bytes = p[HEAD_DIM] * rows.itemsize
     for offset in range(0, num_bytes, LINE_BYTES):
         prefetch(p[ROWS] + row * num_bytes + offset)
@@ -115,7 +131,9 @@ def _attend(p, query, rows, output):
     num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
     tables = carray(pointer(p[TABLES]), (p[NUM_ROWS], p[TABLE_WIDTH]), dtype=np.int32)
     positions = carray(pointer(p[POSITIONS]), (p[NUM_ROWS],), dtype=np.int32)
-    scale = np.float32(1.0 / np.sqrt(head_dim))
+    numbers = carray(pointer(p[NUMBERS]), (NUM_SCORE_NUMBERS,), dtype=np.float32)
+    scale, softcap = numbers[SCALE], numbers[SOFTCAP]
+    sinks = carray(pointer(p[SINKS]), (num_kv_heads * group,), dtype=np.float32)
     queries = np.empty((group, head_dim), dtype=np.float32)
     sums = np.empty((group, head_dim), dtype=np.float32)
     scores = np.zeros((group, TILE), dtype=np.float32)
@@ -130,20 +148,19 @@ def _attend(p, query, rows, output):
             for d in range(head_dim):
                 queries[g, d] = widen(query[item, g, d]) * scale
         sums[:] = 0.0
-        maxima[:] = -np.inf
-        totals[:] = 0.0
+        start_softmax(sinks[head * group :], p[SINKS] != 0, np.float32(1.0), group, maxima, totals)
         table, end = tables[request], positions[request] + 1
         for start in range(max(end - p[WINDOW], 0), end, TILE):
             count = min(TILE, end - start)
             for t in range(count):
-                indices[t] = _key_row(p, table, start + t) + head
-                _prefetch_row(p, rows, indices[t] + block_size * num_kv_heads)
+                indices[t] = _key_row(p, table, head, start + t)
+                _prefetch_row(p, rows, indices[t] + block_size)
             for t in range(start + count, min(start + 2 * TILE, end)):
-                _prefetch_row(p, rows, _key_row(p, table, t) + head)
+                _prefetch_row(p, rows, _key_row(p, table, head, t))
             _load_tile(rows, indices, count, tile)
-            _score_tile(queries, tile, count, scores)
+            _score_tile(queries, tile, count, softcap, scores)
             _soften_tile(scores, count, maxima, totals, sums)
-            indices[:count] += block_size * num_kv_heads
+            indices[:count] += block_size
             _load_tile(rows, indices, count, tile)
             _add_tile(scores, tile, count, sums)
         for g in range(group):

@@ -15,8 +15,8 @@ from engine.kernels.row_loops import rotate_row
 COUNTER, HEADS, QUERY, POSITIONS, TABLE, SLOTS, ROWS = range(7)  # addresses
 QUERY_NORM, KEY_NORM, EPSILON = 7, 8, 9  # addresses; the norms 0 for none
 NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 10, 11, 12, 13
-NUM_POSITIONS, NUM_CACHE_ROWS, FIRST_KEY, BLOCK_ROWS, BLOCK_SIZE = 14, 15, 16, 17, 18
-NUM_PARAMETERS = 19
+NUM_POSITIONS, NUM_CACHE_ROWS, FIRST_KEY, BLOCK_ROWS, HEAD_ROWS, BLOCK_SIZE = 14, 15, 16, 17, 18, 19
+NUM_PARAMETERS = 20
 
 
 @njit(**PART_OPTIONS)
@@ -45,7 +45,7 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
 
     heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its keys are rotated in place; query: [num_tokens,
     num_heads, head_dim]; table: [num_positions, 2, head_dim / 2]; rows: the cache, [num_cache_rows, head_dim]. A block
-    has BLOCK_ROWS rows of all heads, those of a layer's keys from FIRST_KEY on and then those of its values.
+    has BLOCK_ROWS rows and each head of it HEAD_ROWS: those of a layer's keys from FIRST_KEY on, then its values.
     """
     num_heads, num_kv_heads, head_dim, block_size = p[NUM_HEADS], p[NUM_KV_HEADS], p[HEAD_DIM], p[BLOCK_SIZE]
     positions = carray(pointer(p[POSITIONS]), (p[NUM_TOKENS],), dtype=np.int64)
@@ -64,11 +64,11 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
                 normalize(heads[token, head], query_norm if is_query else key_norm, epsilon, vector)
                 _rotate(vector, cosine, sine, target)
         block, offset = slots[token] // block_size, slots[token] % block_size
-        first_row = (block * p[BLOCK_ROWS] + offset + p[FIRST_KEY]) * num_kv_heads
+        first_row = block * p[BLOCK_ROWS] + p[FIRST_KEY] + offset
         for head in range(num_kv_heads):
-            _copy(heads[token, num_heads + head], rows[first_row + head])
-            first_value = first_row + block_size * num_kv_heads
-            _copy(heads[token, num_heads + num_kv_heads + head], rows[first_value + head])
+            key_row = first_row + head * p[HEAD_ROWS]
+            _copy(heads[token, num_heads + head], rows[key_row])
+            _copy(heads[token, num_heads + num_kv_heads + head], rows[key_row + block_size])
         token = take_next(p[COUNTER])
 
 

@@ -13,7 +13,17 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import overload
 
-from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.compiled import (
+    NUM_SCORE_NUMBERS,
+    PART_OPTIONS,
+    SCALE,
+    SOFTCAP,
+    STORAGE,
+    cap_scores,
+    compile_kernel,
+    exp,
+    start_softmax,
+)
 from engine.kernels.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
 from engine.kernels.row_loops import highest_score, soften_row
@@ -25,9 +35,13 @@ KEYS = 128
 COUNTER, QUERY, OUTPUT, TABLES, ITEMS, CACHE = range(6)  # addresses
 NUM_TOKENS, NUM_TABLES, TABLE_WIDTH, NUM_ITEMS = 6, 7, 8, 9
 NUM_KV_HEADS, GROUP, HEAD_DIM = 10, 11, 12
-NUM_CACHE_ROWS, BLOCK_SIZE, BLOCK_ROWS = 13, 14, 15
-FIRST_ROW, WINDOW, MAX_QUERIES = 16, 17, 18
-NUM_PARAMETERS = 19
+NUM_CACHE_ROWS, BLOCK_SIZE, BLOCK_ROWS, HEAD_ROWS = 13, 14, 15, 16
+FIRST_ROW, WINDOW, MAX_QUERIES = 17, 18, 19
+NUMBERS, SINKS = (
+    20,
+    21,
+)  # addresses of float32: ``NUM_SCORE_NUMBERS`` numbers; the sinks of all heads, 0 for none
+NUM_PARAMETERS = 22
 
 # The columns of ``ITEMS``, int32: a run of queries of one request.
 FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, TABLE = range(4)
@@ -86,8 +100,13 @@ def _pack_queries(query, first_token, num_queries, first_head, group, packed):
 
 
 @njit(**PART_OPTIONS)
-def _soften(scores, low, high, width, scale, row, maxima, totals, sums, weights):
-    """Turn a row's scores into weights relative to its running maximum, and bring what was summed so far to it."""
+def _soften(scores, low, high, width, scale, softcap, row, maxima, totals, sums, weights):
+    """Turn a row's scores into weights relative to its running maximum, and bring what was summed so far to it.
+
+    Scores and maxima are those before they are multiplied with ``scale``.
+    """
+    if softcap > 0:
+        cap_scores(scores, width, scale, softcap)
     scores[:low] = -np.inf
     scores[high:width] = -np.inf
     highest = highest_score(scores.ctypes.data, width, maxima[row])
@@ -123,7 +142,7 @@ def _add(weights, width, values, sums, row):
 
 
 @njit(**PART_OPTIONS)
-def _attend_rows(place, window, scale, operands, state, scratch):
+def _attend_rows(place, window, scale, softcap, operands, state, scratch):
     """One tile of rows with one tile of keys.
 
     place: the first row, the number of rows, heads of a group, the first row's position, the first key's, the keys.
@@ -141,7 +160,7 @@ def _attend_rows(place, window, scale, operands, state, scratch):
         position = first + (row + index) // group
         low, high = max(position - window + 1 - base, 0), min(position + 1 - base, count)
         if row + index < num_rows and low < high:
-            _soften(scores[index], low, high, width, scale, row + index, maxima, totals, sums, weights[index])
+            _soften(scores[index], low, high, width, scale, softcap, row + index, maxima, totals, sums, weights[index])
         else:
             weights[index, :width] = 0
     _add(weights, width, values, sums, row)
@@ -157,7 +176,9 @@ def _attend(p, query, rows, words, output, product, packed):
     num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
     items = carray(pointer(p[ITEMS]), (p[NUM_ITEMS], ITEM_WIDTH), dtype=np.int32)
     tables = carray(pointer(p[TABLES]), (p[NUM_TABLES], p[TABLE_WIDTH]), dtype=np.int32)
-    scale = np.float32(1.0 / np.sqrt(head_dim))
+    numbers = carray(pointer(p[NUMBERS]), (NUM_SCORE_NUMBERS,), dtype=np.float32)
+    scale, softcap = numbers[SCALE], numbers[SOFTCAP]
+    sinks = carray(pointer(p[SINKS]), (num_kv_heads * group,), dtype=np.float32)
     max_rows = p[MAX_QUERIES] * group + ROWS
     width = (head_dim + COLUMNS - 1) // COLUMNS * COLUMNS  # zeros where the head is narrower
     queries = np.zeros((max_rows, width), dtype=product.dtype)
@@ -177,20 +198,21 @@ def _attend(p, query, rows, words, output, product, packed):
         num_rows, table = num_queries * group, tables[item[TABLE]]
         _pack_queries(query, item[FIRST_TOKEN], num_queries, head * group, group, queries)
         sums[: num_rows + ROWS] = 0.0
-        maxima[:num_rows] = -np.inf
-        totals[:num_rows] = 0.0
+        start_softmax(sinks[head * group :], p[SINKS] != 0, scale, group, maxima[:num_rows], totals)
         end = first + num_queries
-        for base in range(max(first - p[WINDOW] + 1, 0) // KEYS * KEYS, end, KEYS):
+        first_seen = max(first - p[WINDOW] + 1, 0)
+        for base in range(first_seen // KEYS * KEYS, end, KEYS):
             count = min(KEYS, end - base)
             for t in range(count):
-                block, offset = (base + t) // block_size, (base + t) % block_size
-                indices[t] = table[block] * p[BLOCK_ROWS] + p[FIRST_ROW] + offset * num_kv_heads + head
+                position = max(base + t, first_seen)  # blocks before the window may be somebody else's
+                block, offset = position // block_size, position % block_size
+                indices[t] = table[block] * p[BLOCK_ROWS] + head * p[HEAD_ROWS] + p[FIRST_ROW] + offset
             _pack_keys(words, indices, count, keys)
-            indices[:count] += block_size * num_kv_heads
+            indices[:count] += block_size
             _pack_values(rows, indices, count, values)
             for row in range(0, num_rows, ROWS):
                 place = row, num_rows, group, first, base, count
-                _attend_rows(place, p[WINDOW], scale, operands, state, (scores, weights))
+                _attend_rows(place, p[WINDOW], scale, softcap, operands, state, (scores, weights))
         for row in range(num_rows):
             target = output[item[FIRST_TOKEN] + row // group, head * group + row % group]
             inverse = np.float32(1.0) / totals[row]

@@ -1,9 +1,13 @@
-"""A decoder with gated MLPs: the model of every architecture so far, which differ in what ``ModelConfig`` says."""
+"""A decoder with gated MLPs: the model of most architectures, which differ in what ``ModelConfig`` says."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import torch
 
+from engine.layers.attention_layer import AttentionLayer
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.fused_ops import FusedOps
 from engine.layers.gated_silu import GatedSiLU
@@ -12,6 +16,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding, Rotations
 from engine.model.model_config import ModelConfig
+from engine.model.registry import architecture_module
 from engine.model.step_context import StepContext
 
 
@@ -28,16 +33,21 @@ class DecoderLayer:
             return RMSNorm(size, eps=config.rms_norm_eps, dtype=dtype, device=device, fused_ops=fused_ops)
 
         self.index = index
-        self.window = config.windows[index]
+        self.rope = config.ropes.index(config.attention[index].rope)
         self.head_dim = config.head_dim
         self.input_norm = norm(config.hidden_size)
         self.qkv = linear(config.hidden_size, config.q_size, config.kv_size, config.kv_size, bias=config.qkv_bias)
-        self.heads = HeadTransform(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            query_norm=norm(config.head_dim) if config.qk_norm else None,
-            key_norm=norm(config.head_dim) if config.qk_norm else None,
-            fused_ops=fused_ops,
+        self.attention = _attention_layer(
+            config,
+            index,
+            HeadTransform(
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                query_norm=norm(config.head_dim) if config.qk_norm else None,
+                key_norm=norm(config.head_dim) if config.qk_norm else None,
+                fused_ops=fused_ops,
+            ),
+            device,
         )
         self.o = linear(config.q_size, config.hidden_size, bias=config.o_bias)
         self.post_norm = norm(config.hidden_size)
@@ -60,13 +70,16 @@ class DecoderLayer:
         places.update(self.down.targets(("mlp.down_proj",)))
         places["input_layernorm.weight"] = self.input_norm.weight
         places["post_attention_layernorm.weight"] = self.post_norm.weight
-        if self.heads.query_norm is not None and self.heads.key_norm is not None:
-            places["self_attn.q_norm.weight"] = self.heads.query_norm.weight
-            places["self_attn.k_norm.weight"] = self.heads.key_norm.weight
+        transform = self.attention.transform
+        if transform.query_norm is not None and transform.key_norm is not None:
+            places["self_attn.q_norm.weight"] = transform.query_norm.weight
+            places["self_attn.k_norm.weight"] = transform.key_norm.weight
+        if self.attention.sinks is not None:
+            places["self_attn.sinks"] = self.attention.sinks
         return {f"model.layers.{self.index}.{name}": place for name, place in places.items()}
 
     def forward(
-        self, hidden: torch.Tensor, delta: torch.Tensor | None, rotations: Rotations, context: StepContext
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, rotations: Sequence[Rotations], context: StepContext
     ) -> torch.Tensor:
         """One layer over the tokens of a step.
 
@@ -79,17 +92,32 @@ class DecoderLayer:
         attended = self._attend(self.input_norm.add_and_normalize(hidden, delta), rotations, context)
         return self.down(self.gate(self.gate_up(self.post_norm.add_and_normalize(hidden, attended))))
 
-    def _attend(self, normalized: torch.Tensor, rotations: Rotations, context: StepContext) -> torch.Tensor:
+    def _attend(self, normalized: torch.Tensor, rotations: Sequence[Rotations], context: StepContext) -> torch.Tensor:
+        layer = self.attention
         heads = self.qkv(normalized).view(len(normalized), -1, self.head_dim)
-        return self.o(context.plan.attend_heads(self.index, heads, self.heads, rotations, self.window))
+        return self.o(context.plans[layer.group].attend_heads(layer, heads, rotations[self.rope]))
+
+
+def _attention_layer(config: ModelConfig, index: int, transform: HeadTransform, device: torch.device) -> AttentionLayer:
+    spec = config.attention[index]
+    group, place = next(
+        (number, group.layers.index(index))
+        for number, group in enumerate(config.kv_cache_groups)
+        if index in group.layers
+    )
+    sinks = torch.empty(config.num_heads, dtype=torch.float32, device=device) if spec.has_sinks else None
+    return AttentionLayer(group=group, index=place, spec=spec, transform=transform, sinks=sinks)
 
 
 class Decoder:
-    """Token ids and a paged cache in, hidden states and logits out.
+    """Token ids and a paged cache in, hidden states and logits out. An architecture whose layers compute something else
+    has a subclass, with its own ``layer_class`` (``registry.ARCHITECTURES``).
 
     ``has_own_head``: the checkpoint stores a head although config.json calls it tied; what is stored counts.
     ``fused_ops``: generated kernels to use between the matrix products, if there are any.
     """
+
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
     def __init__(
         self,
@@ -105,14 +133,15 @@ class Decoder:
         self.dtype = dtype
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = [
-            DecoderLayer(config, index=index, dtype=dtype, device=device, fused_ops=fused_ops)
+            self.layer_class(config, index=index, dtype=dtype, device=device, fused_ops=fused_ops)
             for index in range(config.num_layers)
         ]
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype, device=device)
         self.lm_head = LMHead(self.embedding, tied=config.tie_word_embeddings and not has_own_head)
-        self.rotary = RotaryEmbedding(
-            config.rope, head_dim=config.head_dim, max_positions=max_positions, dtype=dtype, device=device
-        )
+        self.rotary = [
+            RotaryEmbedding(rope, head_dim=config.head_dim, max_positions=max_positions, dtype=dtype, device=device)
+            for rope in config.ropes
+        ]
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Where each tensor of a checkpoint goes, by its name there."""
@@ -132,7 +161,7 @@ class Decoder:
     def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
         """Run the layers: token ids, [num_tokens], to hidden states before the last norm."""
         hidden = self.embedding(input_ids)
-        rotations = self.rotary.rotations(context.positions)
+        rotations = [rotary.rotations(context.positions) for rotary in self.rotary]
         delta: torch.Tensor | None = None
         for layer in self.layers:
             delta = layer.forward(hidden, delta, rotations, context)
@@ -141,3 +170,9 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of every token of the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
         return self.lm_head(self.norm.add_and_normalize(hidden, None))
+
+
+def decoder_class(config: ModelConfig) -> type[Decoder]:
+    """The model of a checkpoint's architecture."""
+    model: type[Decoder] = getattr(architecture_module(config.architecture), "Model", Decoder)
+    return model

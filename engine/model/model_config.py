@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import CheckpointError
+from engine.layers.attention_spec import AttentionSpec
 from engine.layers.rope_config import RopeConfig, RopeType, parse_rope_config
+from kv_transfer.layout import KVCacheGroup, group_layers
 
 SUPPORTED_ACTIVATIONS = ("silu", "swish")
 SUPPORTED_DTYPES = ("float32", "bfloat16", "float16")
+
+DEFAULT_SLIDING_WINDOW = 4096
+"""Of Mistral and Qwen in transformers, where config.json says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What distinguishes one decoder-only transformer from another.
 
-    windows: one entry a layer; None attends to everything before, ``w`` to the ``w`` last positions, itself included.
+    attention: how each layer attends.
     dtype: the checkpoint's, one of ``SUPPORTED_DTYPES``.
     cpu_dtype: what the checkpoint asks to run in on a CPU, by the key ``baton_cpu_dtype``. In 16 bits the matrix
         library's rounding depends on how many requests share a step, so that near-ties can fall either way; a model
@@ -31,14 +37,12 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
     max_model_len: int
-    rope: RopeConfig
-    windows: tuple[int | None, ...]
+    attention: tuple[AttentionSpec, ...]
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -46,6 +50,22 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: str
     cpu_dtype: str
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.attention)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotary embeddings of its layers, each once."""
+        return tuple(dict.fromkeys(spec.rope for spec in self.attention))
+
+    @property
+    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
+        """Its layers by whose KV shares blocks. A window that no sequence outgrows is none."""
+        windows = [spec.window for spec in self.attention]
+        return group_layers([None if window is None or window >= self.max_model_len else window for window in windows])
 
     @property
     def q_size(self) -> int:
@@ -128,19 +148,18 @@ def read_decoder_config(
         raise CheckpointError(f"config.json: head_dim {head_dim} is odd")
     max_position_embeddings = positive(raw, "max_position_embeddings")
     rope = parse_rope_config(raw, max_position_embeddings=max_position_embeddings)
+    scale = 1 / math.sqrt(head_dim)
     return ModelConfig(
         architecture=architecture,
         vocab_size=positive(raw, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=positive(raw, "intermediate_size"),
-        num_layers=positive(raw, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_model_len=_max_model_len(rope, max_position_embeddings),
-        rope=rope,
-        windows=windows,
+        attention=tuple(AttentionSpec(scale=scale, rope=rope, window=window) for window in windows),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=mlp_bias,
@@ -157,17 +176,23 @@ def full_attention(raw: Mapping[str, Any]) -> Windows:
 
 
 def same_window(raw: Mapping[str, Any]) -> Windows:
-    """Every layer has the window that ``sliding_window`` states, if it states one."""
-    if raw.get("sliding_window") is None:
-        return full_attention(raw)
-    return (positive(raw, "sliding_window"),) * positive(raw, "num_hidden_layers")
+    """Every layer has the window that ``sliding_window`` states; null is none."""
+    window = _sliding_window(raw)
+    return (window,) * positive(raw, "num_hidden_layers")
+
+
+def _sliding_window(raw: Mapping[str, Any]) -> int | None:
+    """What transformers takes where the key is missing is not what null says."""
+    if "sliding_window" in raw and raw["sliding_window"] is None:
+        return None
+    return positive(raw, "sliding_window", default=DEFAULT_SLIDING_WINDOW)
 
 
 def windows_of_layers(raw: Mapping[str, Any]) -> Windows:
     """Layers named by ``layer_types`` or ``max_window_layers`` have the window, if ``use_sliding_window`` is on."""
-    if raw.get("sliding_window") is None or not raw.get("use_sliding_window", False):
+    num_layers, window = positive(raw, "num_hidden_layers"), _sliding_window(raw)
+    if window is None or not raw.get("use_sliding_window", False):
         return full_attention(raw)
-    num_layers, window = positive(raw, "num_hidden_layers"), positive(raw, "sliding_window")
     layer_types = raw.get("layer_types")
     if layer_types is None:
         first = int(raw.get("max_window_layers", 28))

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from engine.contract.errors import CheckpointError
-from engine.model.architectures import llama, mistral, qwen2, qwen3
 from engine.model.model_config import ModelConfig, read_config_json
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """How checkpoints of one kind are read.
-
-    name: as ``architectures`` in config.json names it.
-    read_config: from the content of config.json to a model's shape; raises CheckpointError for what it cannot serve.
-    """
-
-    name: str
-    read_config: Callable[[Mapping[str, Any]], ModelConfig]
-
-
 ARCHITECTURES: Final = {
-    module.NAME: Architecture(name=module.NAME, read_config=module.read_config)
-    for module in (llama, mistral, qwen2, qwen3)
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
 }
-"""A new architecture is a file in ``architectures/`` and an entry here."""
+"""What ``architectures`` in config.json may name, and the file in ``architectures/`` that knows it.
+
+Such a file has ``read_config``, which turns the content of config.json into a ``ModelConfig`` or raises CheckpointError
+for what it cannot serve; and, where the model is no plain ``Decoder``, a subclass of that by the name ``Model``.
+"""
 
 
 def load_model_config(path: Path) -> ModelConfig:
@@ -50,13 +43,15 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     Raises:
         CheckpointError: As ``load_model_config``.
     """
-    return _find_architecture(raw).read_config(raw)
-
-
-def _find_architecture(raw: Mapping[str, Any]) -> Architecture:
     names = raw.get("architectures") or []
     for name in names:
         if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+            config: ModelConfig = architecture_module(name).read_config(raw, name)
+            return config
     found = ", ".join(map(str, names)) or "none"
     raise CheckpointError(f"config.json: architecture {found} is not supported; supported: {', '.join(ARCHITECTURES)}")
+
+
+def architecture_module(name: str) -> ModuleType:
+    """The file of an architecture. Imported when it is asked for: one with a model of its own loads torch."""
+    return import_module(f"engine.model.architectures.{ARCHITECTURES[name]}")

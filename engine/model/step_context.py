@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.backend import AttentionPlan
+from engine.attention.backend import AttentionPlans
 
 
 class StepContext(NamedTuple):
@@ -16,8 +16,8 @@ class StepContext(NamedTuple):
     member here, and layers that do not use it stay as they are.
 
     positions: [num_tokens] where each token stands in its sequence, int64, on the model's device.
-    plan: how attention reaches the keys and values of the step.
+    plans: how attention reaches the keys and values of the step, one plan for each KV cache group.
     """
 
     positions: torch.Tensor
-    plan: AttentionPlan
+    plans: AttentionPlans

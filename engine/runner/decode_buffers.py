@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,15 +40,15 @@ class DecodeBuffers:
         self._max_model_len = max_model_len
         self._num_columns = -(-max_model_len // cache.layout.block_size)
         at = cache.blocks.device
-        # One piece, one copy a step: ids, positions, key rows, and as 32-bit numbers the lengths and their sums.
-        self._numbers = torch.zeros(_num_words(max_batch_size), dtype=torch.int64, device=at)
-        self._block_tables = torch.zeros(max_batch_size, self._num_columns, dtype=torch.int32, device=at)
+        num_groups = cache.layout.num_groups
+        # One piece, one copy a step; see ``_parts``.
+        self._numbers = torch.zeros(_num_words(max_batch_size, num_groups), dtype=torch.int64, device=at)
+        self._block_tables = torch.zeros(num_groups, max_batch_size, self._num_columns, dtype=torch.int32, device=at)
         self._query_starts = torch.arange(max_batch_size + 1, dtype=torch.int32, device=at)
         self._stagings = [
-            _Staging(device, max_batch_size=max_batch_size, num_columns=self._num_columns) for _ in range(NUM_STAGINGS)
+            _Staging(device, max_batch_size=max_batch_size, num_groups=num_groups, num_columns=self._num_columns)
+            for _ in range(NUM_STAGINGS)
         ]
-        scratch_slots = np.array([cache.scratch_block * cache.layout.block_size], dtype=np.int64)
-        self._scratch_row = int(cache.key_rows(scratch_slots)[0])
         self._send(self._next_staging(), num_rows=0, batch_size=max_batch_size, num_columns=self._num_columns)
 
     @property
@@ -61,16 +63,17 @@ class DecodeBuffers:
 
     def view(self, batch_size: int) -> DecodeView:
         """The buffers as a graph of ``batch_size`` rows sees them."""
-        ids, positions, key_rows, seq_lens, key_starts = _parts(self._numbers, self._max_batch_size)
+        parts = _parts(self._numbers, self._max_batch_size)
         return DecodeView(
-            input_ids=ids[:batch_size],
-            positions=positions[:batch_size],
+            input_ids=parts.input_ids[:batch_size],
+            positions=parts.positions[:batch_size],
             tables=DecodeTables(
                 query_starts=self._query_starts[: batch_size + 1],
-                key_rows=key_rows[:batch_size],
-                seq_lens=seq_lens[:batch_size],
-                key_starts=key_starts[: batch_size + 1],
-                block_tables=self._block_tables[:batch_size],
+                seq_lens=parts.seq_lens[:batch_size],
+                key_starts=parts.key_starts[: batch_size + 1],
+                block_tables=self._block_tables[:, :batch_size],
+                blocks=parts.blocks[:, :batch_size],
+                offsets=parts.offsets[:batch_size],
                 max_seq_len=self._max_model_len,
             ),
         )
@@ -78,14 +81,16 @@ class DecodeBuffers:
     def fill(self, inputs: StepInputs, *, batch_size: int) -> None:
         """Queue the copy of a step of at most ``batch_size`` rows; the rows behind become padding."""
         attention = inputs.attention
-        num_rows, num_columns = attention.block_tables.shape
+        _, num_rows, num_columns = attention.block_tables.shape
         staging = self._next_staging()
-        ids, positions, key_rows, seq_lens, _ = (part.numpy() for part in staging.parts)
-        ids[:num_rows] = inputs.input_ids
-        positions[:num_rows] = inputs.positions
-        key_rows[:num_rows] = self._cache.key_rows(attention.slots)
-        seq_lens[:num_rows] = attention.seq_lens
-        staging.table(batch_size, num_columns)[:num_rows].numpy()[:] = attention.block_tables
+        parts = staging.parts
+        parts.input_ids[:num_rows].numpy()[:] = inputs.input_ids
+        parts.positions[:num_rows].numpy()[:] = inputs.positions
+        blocks, offsets = np.divmod(attention.slots, self._cache.layout.block_size)
+        parts.blocks[:, :num_rows].numpy()[:] = blocks
+        parts.offsets[:num_rows].numpy()[:] = offsets[0]
+        parts.seq_lens[:num_rows].numpy()[:] = attention.seq_lens
+        staging.table(batch_size, num_columns)[:, :num_rows].numpy()[:] = attention.block_tables
         self._send(staging, num_rows=num_rows, batch_size=batch_size, num_columns=num_columns)
 
     def _next_staging(self) -> _Staging:
@@ -98,40 +103,59 @@ class DecodeBuffers:
         """Pad what is staged and queue its copies. Columns past ``num_columns`` keep what they held: block ids that
         no row is long enough to look at.
         """
-        ids, positions, key_rows, seq_lens, _ = (part[num_rows:batch_size].numpy() for part in staging.parts)
-        ids[:] = 0
-        positions[:] = 0
-        key_rows[:] = self._scratch_row
-        seq_lens[:] = 1
-        *_, all_lens, key_starts = staging.parts
-        np.cumsum(all_lens[:batch_size].numpy(), out=key_starts[1 : batch_size + 1].numpy())
+        parts, padding = staging.parts, slice(num_rows, batch_size)
+        for part in (parts.input_ids, parts.positions, parts.offsets):
+            part[padding].numpy()[:] = 0
+        parts.blocks[:, padding].numpy()[:] = self._cache.scratch_block
+        parts.seq_lens[padding].numpy()[:] = 1
+        np.cumsum(parts.seq_lens[:batch_size].numpy(), out=parts.key_starts[1 : batch_size + 1].numpy())
         table = staging.table(batch_size, num_columns)
-        table[num_rows:].numpy()[:] = self._cache.scratch_block
+        table[:, num_rows:].numpy()[:] = self._cache.scratch_block
         self._numbers.copy_(staging.numbers, non_blocking=True)
-        self._block_tables[:batch_size, :num_columns].copy_(table, non_blocking=True)
+        self._block_tables[:, :batch_size, :num_columns].copy_(table, non_blocking=True)
         staging.copied.record()
 
 
 class _Staging:
     """A step on the host, laid out as it is on the device; not to be written to until ``copied`` has passed."""
 
-    def __init__(self, device: GraphDevice, *, max_batch_size: int, num_columns: int) -> None:
-        self.numbers = device.new_staging(_num_words(max_batch_size), torch.int64)
+    def __init__(self, device: GraphDevice, *, max_batch_size: int, num_groups: int, num_columns: int) -> None:
+        self.numbers = device.new_staging(_num_words(max_batch_size, num_groups), torch.int64)
+        self._num_groups = num_groups
         self.parts = _parts(self.numbers, max_batch_size)
         self.copied = device.new_event()
-        self._table = device.new_staging(max_batch_size * num_columns, torch.int32)
+        self._table = device.new_staging(num_groups * max_batch_size * num_columns, torch.int32)
 
     def table(self, num_rows: int, num_columns: int) -> torch.Tensor:
-        """Block tables of a step, in one piece: [num_rows, num_columns]."""
-        return self._table[: num_rows * num_columns].view(num_rows, num_columns)
+        """Block tables of a step, in one piece: [num_groups, num_rows, num_columns]."""
+        shape = self._num_groups, num_rows, num_columns
+        return self._table[: math.prod(shape)].view(shape)
 
 
-def _num_words(batch_size: int) -> int:
-    return 4 * batch_size + 1
+class _Parts(NamedTuple):
+    """Where in one piece of memory the numbers of a step are: 64-bit numbers, then the lengths and their sums in 32."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    offsets: torch.Tensor
+    blocks: torch.Tensor
+    seq_lens: torch.Tensor
+    key_starts: torch.Tensor
 
 
-def _parts(numbers: torch.Tensor, batch_size: int) -> tuple[torch.Tensor, ...]:
-    """Token ids, positions and key rows in 64 bits, then lengths and where keys start in 32."""
-    ids, positions, key_rows = numbers[: 3 * batch_size].view(3, batch_size).unbind()
-    small = numbers[3 * batch_size :].view(torch.int32)
-    return ids, positions, key_rows, small[:batch_size], small[batch_size : 2 * batch_size + 1]
+def _num_words(batch_size: int, num_groups: int) -> int:
+    return (4 + num_groups) * batch_size + 1
+
+
+def _parts(numbers: torch.Tensor, batch_size: int) -> _Parts:
+    num_rows = (len(numbers) - 1) // batch_size - 1
+    rows = numbers[: num_rows * batch_size].view(num_rows, batch_size)
+    small = numbers[num_rows * batch_size :].view(torch.int32)
+    return _Parts(
+        input_ids=rows[0],
+        positions=rows[1],
+        offsets=rows[2],
+        blocks=rows[3:],
+        seq_lens=small[:batch_size],
+        key_starts=small[batch_size : 2 * batch_size + 1],
+    )

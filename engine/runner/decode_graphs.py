@@ -181,7 +181,7 @@ class DecodeGraphs:
         if not isinstance(attention, DecodeGraphAttention):
             raise CaptureRefusedError(f"{type(attention).__name__} has no plan that can be captured")
         view = buffers.view(size)
-        context = StepContext(positions=view.positions, plan=attention.plan_decode(view.tables))
+        context = StepContext(positions=view.positions, plans=attention.plan_decode(view.tables))
         return partial(self._forward, view.input_ids, context)
 
     def _fail(self, error: Exception) -> None:

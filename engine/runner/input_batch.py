@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from engine.attention.backend import AttentionBatch
+from engine.attention.backend import AttentionBatch, first_seen
 from engine.contract.step import IntArray, SchedulerOutput
 from engine.kernels import decode_rows
 from engine.runner.step_inputs import DecodeLayout, LongArray, StepInputs, UnknownTokens
@@ -18,25 +19,30 @@ UNKNOWN: Final = -1
 
 
 class InputBatch:
-    """Tokens, block table and sampling parameters of every row; only what the scheduler says and samples change it.
+    """Tokens, block tables and sampling parameters of every row; only what the scheduler says and samples change it.
 
+    windows: those of the KV cache groups, each of which has a block table a row.
     ``num_prompt_logprobs`` is -1 for rows whose prompt nobody asks about. While a step is prepared before the tokens of
     the step before are known (``expect``), each of these has a placeholder, until ``learn`` brings it.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, windows: Sequence[int | None] = (None,)
+    ) -> None:
         self.block_size = block_size
         num_columns = max_model_len // block_size + 1
         # The token sampled from the last position that may be computed stands at max_model_len.
         self._token_ids: IntArray = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
-        self._block_table: IntArray = np.zeros((max_num_seqs, num_columns), dtype=np.int32)
+        self._windows = tuple(windows)
+        self._block_tables: IntArray = np.zeros((len(self._windows), max_num_seqs, num_columns), dtype=np.int32)
         num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.sampling = SamplingRows(max_num_seqs)
         self.num_prompt_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
         self._places: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
         self._decode = DecodeLayout(
             token_ids=self._token_ids,
-            block_table=self._block_table,
+            block_tables=self._block_tables,
+            windows=self._windows,
             is_argmax_only=self.sampling.is_argmax_only,
             block_size=block_size,
         )
@@ -47,12 +53,14 @@ class InputBatch:
         """Take in what changed. Released rows need no work: a row is read only after it was set anew."""
         for new in output.new_rows:
             self._token_ids[new.row, : len(new.token_ids)] = new.token_ids
-            self._block_table[new.row, : len(new.block_ids)] = new.block_ids
+            assert len(new.block_ids) == len(self._windows), "a block table for each KV cache group"
+            self._block_tables[:, new.row, : new.block_ids.shape[1]] = new.block_ids
             self.history.num_prompt_tokens[new.row] = new.num_prompt_tokens
             self.sampling.set(new.row, new.sampling, num_prompt_tokens=new.num_prompt_tokens)
             self.num_prompt_logprobs[new.row] = -1 if new.num_prompt_logprobs is None else new.num_prompt_logprobs
         if output.append_rows.size:
-            self._block_table[output.append_rows, output.append_columns] = output.append_block_ids
+            groups = output.append_groups if output.append_groups.size else 0
+            self._block_tables[groups, output.append_rows, output.append_columns] = output.append_block_ids
 
     @property
     def has_unknown(self) -> bool:
@@ -85,8 +93,11 @@ class InputBatch:
             attention=AttentionBatch(
                 query_starts=query_starts,
                 first_positions=output.first_positions,
-                block_tables=self._block_table[rows, :num_columns],
-                slots=self._block_table[token_rows, blocks].astype(np.int64) * self.block_size + offsets,
+                block_tables=self._seen_blocks(rows, output.first_positions, num_columns),
+                # numpy lays the result of such an index out with the tokens first
+                slots=np.ascontiguousarray(
+                    self._block_tables[:, token_rows, blocks].astype(np.int64) * self.block_size + offsets
+                ),
             ),
             last_tokens=last_tokens,
             sampled_rows=sampled_rows,
@@ -118,6 +129,18 @@ class InputBatch:
         owners = np.repeat(np.arange(num_drafts.size), num_drafts)
         num_later = np.cumsum(num_drafts)[owners] - 1 - np.arange(owners.size)
         self._token_ids[output.rows[owners], ends[owners] - 1 - num_later] = output.draft_token_ids
+
+    def _seen_blocks(self, rows: IntArray, first_positions: IntArray, num_columns: int) -> IntArray:
+        """[num_groups, num_rows, num_columns] where entries before a group's window name the first block in it: those
+        in the table may have been given to somebody else.
+        """
+        tables = self._block_tables[:, rows, :num_columns]
+        columns = np.arange(num_columns)
+        for table, window in zip(tables, self._windows, strict=True):
+            if window is not None:
+                first_columns = first_seen(first_positions, window)[:, None] // self.block_size
+                table[:] = np.take_along_axis(table, np.maximum(columns, first_columns), axis=1)
+        return tables
 
     def expect(self, rows: IntArray, positions: IntArray) -> None:
         """Put placeholders where the step in flight samples tokens, in this order. To be called before ``apply``."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.attention.backend import AttentionBatch
+from engine.attention.factory import check_attention
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.step import (
@@ -30,7 +31,7 @@ from engine.device.memory import (
     gpu_budget,
 )
 from engine.layers.fused_ops import choose_fused_ops
-from engine.model.decoder import Decoder
+from engine.model.decoder import decoder_class
 from engine.model.generation import load_generation_defaults
 from engine.model.model_config import ModelConfig
 from engine.model.registry import load_model_config
@@ -76,6 +77,7 @@ class ModelRunner:
         self.model_config: ModelConfig = load_model_config(source.path)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
+        check_attention(self.model_config.architecture, self.model_config.attention, self.device.type)
         if self.device.type == "cpu":
             bound_kernel_caches()
         self.dtype = choose_dtype(source.dtype, self.model_config, self.device)
@@ -83,7 +85,7 @@ class ModelRunner:
         if source.num_threads is not None:
             torch.set_num_threads(source.num_threads)
         self.layout = self._describe_layout()
-        self._model = Decoder(
+        self._model = decoder_class(self.model_config)(
             self.model_config,
             max_positions=self.max_model_len,
             dtype=self.dtype,
@@ -110,6 +112,7 @@ class ModelRunner:
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
             block_size=config.cache.block_size,
+            windows=[group.window for group in self.layout.groups],
         )
         self._is_cpu = self.device.type == "cpu"
         # Nothing asks for gradients; entering the mode costs a step on a CPU, whose caches are cold then, 30 us.
@@ -140,7 +143,7 @@ class ModelRunner:
         shape = self.model_config
         return KVLayout(
             model_hash=model_hash(self._config.model.path, shape),
-            num_layers=shape.num_layers,
+            groups=shape.kv_cache_groups,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             block_size=self._config.cache.block_size,
@@ -150,7 +153,12 @@ class ModelRunner:
 
     def _allocate_cache(self) -> KVCache:
         cache, scheduler = self._config.cache, self._config.scheduler
-        demand = CacheDemand(layout=self.layout, max_model_len=self.max_model_len, max_num_seqs=scheduler.max_num_seqs)
+        demand = CacheDemand(
+            layout=self.layout,
+            max_model_len=self.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            chunk_tokens=scheduler.most_tokens_of_request,
+        )
         num_blocks = choose_num_blocks(cache, demand, self._budget(demand))
         logger.info("KV cache: num_blocks=%d block_bytes=%d", num_blocks, self.layout.block_bytes)
         return self._new_cache(num_blocks)
@@ -222,16 +230,17 @@ class ModelRunner:
         lengths = _split(num_tokens, self.max_model_len)
         query_starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         num_columns = -(-max(lengths) // self.layout.block_size)
-        plan = self._parts.build_attention(scratch).plan(
+        num_groups = self.layout.num_groups
+        plans = self._parts.build_attention(scratch).plan(
             AttentionBatch(
                 query_starts=query_starts,
                 first_positions=np.zeros(len(lengths), dtype=np.int32),
-                block_tables=np.zeros((len(lengths), num_columns), dtype=np.int32),
-                slots=np.zeros(num_tokens, dtype=np.int64),
+                block_tables=np.zeros((num_groups, len(lengths), num_columns), dtype=np.int32),
+                slots=np.zeros((num_groups, num_tokens), dtype=np.int64),
             )
         )
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
-        hidden = self._model.forward(zeros, StepContext(positions=zeros, plan=plan))
+        hidden = self._model.forward(zeros, StepContext(positions=zeros, plans=plans))
         return self._model.logits(hidden[:num_logits])
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -292,13 +301,13 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         if self._graphs is not None and (hidden := self._graphs.run(inputs, self._write_unknown)) is not None:
             return hidden
-        plan = self._attention.plan(inputs.attention)
+        plans = self._attention.plan(inputs.attention)
         if inputs.on_host is not None and self._is_cpu:
             input_ids, positions = inputs.on_host
         else:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
         self._write_unknown(inputs, input_ids)
-        return self._model.forward(input_ids, StepContext(positions=positions, plan=plan))
+        return self._model.forward(input_ids, StepContext(positions=positions, plans=plans))
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:
         """Write the tokens that only the device knows yet into a step's ``input_ids`` there."""

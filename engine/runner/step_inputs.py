@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,20 +63,28 @@ class DecodeLayout:
     """
 
     def __init__(
-        self, *, token_ids: IntArray, block_table: IntArray, is_argmax_only: BoolArray, block_size: int
+        self,
+        *,
+        token_ids: IntArray,
+        block_tables: IntArray,
+        windows: Sequence[int | None],
+        is_argmax_only: BoolArray,
+        block_size: int,
     ) -> None:
         max_num_seqs = len(token_ids)
         self._input_ids: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
         self._positions: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
-        self._slots: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_groups = len(windows)
+        self._slots: LongArray = np.zeros(self._num_groups * max_num_seqs, dtype=np.int64)
         self._first_positions: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         # Never touched beyond what is used: the operating system backs only pages that were written.
-        self._tables: IntArray = np.empty(block_table.size, dtype=np.int32)
+        self._tables: IntArray = np.empty(block_tables.size, dtype=np.int32)
         # Where the tokens of a decode step begin and stand: never written.
         self._starts: IntArray = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._tokens: LongArray = np.arange(max_num_seqs, dtype=np.int64)
         self._memory = (
-            *(token_ids, block_table, block_size, is_argmax_only),
+            *(token_ids, block_tables, np.array([window or 0 for window in windows], dtype=np.int64)),
+            *(block_size, is_argmax_only),
             *(self._input_ids, self._positions, self._slots, self._first_positions, self._tables),
         )
         self._inputs = self._view(0, 0)
@@ -87,7 +96,7 @@ class DecodeLayout:
         ends = np.empty(rows.size, dtype=np.int32)
         num_columns, num_unknown, num_argmax_only = decode_rows.lay_out(rows, positions, ends, *self._memory)
         inputs = self._inputs
-        if inputs.attention.block_tables.shape != (rows.size, num_columns):
+        if inputs.attention.block_tables.shape[1:] != (rows.size, num_columns):
             inputs = self._inputs = self._view(rows.size, num_columns)
         inputs.sampled_rows = rows
         inputs.sampled_positions = ends
@@ -96,15 +105,16 @@ class DecodeLayout:
         return inputs, num_unknown > 0
 
     def _view(self, num_rows: int, num_columns: int) -> StepInputs:
-        input_ids, positions = self._input_ids[:num_rows], self._positions[:num_rows]
+        input_ids, positions, num_groups = self._input_ids[:num_rows], self._positions[:num_rows], self._num_groups
+        tables = self._tables[: num_groups * num_rows * num_columns]
         return StepInputs(
             input_ids=input_ids,
             positions=positions,
             attention=AttentionBatch(
                 query_starts=self._starts[: num_rows + 1],
                 first_positions=self._first_positions[:num_rows],
-                block_tables=self._tables[: num_rows * num_columns].reshape(num_rows, num_columns),
-                slots=self._slots[:num_rows],
+                block_tables=tables.reshape(num_groups, num_rows, num_columns),
+                slots=self._slots[: num_groups * num_rows].reshape(num_groups, num_rows),
                 is_reused=True,
             ),
             last_tokens=self._tokens[:num_rows],

@@ -8,21 +8,23 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from engine.contract.block_hash import BlockHash
+from engine.contract.block_hash import BlockHash, group_hash
 from engine.contract.config import SchedulerConfig
 from engine.contract.stats import Counters
+from engine.scheduler.blocks.block_need import BlockNeed, CachedPrefix
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.gates import AdmissionGate, Verdict
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoad, EarlyLoads
-from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.remote.loads import NOTHING_REMOTE, RemoteKV
 from engine.scheduler.remote.shared_repair import adopt_published_blocks, first_missing_block
 from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.requests.request_queue import RequestQueue
 from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
+from kv_transfer.protocols import RemoteMatch
 
 MAX_PASSED_OVER: Final = 64
 """How many requests a step looks behind: what is blocked must not cost more, however much of it there is."""
@@ -32,9 +34,9 @@ MAX_ASKED_AGAIN: Final = 16
 
 
 class Start(NamedTuple):
-    """What a waiting request would begin with: ``local`` blocks, and a load or else ``num_tokens`` to compute."""
+    """What a waiting request would begin with: the blocks of ``need``, and a load or else ``num_tokens`` to compute."""
 
-    local: list[int]
+    need: BlockNeed
     num_tokens: int
     is_load: bool
     holds_blocks: bool = False
@@ -44,9 +46,10 @@ class Admission:
     """Starts waiting and loaded requests while budget, rows and blocks last. Loads cost nothing of the budget.
 
     A request is admitted only when the blocks of *all* its known tokens are free, and gets them at once: whoever was
-    admitted can compute its prompt, and every load has its destination, whatever comes after (known-failures 7).
-    Beyond that, admission leaves a block for each admitted request that will grow, and a watermark. A request whose
-    next block somebody computes right now is passed over: it will find it in the cache.
+    admitted can compute its prompt, and every load has its destination, whatever comes after (known-failures 7). Of a
+    group with a window these are the blocks that it holds at once; it gives back as many as it takes from then on.
+    Beyond that, admission leaves a block of each group for each admitted request that will grow, and a watermark. A
+    request whose next block somebody computes right now is passed over: it will find it in the cache.
     """
 
     def __init__(
@@ -127,36 +130,42 @@ class Admission:
         early = self._early.find(request)
         if early is not None and self._take_over(request, early):
             return Verdict.ADMITTED
-        if self._is_brought_by_other(request, len(local)):
+        if self._is_brought_by_other(request, local.num_blocks):
             return Verdict.PASSED_OVER
-        num_local_tokens = len(local) * self._kv_cache.block_size
-        num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
-        if self._make_room(request, local) > 0:
+        num_local_tokens = local.num_blocks * self._kv_cache.block_size
+        need = self._need(request, local, start=num_local_tokens)
+        if self._make_room(request, need) > 0:
             return Verdict.BARRIER
-        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        match = self._match(request, num_local_tokens)
         if match is None:
             self._set_undecided(request)
             return Verdict.ADMITTED
         num_known_tokens = min(num_local_tokens + match.num_tokens, request.num_tokens)
-        if not match.num_tokens and not self._can_compute(request.num_tokens - num_local_tokens, draft):
+        if match.num_tokens:
+            need = self._need(request, local, start=min(num_known_tokens, request.num_tokens - 1))
+            if self._kv_cache.groups.has_windows and self._make_room(request, need) > 0:
+                return Verdict.BARRIER
+        elif not self._can_compute(request.num_tokens - num_local_tokens, draft):
             return Verdict.BARRIER
         self._live_requests.leave_waiting(request)
-        self._kv_cache.hold(local)
-        request.block_ids = local + self._kv_cache.allocate(num_fresh)
-        request.num_published_blocks = len(local)
+        request.block_tables = self._kv_cache.take(need)
+        request.num_published_blocks = local.num_blocks
         request.num_computed_tokens = num_local_tokens
         self._count_hits(request, num_local_tokens)
         if match.num_tokens:
-            self._load(request, num_local_blocks=len(local), num_tokens=num_known_tokens)
+            self._load(request, num_local_blocks=local.num_blocks, num_tokens=num_known_tokens)
         else:
             self._remote.release(request)
             self._run(request, draft)
         return Verdict.ADMITTED
 
-    def _ask_gates(self, request: Request, local: list[int], draft: StepDraft) -> Verdict:
+    def _need(self, request: Request, local: CachedPrefix, *, start: int) -> BlockNeed:
+        return self._kv_cache.needs.need(local, start=start, num_tokens=request.num_tokens)
+
+    def _ask_gates(self, request: Request, local: CachedPrefix, draft: StepDraft) -> Verdict:
         """What the gates say of a waiting request; of what is not known yet they are asked when it is."""
-        num_local_tokens = len(local) * self._kv_cache.block_size
-        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        num_local_tokens = local.num_blocks * self._kv_cache.block_size
+        match = self._match(request, num_local_tokens)
         if match is None:
             return Verdict.ADMITTED
         return self.ask_gates(request, draft, request.num_tokens - num_local_tokens - match.num_tokens)
@@ -198,7 +207,7 @@ class Admission:
         self._early.take(early)
         self._live_requests.leave_waiting(request)
         request.block_hashes = early.request.block_hashes
-        request.block_ids = early.block_ids
+        request.block_tables = early.block_tables
         request.num_published_blocks = early.num_local_blocks
         request.num_computed_tokens = num_local_tokens
         self._count_hits(request, num_local_tokens)
@@ -215,13 +224,13 @@ class Admission:
         for early in self._early.pending():
             request = early.request
             local = self.local_prefix(request)
-            num_blocks = self._kv_cache.num_blocks_for(request.num_tokens + 1)
-            if num_blocks - len(local) + self.headroom(request) > self._kv_cache.num_free_without(local):
+            need = self._kv_cache.needs.need(local, start=request.num_tokens - 1, num_tokens=request.num_tokens + 1)
+            if need.num_blocks + self.headroom(request) > self._kv_cache.num_free_beside(need):
                 return
-            if len(local) >= self._kv_cache.num_blocks_for(request.num_tokens):
+            if local.num_blocks >= self._kv_cache.num_blocks_for(request.num_tokens):
                 self._early.drop(request.request_id)
             else:
-                self._early.begin(early, local=local, num_blocks=num_blocks)
+                self._early.begin(early, need, num_local_blocks=local.num_blocks)
 
     def _start(self, request: Request, draft: StepDraft) -> Verdict:
         """Give a loaded request its row, unless that is the last one, and kept for one that goes before it."""
@@ -253,16 +262,16 @@ class Admission:
         )
 
     def _run(self, request: Request, draft: StepDraft) -> None:
-        block_ids, request.block_ids = request.block_ids, []
+        tables, request.block_tables = request.block_tables, []
         request.state = RequestState.RUNNING
-        row = self._table.place(request, block_ids, publishes=self._kv_cache.enable_prefix_caching)
+        row = self._table.place(request, tables, publishes=self._kv_cache.enable_prefix_caching)
         if self._kv_cache.enable_prefix_caching:
             self._pending.claim(request, self._kv_cache.block_size)
         end = min(int(self._table.num_expected[row]), int(self._table.ceiling[row]))
         num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
         for cap in (self._config.long_prefill_token_threshold, draft.prefill_share):
             num_tokens = min(num_tokens, cap or num_tokens)
-        draft.start(self._table, request, block_ids, num_tokens)
+        draft.start(self._table, request, tables, num_tokens)
         if request.message.hand_over:
             is_complete = int(self._table.num_computed[row]) >= request.num_prompt_tokens
             self._announcer.started(request, is_complete=is_complete)
@@ -280,32 +289,34 @@ class Admission:
             None when room would not let it start: it waits for what somebody else brings, or it is undecided now.
         """
         local = self.local_prefix(request)
-        num_local_tokens = len(local) * self._kv_cache.block_size
+        num_local_tokens = local.num_blocks * self._kv_cache.block_size
+        need = self._need(request, local, start=num_local_tokens)
         if self._early.find(request) is not None:
-            return Start(local, 1, is_load=True, holds_blocks=True)
-        if self._is_brought_by_other(request, len(local)):
+            return Start(need, 1, is_load=True, holds_blocks=True)
+        if self._is_brought_by_other(request, local.num_blocks):
             return None
-        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        match = self._match(request, num_local_tokens)
         if match is None:
             self._set_undecided(request)
             return None
         num_tokens = max(request.num_tokens - num_local_tokens - match.num_tokens, 1)
-        return Start(local, num_tokens, is_load=match.num_tokens > 0)
+        if match.num_tokens:
+            need = self._need(request, local, start=request.num_tokens - num_tokens)
+        return Start(need, num_tokens, is_load=match.num_tokens > 0)
 
     def num_missing_blocks(self, request: Request, start: Start) -> int:
         """Blocks that would have to become free before a waiting request could start; early loads give way first."""
-        return 0 if start.holds_blocks else self._make_room(request, start.local)
+        return 0 if start.holds_blocks else self._make_room(request, start.need)
 
-    def _make_room(self, request: Request, local: list[int]) -> int:
+    def _make_room(self, request: Request, need: BlockNeed) -> int:
         """Blocks that ``request`` lacks after early loads gave way to it."""
-        num_missing = self._num_missing_blocks(request, local)
+        num_missing = self._num_missing_blocks(request, need)
         while num_missing > self._kv_cache.num_fenced and self._early.drop_newest():
-            num_missing = self._num_missing_blocks(request, local)
+            num_missing = self._num_missing_blocks(request, need)
         return num_missing
 
-    def _num_missing_blocks(self, request: Request, local: list[int]) -> int:
-        num_fresh = self._kv_cache.num_blocks_for(request.num_tokens) - len(local)
-        return num_fresh + self.headroom(request) - self._kv_cache.num_free_without(local)
+    def _num_missing_blocks(self, request: Request, need: BlockNeed) -> int:
+        return need.num_blocks + self.headroom(request) - self._kv_cache.num_free_beside(need)
 
     def _is_brought_by_other(self, request: Request, block_index: int) -> bool:
         """True when a waiting request should wait on: its next block comes without work of its own.
@@ -328,9 +339,18 @@ class Admission:
             return None
         return request.block_hashes[block_index]
 
-    def local_prefix(self, request: Request) -> list[int]:
-        """Blocks of the longest cached prefix; the last token is always computed."""
-        return self._kv_cache.lookup(self._shareable_hashes(request))
+    def local_prefix(self, request: Request) -> CachedPrefix:
+        """The longest cached prefix; the last token is always computed."""
+        return self._kv_cache.prefix(self._shareable_hashes(request))
+
+    def _match(self, request: Request, num_local_tokens: int) -> RemoteMatch | None:
+        """What the connector supplies beyond the local prefix; None when it does not know yet."""
+        if not self._remote.can_load:
+            return NOTHING_REMOTE
+        hashes = self._shareable_hashes(request)
+        num_groups = self._kv_cache.groups.num_groups
+        by_group = [hashes] + [[group_hash(each, group) for each in hashes] for group in range(1, num_groups)]
+        return self._remote.match(request, num_local_tokens, by_group)
 
     def _shareable_hashes(self, request: Request) -> list[BlockHash]:
         """Addresses of the full blocks that need no computing if somebody has them."""
@@ -349,7 +369,13 @@ class Admission:
         table, rows = self._table, self._table.order
         num_growing = int((table.limit[rows] - 1 > table.capacity[rows]).sum())
         grows = request.limit - 1 > self._kv_cache.num_blocks_for(request.num_tokens) * self._kv_cache.block_size
-        return self._watermark + num_growing + len(self._live_requests.ready) + self._remote.num_loading + grows
+        num_growing += len(self._live_requests.ready) + self._remote.num_loading + grows
+        return self._watermark + num_growing * self.blocks_per_growth
+
+    @property
+    def blocks_per_growth(self) -> int:
+        """Blocks that a request takes when it grows out of those that it has: one of each group."""
+        return self._kv_cache.groups.num_groups
 
     @property
     def num_admitted(self) -> int:
@@ -357,7 +383,7 @@ class Admission:
         return len(self._table) + len(self._live_requests.ready) + self._remote.num_loading
 
     def is_kept_a_block(self, request: Request) -> bool:
-        """True when ``headroom`` counts a block for this running or loaded request."""
+        """True when ``headroom`` counts the growth of this running or loaded request."""
         row = request.row
         return row is None or bool(self._table.limit[row] - 1 > self._table.capacity[row])
 

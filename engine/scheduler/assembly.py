@@ -78,13 +78,22 @@ def assemble(
     *,
     num_blocks: int,
     max_model_len: int,
+    windows: Sequence[int | None],
     connector: SchedulerConnector | None,
     clock: Callable[[], float],
     gates: Sequence[AdmissionGate],
     drafting: Drafting | None = None,
 ) -> Parts:
     """Build everything; ``config`` was checked against the cache."""
-    state = _state(config, cache, num_blocks=num_blocks, max_model_len=max_model_len, connector=connector, clock=clock)
+    state = _state(
+        config,
+        cache,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        windows=windows,
+        connector=connector,
+        clock=clock,
+    )
     delay = _prompt_delay(config, state, clock)
     partial_prefills = _partial_prefills(config, cache, state)
     all_gates = [gate for gate in (delay, partial_prefills, *gates) if gate is not None]
@@ -114,7 +123,7 @@ def assemble(
             remote=state.remote,
             early=state.early,
             max_model_len=max_model_len,
-            max_kv_tokens=num_blocks * cache.block_size,
+            max_kv_tokens=state.kv_cache.groups.max_tokens(num_blocks, chunk_tokens=config.most_tokens_of_request),
             has_connector=connector is not None,
             clock=clock,
         ),
@@ -137,6 +146,7 @@ def _state(
     *,
     num_blocks: int,
     max_model_len: int,
+    windows: Sequence[int | None],
     connector: SchedulerConnector | None,
     clock: Callable[[], float],
 ) -> State:
@@ -145,11 +155,15 @@ def _state(
         num_blocks=num_blocks,
         block_size=cache.block_size,
         enable_prefix_caching=cache.enable_prefix_caching,
+        windows=windows,
+        chunk_tokens=config.most_tokens_of_request,
         events=cache_events,
         tier=connector.tier if connector is not None else None,
         clock=clock,
     )
-    table = RowTable(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=cache.block_size)
+    table = RowTable(
+        max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=cache.block_size, windows=windows
+    )
     source, producer, consumer = (
         (connector.source, connector.producer, connector.consumer) if connector is not None else (None, None, None)
     )

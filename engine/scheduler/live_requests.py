@@ -10,6 +10,7 @@ from engine.contract.config import QueuePolicy
 from engine.contract.messages import FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
 from engine.contract.step import EMPTY_INTS, IntArray
+from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.remote.announcer import Announcer
@@ -18,6 +19,7 @@ from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.requests.request_queue import RequestQueue, make_queue
 from engine.scheduler.requests.row_table import RowTable
+from kv_transfer.cache_groups import held_blocks
 from kv_transfer.params import KVTransferParams
 
 
@@ -93,8 +95,8 @@ class LiveRequests:
         self.undecided.push(request)
 
     def block_ids(self, request: Request) -> list[int]:
-        """The blocks that a running or ready request holds."""
-        return request.block_ids if request.row is None else self._table.block_ids(request.row)
+        """The blocks that a running or ready request holds, of all groups, in the order of its tokens."""
+        return held_blocks(request.block_tables if request.row is None else self._table.block_tables(request.row))
 
     def preempt(self, request: Request) -> None:
         """Take a request's blocks; it goes to the head of the queue, and that is counted."""
@@ -107,8 +109,7 @@ class LiveRequests:
 
     def put_back(self, request: Request) -> None:
         """Take a request's blocks, or its load; it goes to the head of the queue and is computed here."""
-        block_ids = self._take_blocks(request)
-        self._kv_cache.release(block_ids)
+        self._kv_cache.release_tables(self._take_tables(request))
         request.state = RequestState.WAITING
         request.num_computed_tokens = request.num_preempted_tokens = 0
         request.num_published_blocks = 0
@@ -119,15 +120,24 @@ class LiveRequests:
 
     def finish(self, request: Request) -> None:
         """End a request wherever it is and free all it held; the caller reports the end."""
-        self._kv_cache.release(self._retire(request))
+        self._kv_cache.release_tables(self._retire(request))
 
     def hand_over(self, request: Request, *, num_tokens: int) -> KVTransferParams:
-        """End a running request and keep the blocks of its first tokens, which are computed, under a lease."""
+        """End a running request and keep its first tokens' KV, which is computed, under a lease.
+
+        Of a group with a window that is what the last of these tokens sees: whoever goes on needs no more.
+        """
         self._announcer.finish(request)
-        block_ids = self._retire(request)
-        num_kept = self._kv_cache.num_blocks_for(num_tokens)
-        self._kv_cache.release(block_ids[num_kept:])
-        return self._leases.grant(request, block_ids[:num_kept], self._kv_cache.block_size, num_tokens=num_tokens)
+        tables = self._retire(request)
+        groups, end = self._kv_cache.groups, self._kv_cache.num_blocks_for(num_tokens)
+        kept: BlockTables = []
+        left: BlockTables = []
+        for group, table in enumerate(tables):
+            first = groups.first_block(group, num_tokens - 1)
+            kept.append(table[first:end])
+            left.append(table[:first] + table[end:])
+        self._kv_cache.release_tables(left)
+        return self._leases.grant(request, kept, num_tokens=num_tokens)
 
     def report(
         self,
@@ -169,28 +179,28 @@ class LiveRequests:
         self._released_rows, self._finished_ids = [], []
         return reports
 
-    def _retire(self, request: Request) -> list[int]:
-        block_ids = self._take_blocks(request)
+    def _retire(self, request: Request) -> BlockTables:
+        tables = self._take_tables(request)
         self._remote.release(request)
         request.state = RequestState.FINISHED
         del self.live[request.request_id]
         self._finished_ids.append(request.request_id)
         self._counters.num_finished += 1
-        return block_ids
+        return tables
 
-    def _take_blocks(self, request: Request) -> list[int]:
-        """Take a request out of the place where it is; returns the blocks that are its own to free."""
-        block_ids: list[int] = []
+    def _take_tables(self, request: Request) -> BlockTables:
+        """Take a request out of the place where it is; returns the block tables that are its own to free."""
+        tables: BlockTables = []
         self._pending.withdraw(request)
         if request.state is RequestState.RUNNING:
             assert request.row is not None
             row = request.row
             self._announcer.give_up(request)
-            block_ids = self._table.release(row)
+            tables = self._table.release(row)
             self._released_rows.append(row)
         elif request.state is RequestState.READY:
             self.ready.remove(request)
-            block_ids = request.block_ids
+            tables = request.block_tables
         elif request.state is RequestState.LOADING:
             self._remote.abandon(request)
         elif request in self.undecided:
@@ -198,5 +208,5 @@ class LiveRequests:
             self.queued_prefill_tokens -= request.num_tokens
         else:
             self.leave_waiting(request)
-        request.block_ids = []
-        return block_ids
+        request.block_tables = []
+        return tables

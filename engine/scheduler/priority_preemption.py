@@ -17,6 +17,7 @@ from engine.scheduler.policy.preemption import PreemptionPolicy
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
+from kv_transfer.cache_groups import held_blocks
 
 MAX_ASKED: Final = 16
 """How many undecided requests a step looks behind."""
@@ -172,11 +173,12 @@ class Room:
         self._needs_row = not start.is_load
         self._num_rows = num_rows
         self._growing: set[int] = set() if start.holds_blocks else admission.rows_that_grow_now()
-        self._num_missing = admission.num_missing_blocks(request, start) + len(self._growing)
+        self._growth = admission.blocks_per_growth
+        self._num_missing = admission.num_missing_blocks(request, start) + len(self._growing) * self._growth
         self._headroom = 0 if start.holds_blocks else admission.headroom(request)
         self._num_others = admission.num_admitted
         self._num_kept_for_others = 0
-        self._kept = frozenset(start.local)
+        self._kept = frozenset(held_blocks(start.need.cached))
         self._num_released: Counter[int] = Counter()
 
     @property
@@ -207,6 +209,6 @@ class Room:
 
     def _move(self, victim: Request, sign: int) -> None:
         self._num_rows += sign * (victim.row is not None)
-        self._num_missing -= sign * (victim.row in self._growing)
+        self._num_missing -= sign * (victim.row in self._growing) * self._growth
         self._num_others -= sign
-        self._num_kept_for_others += sign * self._admission.is_kept_a_block(victim)
+        self._num_kept_for_others += sign * self._admission.is_kept_a_block(victim) * self._growth

@@ -12,6 +12,7 @@ from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import Load, LoadOutcome, RemoteKV, set_computed
 from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.step_output import StepOutputProcessor
+from kv_transfer.cache_groups import has_window
 from kv_transfer.connector import ConnectorEvents, LeaseEnded, LoadEnded
 
 KV_LOST = "kv_lost"
@@ -66,19 +67,24 @@ class RemoteEvents:
             self._counters.num_unknown_ids += 1
             return
         if ended.outcome is LoadOutcome.ABANDONED:
-            self._kv_cache.release(ended.load.block_ids)
+            self._kv_cache.release_tables(ended.load.block_tables)
             return
         request = ended.load.request
         request.state = RequestState.READY
         self._live_requests.ready.push(request)
-        self._counters.failed_blocks += len(ended.damaged_blocks)
+        num_failed = len(ended.damaged_blocks)
+        self._counters.failed_blocks += num_failed
         reason = event.error or "no reason given"
-        if ended.damaged_blocks and self._config.load_failure_policy == "fail":
-            self._fail(request, reason, num_failed=len(ended.damaged_blocks))
-        elif self._is_too_much(request, len(ended.damaged_blocks)):
-            self._fail(request, reason, num_failed=len(ended.damaged_blocks), code=KV_LOST)
-        else:
+        is_repairable = self._is_repairable(request, ended.damaged_blocks)
+        num_to_compute = num_failed if is_repairable else ended.load.end_block - ended.load.first_block
+        if num_failed and self._config.load_failure_policy == "fail":
+            self._fail(request, reason, num_failed=num_failed)
+        elif self._is_too_much(request, num_to_compute):
+            self._fail(request, reason, num_failed=num_failed, code=KV_LOST)
+        elif is_repairable:
             self._resume(request, ended.load, ended.damaged_blocks)
+        else:
+            self._compute_all(request, ended.load)
 
     def _give_up_load(self, request_id: str) -> None:
         """A load ran out of time: its request is computed here, its destination stays held until the load ended."""
@@ -94,8 +100,22 @@ class RemoteEvents:
         if self._is_too_much(load.request, num_blocks):
             self._fail(load.request, "the load ran out of time", num_failed=num_blocks, code=KV_LOST)
             return
+        self._compute_all(load.request, load)
+
+    def _compute_all(self, request: Request, load: Load) -> None:
+        """Compute all that a load was to bring: nothing of what it brought is used."""
         self._counters.recomputed_tokens += load.num_tokens - load.first_block * self._kv_cache.block_size
-        self._live_requests.put_back(load.request)
+        self._live_requests.put_back(request)
+
+    def _is_repairable(self, request: Request, damaged_blocks: tuple[int, ...]) -> bool:
+        """True when all that computing the damaged blocks looks at is there.
+
+        A group with a window was loaded only from where the next token's window begins. The window of a damaged
+        block begins earlier; unless that is loaded as well, computing has to begin with what is in the cache here.
+        """
+        if not damaged_blocks or not self._kv_cache.groups.has_windows:
+            return True
+        return has_window(self._kv_cache.groups, request.block_tables, damaged_blocks[0] * self._kv_cache.block_size)
 
     def _is_too_much(self, request: Request, num_blocks: int) -> bool:
         """True when whoever sent the request wants it back rather than computed here."""

@@ -14,7 +14,11 @@ from engine.scheduler.requests.request import Request
 
 
 class RequestValidator:
-    """Checks requests and queues those that can be served. A refusal releases the KV that was kept for the request."""
+    """Checks requests and queues those that can be served. A refusal releases the KV that was kept for the request.
+
+    ``max_kv_tokens`` are those of the longest request that the KV cache holds; None: of any length, since windows
+    bound what a request holds at once.
+    """
 
     def __init__(
         self,
@@ -24,7 +28,7 @@ class RequestValidator:
         remote: RemoteKV,
         early: EarlyLoads,
         max_model_len: int,
-        max_kv_tokens: int,
+        max_kv_tokens: int | None,
         has_connector: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -33,7 +37,7 @@ class RequestValidator:
         self._remote = remote
         self._early = early
         self._max_model_len = max_model_len
-        self._max_kv_tokens = max_kv_tokens
+        self._max_kv_tokens = max_model_len if max_kv_tokens is None else max_kv_tokens
         self._has_connector = has_connector
         self._clock = clock
         self._next_arrival_index = 0

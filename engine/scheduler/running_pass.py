@@ -118,12 +118,16 @@ class RunningPass:
         """Append the blocks that these rows lack to come to ``ends``; False when there are not enough, and then none
         was taken.
         """
-        counts = -(-(ends - self._table.capacity[rows]) // np.int32(self._table.block_size))
-        num_blocks = int(counts.sum())
-        if num_blocks > self._kv_cache.num_free:
+        counts = self._table.lacking_blocks(rows, ends)
+        num_blocks = counts.sum(axis=1).tolist()
+        if sum(num_blocks) > self._kv_cache.num_free:
             return False
-        block_ids = np.array(self._kv_cache.allocate(num_blocks), np.int32)
-        draft.append((*self._table.append_blocks(rows, counts, block_ids), block_ids))
+        for group, taken in enumerate(self._kv_cache.allocate_by_group(num_blocks)):
+            if taken:
+                block_ids = np.array(taken, np.int32)
+                places = self._table.append_blocks(rows, counts[group], block_ids, group=group)
+                draft.append(*places, block_ids, group=group)
+        self._table.set_capacity(rows)
         return True
 
     def _make_room(self, rows: RowArray, ends: IntArray) -> set[int]:
@@ -132,7 +136,7 @@ class RunningPass:
         Returns:
             Rows that have to wait: nobody is served after them, or the blocks come back when a step has returned.
         """
-        lacks = -(-(ends - self._table.capacity[rows]) // np.int32(self._table.block_size))
+        lacks = self._table.lacking_blocks(rows, ends).sum(axis=0)
         askers = [(self._table.owner(row), int(lack)) for row, lack in zip(rows.tolist(), lacks, strict=True)]
         stalled: set[int] = set()
         num_taken = 0

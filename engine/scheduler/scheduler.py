@@ -28,7 +28,8 @@ class Scheduler:
 
     ``schedule`` and ``update`` alternate, or run ahead: a step may be scheduled before the previous one returned, and
     steps return in the order in which they were scheduled. With ``drafting`` a step also verifies draft tokens of
-    running requests. Not thread-safe: one thread owns it.
+    running requests. Not thread-safe: one thread owns it. ``windows`` are those of the model's KV cache groups, in
+    tokens; None for a group whose layers see all that was before.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Scheduler:
         *,
         num_blocks: int,
         max_model_len: int,
+        windows: Sequence[int | None] = (None,),
         connector: SchedulerConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
         gates: Sequence[AdmissionGate] = (),
@@ -52,6 +54,7 @@ class Scheduler:
             cache,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
+            windows=windows,
             connector=connector,
             clock=clock,
             gates=gates,
@@ -284,6 +287,8 @@ class Scheduler:
         tables = self._leases.tables() + self._remote.abandoned_tables() + self._early.tables()
         holders = self._remote.loading() + list(self._live_requests.ready) + self._table.running()
         tables += [self._live_requests.block_ids(request) for request in holders]
+        for row in self._table.order.tolist():
+            self._table.check_windows(row)
         self._kv_cache.check_integrity(tables)
         self._pending.check_integrity(self._live_requests.live)
 

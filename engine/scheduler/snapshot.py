@@ -22,7 +22,7 @@ def take_snapshot(
     early: EarlyLoads,
 ) -> SchedulerStats:
     """What is, and what has been counted since the start."""
-    num_free = kv_cache.num_free
+    num_free, held_by_group = kv_cache.num_free, kv_cache.pool.num_held_by_group
     counted = counters.values()
     counted["num_dropped_early_loads"] = early.num_dropped
     counted["num_allocated_blocks"] = kv_cache.pool.num_allocated
@@ -38,6 +38,10 @@ def take_snapshot(
         num_held_blocks=kv_cache.num_blocks - num_free - leases.num_leased_blocks,
         num_leased_blocks=leases.num_leased_blocks,
         num_early_blocks=early.num_blocks,
+        num_window_blocks=sum(
+            num for num, window in zip(held_by_group, kv_cache.groups.windows, strict=True) if window is not None
+        ),
+        held_blocks_by_group=held_by_group,
         queued_prefill_tokens=live_requests.queued_prefill_tokens + table.num_prefill_tokens_left(),
         **counted,
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.contract.step import EMPTY_INTS, IntArray, NewRow, SchedulerOutput
+from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.live_requests import Reports
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
+from kv_transfer.cache_groups import ABSENT_BLOCK
 from kv_transfer.connector import ConnectorOrders
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
@@ -54,7 +56,13 @@ class StepInFlight(NamedTuple):
     num_releases: int
 
 
-Appended: TypeAlias = tuple[IntArray, IntArray, IntArray]
+class Appended(NamedTuple):
+    """Blocks that running rows were given, all of one KV cache group."""
+
+    rows: IntArray
+    columns: IntArray
+    block_ids: IntArray
+    group: int
 
 
 class StartedRow(NamedTuple):
@@ -86,9 +94,13 @@ class StepDraft:
     running: Batch | None = None
     started: list[StartedRow] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
-    appended: Appended | None = None
+    appended: list[Appended] = field(default_factory=list)
 
-    def start(self, table: RowTable, request: Request, block_ids: list[int], num_tokens: int) -> None:
+    def append(self, rows: IntArray, columns: IntArray, block_ids: IntArray, *, group: int) -> None:
+        """Tell the runner of blocks that running rows were given."""
+        self.appended.append(Appended(rows, columns, block_ids, group))
+
+    def start(self, table: RowTable, request: Request, tables: BlockTables, num_tokens: int) -> None:
         """Add a request that was just placed, with its first ``num_tokens`` positions."""
         row = request.row
         assert row is not None
@@ -104,18 +116,11 @@ class StepDraft:
                 request_id=request.request_id,
                 token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                block_ids=np.array(block_ids, np.int32),
+                block_ids=_as_array(tables),
                 sampling=request.message.sampling,
                 num_prompt_logprobs=request.num_prompt_logprobs,
             )
         )
-
-    def append(self, appended: Appended) -> None:
-        """Tell the runner of further blocks of running requests."""
-        if self.appended is not None:
-            rows, columns, block_ids = (np.concatenate(parts) for parts in zip(self.appended, appended, strict=True))
-            appended = rows, columns, block_ids
-        self.appended = appended
 
     def batch(self) -> Batch:
         """All rows of the step: those that ran before, then those that start."""
@@ -141,7 +146,7 @@ class StepDraft:
         self, batch: Batch, *, step_id: int, reports: Reports, connector_orders: ConnectorOrders
     ) -> SchedulerOutput:
         """The message to the runner."""
-        append_rows, append_columns, append_block_ids = self.appended or (EMPTY_INTS, EMPTY_INTS, EMPTY_INTS)
+        append_rows, append_columns, append_block_ids, append_groups = self._joined()
         return SchedulerOutput(
             step_id=step_id,
             rows=batch.rows_int32,
@@ -155,9 +160,34 @@ class StepDraft:
             append_rows=append_rows,
             append_columns=append_columns,
             append_block_ids=append_block_ids,
+            append_groups=append_groups,
             finished_request_ids=reports.finished_request_ids,
             connector_orders=connector_orders,
         )
+
+    def _joined(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Rows, columns, ids and groups of all appended blocks; no groups when all are of the first."""
+        parts = self.appended
+        if not parts:
+            return EMPTY_INTS, EMPTY_INTS, EMPTY_INTS, EMPTY_INTS
+        if len(parts) == 1 and parts[0].group == 0:
+            return parts[0].rows, parts[0].columns, parts[0].block_ids, EMPTY_INTS
+        return (
+            np.concatenate([part.rows for part in parts]),
+            np.concatenate([part.columns for part in parts]),
+            np.concatenate([part.block_ids for part in parts]),
+            np.concatenate([np.full(part.rows.size, part.group, np.int32) for part in parts]),
+        )
+
+
+def _as_array(tables: BlockTables) -> IntArray:
+    """[num_groups, num_blocks] block tables of a row, filled up with ABSENT_BLOCK."""
+    if len(tables) == 1:
+        return np.array(tables, np.int32)
+    array = np.full((len(tables), max(map(len, tables))), ABSENT_BLOCK, np.int32)
+    for group, table in enumerate(tables):
+        array[group, : len(table)] = table
+    return array
 
 
 EMPTY_BATCH = Batch(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from engine.contract.block_hash import BlockHash, hash_block, hash_chain
+from engine.contract.block_hash import BlockHash, group_hash, hash_block, hash_chain
 from engine.contract.messages import DeltaLogprobs, FinishReason, TokenDelta
 from engine.contract.stats import Counters
 from engine.contract.step import IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
@@ -17,6 +19,7 @@ from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.step_draft import Batch, StepInFlight
 from engine.scheduler.step_result import StepResult, tokens_of
+from kv_transfer.cache_groups import ABSENT_BLOCK
 
 
 class StepOutputProcessor:
@@ -76,6 +79,8 @@ class StepOutputProcessor:
         if num_full:
             full = found[row_passes.FULL, :num_full]
             self._publish_full_blocks(batch.rows[full], ends[full])
+        if self._kv_cache.groups.has_windows and (left := table.leave_windows(batch.rows, ends)):
+            self._kv_cache.release_behind_window(left)
         if result.prompt_logprobs:
             self._collect(batch.rows, result.prompt_logprobs)
         ended: list[int] = found[row_passes.ENDED, :num_ended].tolist()
@@ -123,7 +128,7 @@ class StepOutputProcessor:
             start = index * block_size
             if any(invalid_span.start <= start < invalid_span.end for invalid_span in invalid_spans):
                 continue
-            self._publish(request, index, request.block_ids[index])
+            self._publish(request, index, [table[index] for table in request.block_tables])
             if index > first_invalid_block:
                 request.confirmed_blocks.add(index)
         request.num_published_blocks = max(request.num_published_blocks, first_invalid_block)
@@ -235,12 +240,12 @@ class StepOutputProcessor:
         table.publish_goal[rows] = goals + block_size
         num_bytes = block_size * table.token_ids.itemsize
         requests: list[Request] = table.owners[rows].tolist()
-        for number, (request, index, block_id) in enumerate(zip(requests, indices, block_ids, strict=True)):
+        for number, (request, index, *ids) in enumerate(zip(requests, indices, *block_ids, strict=True)):
             hashes = request.block_hashes
             if index == len(hashes):
                 parent = hashes[-1] if hashes else request.root
                 hashes.append(hash_block(parent, token_bytes[number * num_bytes : (number + 1) * num_bytes]))
-            self._publish(request, index, block_id)
+            self._publish(request, index, ids)
             request.num_published_blocks = index + 1
             if request.confirmed_blocks:
                 self._skip_confirmed(request)
@@ -253,8 +258,8 @@ class StepOutputProcessor:
         if len(hashes) < stop:
             tokens = table.token_ids[row, len(hashes) * block_size : stop * block_size]
             hashes.extend(hash_chain(hashes[-1] if hashes else request.root, tokens, block_size))
-        for index, block_id in enumerate(table.block_table[row, first:stop].tolist(), start=first):
-            self._publish(request, index, block_id)
+        for index, block_ids in enumerate(table.block_table[:, row, first:stop].T.tolist(), start=first):
+            self._publish(request, index, block_ids)
         request.num_published_blocks = stop
         table.publish_goal[row] = (stop + 1) * block_size
         self._skip_confirmed(request)
@@ -265,12 +270,20 @@ class StepOutputProcessor:
             request.num_published_blocks += 1
         self._table.publish_goal[request.row] = (request.num_published_blocks + 1) * self._table.block_size
 
-    def _publish(self, request: Request, index: int, block_id: int) -> None:
+    def _publish(self, request: Request, index: int, block_ids: Sequence[int]) -> None:
+        """Offer one block a group; what left its window, or lay before it from the start, is not here to offer."""
         block_hash = request.block_hashes[index]
         if len(self._pending):
             self._pending.published(block_hash)
-        if self._kv_cache.publish(block_id, block_hash) and self._kv_cache.records_events:
+        if (
+            block_ids[0] != ABSENT_BLOCK
+            and self._kv_cache.publish(block_ids[0], block_hash)
+            and self._kv_cache.records_events
+        ):
             self._record(request, index, block_hash)
+        for group, block_id in enumerate(block_ids[1:], start=1):
+            if block_id != ABSENT_BLOCK:
+                self._kv_cache.publish(block_id, group_hash(block_hash, group))
 
     def _record(self, request: Request, index: int, block_hash: BlockHash) -> None:
         block_size = self._kv_cache.block_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kv_transfer.cache_groups import GroupBlocks, held_blocks
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders
 from kv_transfer.params import KVTransferParams
 from kv_transfer.protocols import EvictionTier, KVConsumer, KVSource, RemoteMatch
@@ -33,7 +34,7 @@ class ChainSource:
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),
+        block_hashes: Sequence[Sequence[bytes]] = (),
     ) -> RemoteMatch | None:
         """Offer what the sources have together; None as soon as one of them does not know yet."""
         self._plan = []
@@ -59,17 +60,20 @@ class ChainSource:
         return RemoteMatch(num_tokens=end - num_local_tokens)
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: GroupBlocks
     ) -> None:
-        """Give each source its part, and the peer source what is left; a hand-over that is not needed is released."""
+        """Give each source its part, and the peer source what is left; a hand-over that is not needed is released.
+
+        A part of which nothing is needed, because the parts behind it fill all windows, is not loaded.
+        """
         is_handed_over = False
-        begin, end = first_block, first_block + len(block_ids)
+        begin, end = first_block, first_block + max(map(len, block_ids))
         for source, end_block in (*self._plan, (self._peer_source, end)):
-            part = block_ids[begin - first_block : min(end_block, end) - first_block]
-            if part:
+            part = tuple(group[begin - first_block : min(end_block, end) - first_block] for group in block_ids)
+            if held_blocks(part):
                 source.begin_load(request_id=request_id, params=params, first_block=begin, block_ids=part)
                 is_handed_over |= source is self._peer_source
-                begin += len(part)
+            begin = max(begin, min(end_block, end))
         self._plan = []
         if params is not None and not is_handed_over:
             self._consumer.release(params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.block_memory import BlockMemory
@@ -21,6 +21,7 @@ class _Prompt:
 
     epoch: int
     next_tell_s: float
+    places: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
 
@@ -37,10 +38,10 @@ class _Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """What was announced of a prompt that is complete now. ``checksums`` are those of its first blocks."""
+    """What was announced of a prompt that is complete now: ``checksums`` by block id."""
 
     epoch: int = 0
-    checksums: tuple[int, ...] = ()
+    checksums: Mapping[int, int] = field(default_factory=dict)
 
 
 class Announcements:
@@ -82,8 +83,8 @@ class Announcements:
         """True while somebody is still to be told something."""
         return bool(self._due)
 
-    def announce(self, request_id: str, *, first_block: int, block_ids: tuple[int, ...]) -> None:
-        """Blocks of a prompt are complete, behind those announced before."""
+    def announce(self, request_id: str, *, places: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Blocks of a prompt are complete, at ``places`` (``block_place``) behind those announced before."""
         checksums = self._memory.checksums(block_ids) if self._memory is not None else ()
         with self._lock:
             prompt = self._prompts.get(request_id)
@@ -91,7 +92,8 @@ class Announcements:
                 prompt = self._prompts[request_id] = _Prompt(
                     epoch=next(self._epochs), next_tell_s=self._clock() + self._period_s
                 )
-            assert first_block == len(prompt.block_ids), "blocks are announced in order"
+            assert not prompt.places or prompt.places[-1] < places[0], "blocks are announced in order"
+            prompt.places.extend(places)
             prompt.block_ids.extend(block_ids)
             prompt.checksums.extend(checksums)
             self.num_announced_blocks += len(block_ids)
@@ -106,16 +108,16 @@ class Announcements:
             is_wanted = self._mark(request_id)
         self._changed(is_wanted)
 
-    def finish(self, request_id: str, block_ids: tuple[int, ...]) -> Announced:
-        """The prompt is complete and goes under a lease; its reader learns of the rest with that."""
+    def finish(self, request_id: str, block_ids: Sequence[int]) -> Announced:
+        """The prompt is complete and its blocks go under a lease; its reader learns of the rest with that."""
         with self._lock:
             prompt = self._prompts.pop(request_id, None)
             self._subscriptions.pop(request_id, None)
             self._due.pop(request_id, None)
         if prompt is None:
             return Announced()
-        assert block_ids[: len(prompt.block_ids)] == tuple(prompt.block_ids), "an announced block was replaced"
-        return Announced(epoch=prompt.epoch, checksums=tuple(prompt.checksums))
+        assert set(prompt.block_ids) <= set(block_ids), "an announced block was replaced"
+        return Announced(epoch=prompt.epoch, checksums=dict(zip(prompt.block_ids, prompt.checksums, strict=False)))
 
     def subscribe(self, request_id: str, sender: str) -> None:
         """Tell ``sender`` of a prompt, whether its computing has begun or not, for a time-to-live from now."""
@@ -158,7 +160,7 @@ class Announcements:
         prompt = self._prompts.get(request_id)
         if prompt is None:
             reader.epoch, reader.num_told = next(self._epochs), 0
-            return [(reader.sender, Announce(request_id=request_id, epoch=reader.epoch, first_block=0, block_ids=()))]
+            return [(reader.sender, Announce(request_id=request_id, epoch=reader.epoch, places=(), block_ids=()))]
         if reader.epoch != prompt.epoch:
             reader.epoch, reader.num_told = prompt.epoch, 0
         starts = range(reader.num_told, len(prompt.block_ids), _MAX_BLOCKS_PER_MESSAGE)
@@ -169,7 +171,7 @@ class Announcements:
                 Announce(
                     request_id=request_id,
                     epoch=prompt.epoch,
-                    first_block=start,
+                    places=tuple(prompt.places[start : start + _MAX_BLOCKS_PER_MESSAGE]),
                     block_ids=tuple(prompt.block_ids[start : start + _MAX_BLOCKS_PER_MESSAGE]),
                     checksums=tuple(prompt.checksums[start : start + _MAX_BLOCKS_PER_MESSAGE]) or None,
                 ),

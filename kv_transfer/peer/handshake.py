@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kv_transfer.errors import HandshakeRefusedError
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 from kv_transfer.params import PROTOCOL_VERSION, Hello, PeerIdentity
@@ -15,9 +17,14 @@ _MAX_DEVICE_INDEX = (1 << 31) - 1
 
 def describe_layout(layout: KVLayout) -> str:
     """One line that tells two layouts apart for a person."""
+    num_layers_of: Counter[int] = Counter()
+    for group in layout.groups:
+        if group.window is not None:
+            num_layers_of[group.window] += len(group.layers)
+    windows = "".join(f", {count} of them with a window of {window}" for window, count in num_layers_of.items())
     return (
-        f"model {layout.model_hash}, {layout.num_layers} layers, {layout.num_kv_heads} KV heads of {layout.head_dim}, "
-        f"{layout.block_size} tokens a block, {layout.dtype}"
+        f"model {layout.model_hash}, {layout.num_layers} layers{windows}, "
+        f"{layout.num_kv_heads} KV heads of {layout.head_dim}, {layout.block_size} tokens a block, {layout.dtype}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from kv_transfer.errors import KVTransferError
 
-NOTIFICATION_VERSION = 2
+NOTIFICATION_VERSION = 3
 _MAX_BYTES = 1 << 20
 _MAX_ID_CHARS = 1024
 """Ids are remembered, of many leases and prompts: they must be short."""
@@ -65,14 +65,14 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """Source to reader: these blocks of the prompt are complete, from its ``first_block``-th on.
+    """Source to reader: these blocks of the prompt are complete; ``places`` say which ones (``block_place``).
 
     A new ``epoch`` (they only grow) voids everything announced under an older one. ``checksums``: one a block.
     """
 
     request_id: str
     epoch: int
-    first_block: int
+    places: tuple[int, ...]
     block_ids: tuple[int, ...]
     checksums: tuple[int, ...] | None = None
 
@@ -99,7 +99,7 @@ def encode_notification(notification: Notification) -> bytes:
                 "announce",
                 notification.request_id,
                 notification.epoch,
-                notification.first_block,
+                notification.places,
                 notification.block_ids,
                 notification.checksums,
             ]
@@ -131,18 +131,22 @@ def decode_notification(message: bytes) -> Notification:
             return Renew(lease_ids=tuple(map(_id, lease_ids)))
         case [_, "subscribe", str(request_id)]:
             return Subscribe(request_id=_id(request_id))
-        case [_, "announce", str(request_id), int(epoch), int(first_block), list(block_ids), checksums]:
-            return _announce(request_id, epoch, first_block, block_ids, checksums)
+        case [_, "announce", str(request_id), int(epoch), list(places), list(block_ids), checksums]:
+            return _announce(request_id, epoch, places, block_ids, checksums)
     raise MalformedNotificationError("unknown kind or wrong fields")
 
 
-def _announce(request_id: str, epoch: int, first_block: int, block_ids: list[object], checksums: object) -> Announce:
+def _announce(
+    request_id: str, epoch: int, places: list[object], block_ids: list[object], checksums: object
+) -> Announce:
+    if len(places) != len(block_ids):
+        raise MalformedNotificationError("places do not belong to the blocks")
     if checksums is not None and not (isinstance(checksums, list) and len(checksums) == len(block_ids)):
         raise MalformedNotificationError("checksums do not belong to the blocks")
     return Announce(
         request_id=_id(request_id),
         epoch=_natural(epoch),
-        first_block=_natural(first_block),
+        places=tuple(map(_natural, places)),
         block_ids=tuple(_natural(block_id) for block_id in block_ids),
         checksums=None if checksums is None else tuple(_natural(checksum) for checksum in checksums),
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain
 
 from kv_transfer.block_memory import BlockMemory
+from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, GroupBlocks, block_place
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, StreamOrder
 from kv_transfer.layout import KVLayout
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
@@ -40,6 +42,7 @@ class PeerSchedulerConnector:
     ) -> None:
         self._identity = identity
         self._layout = layout
+        self._groups = CacheGroups.of(layout)
         self._leases = leases
         self._memory = memory
         self._announcements = announcements
@@ -74,7 +77,7 @@ class PeerSchedulerConnector:
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),  # noqa: ARG002  (what peers hand over is found by lease)
+        block_hashes: Sequence[Sequence[bytes]] = (),  # noqa: ARG002  (what peers hand over is found by lease)
     ) -> RemoteMatch | None:
         """Say what can be supplied beyond the local prefix; never None: the answer is in the params."""
         if params is None or params.lease_id in self._spent:
@@ -83,13 +86,24 @@ class PeerSchedulerConnector:
         if reason is not None:
             logger.warning("hand-over not usable: request_id=%s reason=%s", request_id, reason)
             return _NOTHING
-        num_tokens = min(params.num_tokens, num_prompt_tokens) - num_local_tokens
-        return RemoteMatch(num_tokens=num_tokens) if num_tokens > 0 else _NOTHING
+        end = min(params.num_tokens, num_prompt_tokens)
+        if end <= num_local_tokens or not self._has_window(params, min(end, num_prompt_tokens - 1), num_local_tokens):
+            return _NOTHING
+        return RemoteMatch(num_tokens=end - num_local_tokens)
+
+    def _has_window(self, params: KVTransferParams, position: int, num_local_tokens: int) -> bool:
+        """True when the hand-over has what ``position`` sees of every group, beside the local prefix."""
+        num_blocks = self._groups.num_blocks_for(params.num_tokens)
+        num_local_blocks = num_local_tokens // self._layout.block_size
+        return all(
+            num_blocks - len(block_ids) <= max(self._groups.first_block(group, position), num_local_blocks)
+            for group, block_ids in enumerate(params.block_ids)
+        )
 
     def begin_load(
-        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: tuple[int, ...]
+        self, *, request_id: str, params: KVTransferParams | None, first_block: int, block_ids: GroupBlocks
     ) -> None:
-        """Queue the read of ``len(block_ids)`` blocks, from the ``first_block``-th block of the prompt on."""
+        """Queue the read of blocks from the ``first_block``-th one of the prompt on, by group."""
         assert params is not None, "nothing but a hand-over is offered here"
         self._queue_load(request_id=request_id, params=params, first_block=first_block, block_ids=block_ids)
 
@@ -100,7 +114,7 @@ class PeerSchedulerConnector:
         request_id: str,
         params: KVTransferParams,
         first_block: int,
-        block_ids: tuple[int, ...],
+        block_ids: GroupBlocks,
     ) -> None:
         """Queue the read of what a stream with the same destination has not brought yet."""
         del self._gates[stream_id]
@@ -114,12 +128,10 @@ class PeerSchedulerConnector:
         request_id: str,
         params: KVTransferParams,
         first_block: int,
-        block_ids: tuple[int, ...],
+        block_ids: GroupBlocks,
         stream_id: str | None = None,
     ) -> None:
-        end_block = first_block + len(block_ids)
-        source_block_ids = params.block_ids[first_block:end_block]
-        assert len(source_block_ids) == len(block_ids), "the scheduler asked for blocks beyond the hand-over"
+        source_block_ids, ours, checksums = self._pair(params, first_block, block_ids)
         self._spend(params.lease_id)
         if request_id in self._cancelled:
             self._cancelled.remove(request_id)  # it was meant for an earlier load, which has ended
@@ -128,14 +140,47 @@ class PeerSchedulerConnector:
                 request_id=request_id,
                 params=params,
                 source_block_ids=source_block_ids,
-                block_ids=block_ids,
-                checksums=params.checksums[first_block:end_block] if params.checksums is not None else None,
+                block_ids=ours,
+                checksums=checksums,
                 stream_id=stream_id,
             )
         )
 
+    def _pair(
+        self, params: KVTransferParams, first_block: int, block_ids: GroupBlocks
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
+        """The peer's blocks, ours and the checksums of theirs, in the order of the prompt."""
+        num_blocks = self._groups.num_blocks_for(params.num_tokens)
+        starts = [num_blocks - len(theirs) for theirs in params.block_ids]
+        wanted = [
+            (group, first_block + index - starts[group], block_id)
+            for index, column in enumerate(zip(*block_ids, strict=True))
+            for group, block_id in enumerate(column)
+            if block_id != ABSENT_BLOCK
+        ]
+        assert all(0 <= index < len(params.block_ids[group]) for group, index, _ in wanted), (
+            "the scheduler asked for blocks beyond the hand-over"
+        )
+        checksums = params.checksums
+        return (
+            tuple(params.block_ids[group][index] for group, index, _ in wanted),
+            tuple(block_id for _, _, block_id in wanted),
+            None if checksums is None else tuple(checksums[group][index] for group, index, _ in wanted),
+        )
+
+    def _flat(self, first_block: int, block_ids: GroupBlocks) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Places and ids of the blocks that are there, in the order of the prompt."""
+        num_groups = self._groups.num_groups
+        flat = [
+            (block_place(first_block + index, group, num_groups), block_id)
+            for index, column in enumerate(zip(*block_ids, strict=True))
+            for group, block_id in enumerate(column)
+            if block_id != ABSENT_BLOCK
+        ]
+        return tuple(place for place, _ in flat), tuple(block_id for _, block_id in flat)
+
     def begin_stream(
-        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: GroupBlocks
     ) -> bool:
         """Queue a stream; False when this peer cannot be one of ours."""
         if self._announcements is None or params.protocol_version != PROTOCOL_VERSION:
@@ -143,13 +188,14 @@ class PeerSchedulerConnector:
         if params.source.engine_id == self._identity.engine_id:
             return False
         gate = self._gates[stream_id] = StreamGate()
+        places, flat = self._flat(first_block, block_ids)
         self._streams.append(
             StreamOrder(
                 stream_id=stream_id,
                 request_id=request_id,
                 params=params,
-                first_block=first_block,
-                block_ids=block_ids,
+                places=places,
+                block_ids=flat,
                 gate=gate,
             )
         )
@@ -160,10 +206,13 @@ class PeerSchedulerConnector:
         self._cancelled_streams.append(stream_id)
         return self._gates.pop(stream_id).close()
 
-    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+    def announce(self, *, request_id: str, first_block: int, block_ids: GroupBlocks) -> None:
         """Tell a reader, if there is one, what is computed."""
-        if self._announcements is not None:
-            self._announcements.announce(request_id, first_block=first_block, block_ids=block_ids)
+        if self._announcements is None:
+            return
+        places, flat = self._flat(first_block, block_ids)
+        if flat:
+            self._announcements.announce(request_id, places=places, block_ids=flat)
 
     def withdraw(self, request_id: str) -> None:
         """Tell a reader, if there is one, that it was for nothing."""
@@ -184,15 +233,18 @@ class PeerSchedulerConnector:
         elif params.source == self._identity:
             self._leases.abort(params.lease_id)
 
-    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+    def grant_lease(self, *, request_id: str, block_ids: GroupBlocks, num_tokens: int) -> KVTransferParams:
         """Pin a finished request's blocks for a reader."""
+        flat = tuple(chain.from_iterable(block_ids))
         announced = Announced()
         if self._announcements is not None:
-            announced = self._announcements.finish(request_id, block_ids)
-        lease = self._leases.grant(request_id=request_id, block_ids=block_ids)
-        checksums: tuple[int, ...] | None = None
+            announced = self._announcements.finish(request_id, flat)
+        lease = self._leases.grant(request_id=request_id, block_ids=flat)
+        checksums: GroupBlocks | None = None
         if self._memory is not None:
-            checksums = announced.checksums + self._memory.checksums(block_ids[len(announced.checksums) :])
+            missing = [block_id for block_id in flat if block_id not in announced.checksums]
+            known = dict(announced.checksums) | dict(zip(missing, self._memory.checksums(missing), strict=True))
+            checksums = tuple(tuple(known[block_id] for block_id in group) for group in block_ids)
         return KVTransferParams(
             protocol_version=PROTOCOL_VERSION,
             source=self._identity,
@@ -237,11 +289,16 @@ class PeerSchedulerConnector:
             return f"layout {params.layout_hash}, ours is {self._layout.layout_hash}"
         if params.source.engine_id == self._identity.engine_id:
             return "its source is this engine, whose prefix cache holds what is left of it"
-        num_blocks = -(-params.num_tokens // self._layout.block_size)
-        if num_blocks != len(params.block_ids):
-            return f"{len(params.block_ids)} blocks for {params.num_tokens} tokens, {num_blocks} are needed"
-        if params.checksums is not None and len(params.checksums) != num_blocks:
-            return f"{len(params.checksums)} checksums for {num_blocks} blocks"
+        groups, num_blocks = self._groups, self._groups.num_blocks_for(params.num_tokens)
+        counts = [len(block_ids) for block_ids in params.block_ids]
+        if len(counts) != groups.num_groups:
+            return f"blocks of {len(counts)} KV cache groups, ours are {groups.num_groups}"
+        for group, count in enumerate(counts):
+            num_needed = num_blocks - groups.first_block(group, params.num_tokens - 1)
+            if not num_needed <= count <= num_blocks:
+                return f"{count} blocks of group {group} for {params.num_tokens} tokens, {num_needed} are needed"
+        if params.checksums is not None and [len(checksums) for checksums in params.checksums] != counts:
+            return "not as many checksums as blocks"
         return None
 
     def _spend(self, lease_id: str) -> None:

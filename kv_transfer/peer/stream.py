@@ -38,7 +38,8 @@ class Stream:
     """A stream and its state, owned by the stream reader.
 
     ``held`` are the destination blocks that were read whole, and right as far as checksums tell, under ``epoch``.
-    ``is_stopped``: nothing more is read; what is held stays good.
+    ``is_stopped``: nothing more is read; what is held stays good. ``destinations`` are our blocks by their place in the
+    prompt.
     """
 
     order: StreamOrder
@@ -55,6 +56,10 @@ class Stream:
     oldest_read_s: float = 0.0
     quiet_at_s: float = 0.0
     is_stopped: bool = False
+    destinations: dict[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.destinations = dict(zip(self.order.places, self.order.block_ids, strict=True))
 
     @property
     def source(self) -> PeerIdentity:
@@ -70,23 +75,20 @@ class Stream:
 
     def enqueue(self, announce: Announce, *, block_bytes: int, limits: ReaderLimits) -> None:
         """Queue those announced blocks that have a destination and were not announced before."""
-        first = self.order.first_block
+        places = announce.places
         indices = [
-            index
-            for index in range(len(announce.block_ids))
-            if 0 <= announce.first_block + index - first < len(self.order.block_ids)
-            and announce.first_block + index not in self.announced
+            index for index, place in enumerate(places) if place in self.destinations and place not in self.announced
         ]
         checksums = announce.checksums
         parts = split_blocks(
             [announce.block_ids[index] for index in indices],
-            [self.order.block_ids[announce.first_block + index - first] for index in indices],
+            [self.destinations[places[index]] for index in indices],
             [checksums[index] for index in indices] if checksums is not None else None,
             block_bytes=block_bytes,
             limits=limits,
             first_number=self.num_parts,
         )
-        self.announced.update(announce.first_block + index for index in indices)
+        self.announced.update(places[index] for index in indices)
         new = tuple(parts)
         self.num_parts += len(new)
         self.waiting.extend(new)

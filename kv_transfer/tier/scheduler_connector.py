@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, GroupBlocks, block_place
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LeaseEnded, LoadOrder, StoreOrder
 from kv_transfer.layout import KVLayout
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
@@ -35,7 +36,8 @@ class TierSchedulerConnector:
         self._identity = identity
         self._layout = layout
         self._leases = leases
-        self._matched: tuple[int, ...] = ()
+        self._groups = CacheGroups.of(layout)
+        self._matched: dict[int, int] = {}
         self._leased: dict[str, tuple[int, ...]] = {}
         self._stores: list[StoreOrder] = []
         self._loads: list[LoadOrder] = []
@@ -54,33 +56,56 @@ class TierSchedulerConnector:
         params: KVTransferParams | None,  # noqa: ARG002
         num_prompt_tokens: int,  # noqa: ARG002
         num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),
+        block_hashes: Sequence[Sequence[bytes]] = (),
     ) -> RemoteMatch | None:
-        """Offer the run of kept blocks behind the local prefix; never None."""
+        """Offer the run of kept blocks behind the local prefix, of windows what is seen from its end; never None."""
         self._let_go_of_match()
         first_block, rest = divmod(num_local_tokens, self._layout.block_size)
-        if rest:
+        if rest or not block_hashes:
             return _NOTHING
-        self._matched = tuple(self.slots.find(block_hashes[first_block:]))
-        if not self._matched:
+        end = self._groups.longest_prefix(
+            len(block_hashes[0]), first_block, lambda group, index: block_hashes[group][index] in self.slots
+        )
+        if end <= first_block:
             return _NOTHING
-        self.slots.pin(self._matched)
-        return RemoteMatch(num_tokens=len(self._matched) * self._layout.block_size)
+        self._matched = self._find(block_hashes, first_block, end)
+        self.slots.pin(tuple(self._matched.values()))
+        return RemoteMatch(num_tokens=(end - first_block) * self._layout.block_size)
+
+    def _find(self, block_hashes: Sequence[Sequence[bytes]], first_block: int, end: int) -> dict[int, int]:
+        """The slots of what is needed of these blocks, by place (``block_place``), in the order of the prompt."""
+        firsts = [
+            max(self._groups.first_block(group, end * self._layout.block_size), first_block)
+            for group in range(len(block_hashes))
+        ]
+        return {
+            block_place(index, group, len(firsts)): self.slots.slot_of(block_hashes[group][index])
+            for index in range(first_block, end)
+            for group, first in enumerate(firsts)
+            if index >= first
+        }
 
     def begin_load(
         self,
         *,
         request_id: str,
         params: KVTransferParams | None,  # noqa: ARG002
-        first_block: int,  # noqa: ARG002
-        block_ids: tuple[int, ...],
+        first_block: int,
+        block_ids: GroupBlocks,
     ) -> None:
         """Queue the load of what ``match`` found."""
         if request_id in self._cancelled:
             self._cancelled.remove(request_id)  # it was meant for an earlier load, which has ended
-        slots, rest = self._matched[: len(block_ids)], self._matched[len(block_ids) :]
-        assert len(slots) == len(block_ids), "the scheduler asked for more blocks than were offered"
-        self._matched = ()
+        wanted = {
+            block_place(first_block + index, group, len(block_ids)): block_id
+            for index, column in enumerate(zip(*block_ids, strict=True))
+            for group, block_id in enumerate(column)
+            if block_id != ABSENT_BLOCK
+        }
+        assert wanted.keys() <= self._matched.keys(), "the scheduler asked for more blocks than were offered"
+        slots = tuple(self._matched[place] for place in wanted)
+        rest = tuple(slot for place, slot in self._matched.items() if place not in wanted)
+        self._matched = {}
         self._unpin(rest)
         lease = self._leases.grant(request_id=request_id, block_ids=slots)
         self._leased[lease.lease_id] = slots
@@ -90,10 +115,12 @@ class TierSchedulerConnector:
             source=self._identity,
             lease_id=lease.lease_id,
             layout_hash=self._layout.layout_hash,
-            block_ids=slots,
+            block_ids=(slots,),
             num_tokens=len(slots) * self._layout.block_size,
         )
-        self._loads.append(LoadOrder(request_id=request_id, params=ours, source_block_ids=slots, block_ids=block_ids))
+        self._loads.append(
+            LoadOrder(request_id=request_id, params=ours, source_block_ids=slots, block_ids=tuple(wanted.values()))
+        )
 
     def cancel_load(self, request_id: str) -> None:
         """The request ended while loading; the worker's half ignores ids that it does not load."""
@@ -162,7 +189,7 @@ class TierSchedulerConnector:
             AssertionError: They disagree.
         """
         expected = [0] * self.slots.num_slots
-        for slots in (self._matched, *self._leased.values()):
+        for slots in (tuple(self._matched.values()), *self._leased.values()):
             for slot in slots:
                 expected[slot] += 1
         self.slots.check_integrity(expected)
@@ -176,8 +203,8 @@ class TierSchedulerConnector:
         return self.slots.place(block_hash)
 
     def _let_go_of_match(self) -> None:
-        self._unpin(self._matched)
-        self._matched = ()
+        self._unpin(tuple(self._matched.values()))
+        self._matched = {}
 
     def _unpin(self, slots: Sequence[int]) -> None:
         self._drop(self.slots.unpin(slots))

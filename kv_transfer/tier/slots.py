@@ -43,15 +43,9 @@ class SlotTable:
         """True while a slot is free, or keeps what may make room."""
         return bool(self._free or self._unpinned)
 
-    def find(self, block_hashes: Sequence[bytes]) -> list[int]:
-        """The slots of the longest run of content, from the first address on, that is kept."""
-        slots: list[int] = []
-        for block_hash in block_hashes:
-            slot = self._slot_of.get(block_hash)
-            if slot is None:
-                break
-            slots.append(slot)
-        return slots
+    def slot_of(self, block_hash: bytes) -> int:
+        """Where kept content lies."""
+        return self._slot_of[block_hash]
 
     def place(self, block_hash: bytes) -> Placed | None:
         """Find room for content, which counts as used now; None when every slot is pinned."""

@@ -107,6 +107,8 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "num_held_blocks": load.num_held_blocks,
         "num_leased_blocks": load.num_leased_blocks,
         "num_early_blocks": load.num_early_blocks,
+        "num_window_blocks": load.num_window_blocks,
+        "held_blocks_by_group": list(load.held_blocks_by_group),
         "num_running": load.num_running,
         "num_waiting": load.num_waiting,
         "num_loading": load.num_loading,

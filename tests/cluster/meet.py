@@ -13,14 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind, group_layers
 from kv_transfer.nixl.transport import NixlTransport
 from kv_transfer.params import PeerIdentity
 from kv_transfer.peer.handshake import build_hello
 from kv_transfer.transport import TransportError
 
 LAYOUT = KVLayout(
-    model_hash="", num_layers=1, num_kv_heads=1, head_dim=64, block_size=16, dtype="float32", bytes_per_element=4
+    model_hash="",
+    groups=group_layers([None] * 1),
+    num_kv_heads=1,
+    head_dim=64,
+    block_size=16,
+    dtype="float32",
+    bytes_per_element=4,
 )
 NUM_BLOCKS = 4
 

@@ -145,7 +145,9 @@ def test_cancelled_load_still_ends_and_its_lease_with_it(source: Any, reader: KV
     """The destination is held until the load is reported, and it is reported."""
     params = source.grant(request_id, (1, 2))
     num_cancelled = reader.stats().num_cancelled_loads
-    reader.connector.scheduler.source.begin_load(request_id=request_id, params=params, first_block=0, block_ids=(3, 4))
+    reader.connector.scheduler.source.begin_load(
+        request_id=request_id, params=params, first_block=0, block_ids=((3, 4),)
+    )
     reader.cancel(request_id)
 
     assert reader.wait_load(request_id).failed_block_ids == (3, 4)
@@ -226,7 +228,7 @@ def test_lease_of_a_request_that_goes_on_elsewhere_is_kept_for_one_more_time_to_
 
 def _beyond_the_end(source: Any, params: KVTransferParams) -> KVTransferParams:
     """The hand-over as one of a block that its source does not have."""
-    return replace(params, block_ids=(source.spec.num_blocks,))
+    return replace(params, block_ids=((source.spec.num_blocks,),))
 
 
 def test_blocks_that_do_not_exist_fail_the_load(source: Any, reader: KVEngine, request_id: str) -> None:

@@ -31,6 +31,7 @@ CASES = {
         window=window,
         layer=1,
         seed=7,
+        has_groups=window is not None,
     )
     for name, lengths in (("mixed", MIXED), ("decoding", DECODING))
     for block_size in (16, 256)
@@ -47,8 +48,9 @@ def _on_gpu(inputs: AttentionInputs) -> AttentionInputs:
 
 def _attend(backend: AttentionBackend, inputs: AttentionInputs, case: AttentionCase) -> torch.Tensor:
     with torch.inference_mode():
-        plan = backend.plan(inputs.batch)
-        return plan.attend(case.layer, inputs.query, inputs.key, inputs.value, case.window).double()
+        layer = case.attention_layer
+        plan = backend.plan(inputs.batch)[layer.group]
+        return plan.attend(layer, inputs.query, inputs.key, inputs.value).double()
 
 
 def _check(case: AttentionCase, dtype: str, kernels: CUDAKernels | None = None) -> None:

@@ -103,11 +103,11 @@ def test_evicted_blocks_come_back_through_the_chain(cache: DeviceCache, checksum
     torch.cuda.synchronize()
 
     match = connector.scheduler.source.match(
-        request_id="r", params=None, num_prompt_tokens=9, num_local_tokens=0, block_hashes=(b"first", b"second")
+        request_id="r", params=None, num_prompt_tokens=9, num_local_tokens=0, block_hashes=((b"first", b"second"),)
     )
     assert match is not None
     assert match.num_tokens == 2 * LAYOUT.block_size
-    connector.scheduler.source.begin_load(request_id="r", params=None, first_block=0, block_ids=(8, 9))
+    connector.scheduler.source.begin_load(request_id="r", params=None, first_block=0, block_ids=((8, 9),))
     connector.worker.execute(connector.scheduler.take_orders())
     while not (loads := connector.worker.collect().loads):
         assert woken.wait(WAIT_TIMEOUT_S)

@@ -77,7 +77,7 @@ def answer(tokenizer: Tokenizer, request: GenerateRequest, *, num_damaged: int, 
         assert isinstance(executor, SingleProcessExecutor)
         cache = executor.runner.kv_cache
         for place in blocks_of_the_code(tokenizer, request.prompt_token_ids)[:num_damaged]:
-            block_id = first.kv_transfer.block_ids[place]
+            block_id = first.kv_transfer.block_ids[0][place]
             cache.write_block(block_id, bytes(len(cache.read_block(block_id))))
         decode.add_request(replace(request, output_token_ids=first.token_ids, kv_transfer=first.kv_transfer))
         tokens = list(first.token_ids)

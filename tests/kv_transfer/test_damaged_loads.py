@@ -105,7 +105,7 @@ def test_wrong_number_of_checksums_is_not_used(world: KVWorld, source: KVEngine)
     reader = world.make_reader(world.spec("reader"))
     params = source.grant("a", (1, 2))
 
-    assert reader.match(replace(params, checksums=(1,)), 8, 0).num_tokens == 0
+    assert reader.match(replace(params, checksums=((1,),)), 8, 0).num_tokens == 0
 
 
 def test_checksums_of_memory_that_cannot_be_looked_at_are_refused() -> None:

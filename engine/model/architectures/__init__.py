@@ -1,1 +1,3 @@
-"""The architectures that Baton loads, one file each. Free of torch: a checkpoint is checked before torch is loaded."""
+"""The architectures that Baton loads, one file each. A checkpoint is checked before torch is loaded, so that only files
+with a model of their own import it.
+"""

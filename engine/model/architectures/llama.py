@@ -7,15 +7,13 @@ from typing import Any
 
 from engine.model.model_config import ModelConfig, full_attention, read_decoder_config
 
-NAME = "LlamaForCausalLM"
 
-
-def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """See ``registry.Architecture``."""
+def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
+    """See ``registry.ARCHITECTURES``."""
     has_bias = bool(raw.get("attention_bias", False))
     return read_decoder_config(
         raw,
-        architecture=NAME,
+        architecture=name,
         windows=full_attention(raw),
         qkv_bias=has_bias,
         o_bias=has_bias,

@@ -7,9 +7,7 @@ from typing import Any
 
 from engine.model.model_config import ModelConfig, read_decoder_config, same_window
 
-NAME = "MistralForCausalLM"
 
-
-def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """See ``registry.Architecture``."""
-    return read_decoder_config(raw, architecture=NAME, windows=same_window(raw))
+def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
+    """See ``registry.ARCHITECTURES``."""
+    return read_decoder_config(raw, architecture=name, windows=same_window(raw))

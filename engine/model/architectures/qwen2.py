@@ -7,9 +7,7 @@ from typing import Any
 
 from engine.model.model_config import ModelConfig, read_decoder_config, windows_of_layers
 
-NAME = "Qwen2ForCausalLM"
 
-
-def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """See ``registry.Architecture``."""
-    return read_decoder_config(raw, architecture=NAME, windows=windows_of_layers(raw), qkv_bias=True)
+def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
+    """See ``registry.ARCHITECTURES``."""
+    return read_decoder_config(raw, architecture=name, windows=windows_of_layers(raw), qkv_bias=True)

@@ -7,15 +7,13 @@ from typing import Any
 
 from engine.model.model_config import ModelConfig, read_decoder_config, windows_of_layers
 
-NAME = "Qwen3ForCausalLM"
 
-
-def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """See ``registry.Architecture``."""
+def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
+    """See ``registry.ARCHITECTURES``."""
     has_bias = bool(raw.get("attention_bias", False))
     return read_decoder_config(
         raw,
-        architecture=NAME,
+        architecture=name,
         windows=windows_of_layers(raw),
         head_dim=128,
         qkv_bias=has_bias,

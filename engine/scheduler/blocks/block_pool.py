@@ -14,10 +14,18 @@ class BlockPool:
 
     A block is *held* (reference count > 0), *cached* (published, held by nobody, evictable) or *free*. Blocks
     without content are handed out before any cached one is evicted; cached blocks go least-recently-used first, and
-    of one chain the tail before the head, because ``free`` queues a table from its end.
+    of one chain the tail before the head, because ``free`` queues a table from its end. With several KV cache groups
+    it is known of each block which one it serves, or served last.
     """
 
-    def __init__(self, num_blocks: int, index: PrefixIndex, on_evict: Callable[[Sequence[int]], object]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        index: PrefixIndex,
+        on_evict: Callable[[Sequence[int]], object],
+        *,
+        num_groups: int = 1,
+    ) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
         self.num_allocated = 0
@@ -26,6 +34,8 @@ class BlockPool:
         self._num_refs: list[int] = [0] * num_blocks
         self._free: list[int] = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._group_of: list[int] | None = [0] * num_blocks if num_groups > 1 else None
+        self._num_held_of = [0] * num_groups
 
     @property
     def num_free(self) -> int:
@@ -41,6 +51,11 @@ class BlockPool:
     def num_held(self) -> int:
         """Blocks that somebody holds."""
         return self.num_blocks - self.num_free
+
+    @property
+    def num_held_by_group(self) -> tuple[int, ...]:
+        """Blocks that somebody holds, by the KV cache group that they serve."""
+        return (self.num_held,) if self._group_of is None else tuple(self._num_held_of)
 
     def num_refs(self, block_id: int) -> int:
         """How many hold a block."""
@@ -72,7 +87,27 @@ class BlockPool:
         for block_id in block_ids:
             num_refs[block_id] = 1
         self.num_allocated += num_blocks
+        if self._group_of is not None:
+            self._assign(block_ids, 0)
         return block_ids
+
+    def allocate_by_group(self, num_blocks: Sequence[int]) -> list[list[int]]:
+        """Take so many blocks for each KV cache group.
+
+        Raises:
+            OutOfBlocksError: Fewer than all of them together are free; nothing was taken.
+        """
+        block_ids = self.allocate(sum(num_blocks))
+        if len(num_blocks) == 1:
+            return [block_ids]
+        tables: list[list[int]] = []
+        for group, num in enumerate(num_blocks):
+            tables.append(block_ids[:num])
+            del block_ids[:num]
+            if group:
+                self._num_held_of[0] -= num
+                self._assign(tables[-1], group)
+        return tables
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Hold published blocks once more; cached ones leave the eviction queue."""
@@ -80,15 +115,20 @@ class BlockPool:
         for block_id in block_ids:
             if num_refs[block_id] == 0:
                 del cached[block_id]
+                if self._group_of is not None:
+                    self._num_held_of[self._group_of[block_id]] += 1
             num_refs[block_id] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Give a block table back, in table order; published blocks stay findable until they are evicted."""
         num_refs, cached, free, hash_of = self._num_refs, self._cached, self._free, self._index.hash_of
+        group_of = self._group_of
         for block_id in reversed(block_ids):
             left = num_refs[block_id] - 1
             num_refs[block_id] = left
             if left == 0:
+                if group_of is not None:
+                    self._num_held_of[group_of[block_id]] -= 1
                 if hash_of(block_id) is None:
                     free.append(block_id)
                 else:
@@ -113,6 +153,10 @@ class BlockPool:
                 if actual != expected
             }
             raise AssertionError(f"block references (pool, owners) disagree: {wrong}")
+        if self._group_of is not None:
+            held = [self._group_of[block_id] for block_id, refs in enumerate(self._num_refs) if refs]
+            if [held.count(group) for group in range(len(self._num_held_of))] != self._num_held_of:
+                raise AssertionError(f"the groups' held blocks are not {self._num_held_of}")
         unheld = {block_id for block_id, refs in enumerate(self._num_refs) if refs == 0}
         if len(self._free) + len(self._cached) != len(unheld) or set(self._free) | set(self._cached) != unheld:
             raise AssertionError("free and cached blocks are not the blocks that nobody holds")
@@ -122,6 +166,13 @@ class BlockPool:
         for block_id in self._cached:
             if self._index.hash_of(block_id) is None:
                 raise AssertionError(f"cached block {block_id} is not published")
+
+    def _assign(self, block_ids: Sequence[int], group: int) -> None:
+        """Note whom blocks serve that were just taken."""
+        assert self._group_of is not None
+        for block_id in block_ids:
+            self._group_of[block_id] = group
+        self._num_held_of[group] += len(block_ids)
 
     def _evict(self, num_blocks: int, requested: int) -> None:
         cached = self._cached

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.contract.block_hash import BlockHash
+from engine.contract.block_hash import BlockHash, group_hash, is_first_group
+from engine.contract.errors import OutOfBlocksError
 from engine.contract.messages import CacheReset
+from engine.scheduler.blocks.block_need import BlockNeed, BlockNeeds, BlockTables, CachedPrefix
 from engine.scheduler.blocks.block_pool import BlockPool
 from engine.scheduler.blocks.cache_events import AllCleared, BlockRemoved, BlockStored, CacheEventLog
 from engine.scheduler.blocks.prefix_index import PrefixIndex
+from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, held_blocks
 from kv_transfer.protocols import EvictionTier
 
 LIFETIME_SAMPLE = 64
@@ -32,6 +35,9 @@ class KVCacheManager:
 
     Blocks freed while a step is in flight are *fenced*: they stay held until the newest step that was scheduled
     before the release has returned, because it may still write them.
+
+    Any block may serve any KV cache group; what it holds is found by the hash of its tokens and its group. Events and
+    ``published`` tell of the first group alone: routers know a prefix by it, and need not know of groups.
     """
 
     def __init__(
@@ -40,15 +46,19 @@ class KVCacheManager:
         num_blocks: int,
         block_size: int,
         enable_prefix_caching: bool = True,
+        windows: Sequence[int | None] = (None,),
+        chunk_tokens: int = 1,
         events: CacheEventLog | None = None,
         tier: EvictionTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.groups = CacheGroups(tuple(windows), block_size)
+        self.needs = BlockNeeds(self.groups, chunk_tokens=chunk_tokens)
         self.lifetimes = CacheLifetimes()
         self._index = PrefixIndex(num_blocks)
-        self._pool = BlockPool(num_blocks, self._index, self._withdraw_evicted)
+        self._pool = BlockPool(num_blocks, self._index, self._withdraw_evicted, num_groups=len(self.groups.windows))
         self._events = events
         self._tier = tier
         self._only_in_tier: set[BlockHash] = set()
@@ -83,12 +93,33 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The blocks of the longest published prefix of a chain, not yet held."""
+        """The blocks of the longest published prefix of one group's chain, not yet held."""
         return self._index.longest_prefix(hashes)
+
+    def prefix(self, hashes: Sequence[BlockHash]) -> CachedPrefix:
+        """The longest prefix that can be used: all blocks of it, or those that a window still sees behind it."""
+        groups, block_of = self.groups, self._index.block_of
+        if groups.is_plain:
+            blocks = self._index.longest_prefix(hashes)
+            return CachedPrefix(len(blocks), [blocks])
+        num_blocks = groups.longest_prefix(
+            len(hashes), 0, lambda group, index: block_of(group_hash(hashes[index], group)) is not None
+        )
+        tables: BlockTables = []
+        for group in range(groups.num_groups):
+            first = groups.first_block(group, num_blocks * self.block_size)
+            found = [block_of(group_hash(block_hash, group)) for block_hash in hashes[first:num_blocks]]
+            tables.append([ABSENT_BLOCK] * first + [block_id for block_id in found if block_id is not None])
+        return CachedPrefix(num_blocks, tables)
+
+    def find_column(self, block_hash: BlockHash) -> list[int | None]:
+        """The published blocks with this content, one a group; None where there is none."""
+        return [self._index.block_of(group_hash(block_hash, group)) for group in range(self.groups.num_groups)]
 
     def published(self) -> Iterator[BlockHash]:
         """All contents that can be found, here or where evicted blocks are kept."""
-        return chain(self._index, self._only_in_tier)
+        index = self._index if self.groups.num_groups == 1 else filter(is_first_group, self._index)
+        return chain(index, self._only_in_tier)
 
     def is_published(self, block_hash: BlockHash) -> bool:
         """True when a block with this content can be found."""
@@ -98,13 +129,34 @@ class KVCacheManager:
         """Blocks that can be allocated once these published ones are held."""
         return self._pool.num_free - self._pool.num_unheld(block_ids)
 
+    def num_free_beside(self, need: BlockNeed) -> int:
+        """Blocks that can be allocated once the cached ones of a need are held."""
+        return self.num_free_without(held_blocks(need.cached))
+
+    def take(self, need: BlockNeed) -> BlockTables:
+        """Hold what a request needs.
+
+        Raises:
+            OutOfBlocksError: There is not enough; nothing was taken.
+        """
+        cached = held_blocks(need.cached)
+        if need.num_blocks > self.num_free_without(cached):
+            raise OutOfBlocksError(requested=need.num_blocks, free=self.num_free_without(cached))
+        self._pool.touch(cached)
+        fresh = self._pool.allocate_by_group(need.num_fresh)
+        return [table + more for table, more in zip(need.cached, fresh, strict=True)]
+
     def hold(self, block_ids: Sequence[int]) -> None:
         """Hold published blocks once more."""
         self._pool.touch(block_ids)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take blocks; see ``BlockPool.allocate``."""
+        """Take blocks of the first group; see ``BlockPool.allocate``."""
         return self._pool.allocate(num_blocks)
+
+    def allocate_by_group(self, num_blocks: Sequence[int]) -> BlockTables:
+        """Take so many blocks of each group; see ``BlockPool.allocate``."""
+        return self._pool.allocate_by_group(num_blocks)
 
     @property
     def records_events(self) -> bool:
@@ -133,6 +185,14 @@ class KVCacheManager:
         elif block_ids:
             self._fence.append((self._newest_step_in_flight, block_ids))
             self._num_fenced += len(block_ids)
+
+    def release_tables(self, tables: BlockTables) -> None:
+        """Give all block tables of a request back; fenced while a step is in flight."""
+        self.release(held_blocks(tables))
+
+    def release_behind_window(self, block_ids: list[int]) -> None:
+        """Give back what no step in flight or to come looks at: it lies before the window of all that is computed."""
+        self._pool.free(block_ids)
 
     def step_scheduled(self, step_id: int) -> None:
         """A step that may write any block held now is in flight."""
@@ -187,7 +247,7 @@ class KVCacheManager:
     def _record_removed(self, evicted: Sequence[BlockHash], lost: Sequence[BlockHash]) -> None:
         """Tell the mirrors what can be found neither in the cache nor in the tier any more."""
         assert self._events is not None
-        self._only_in_tier.update(evicted)
+        self._only_in_tier.update(filter(is_first_group, evicted))
         for block_hash in lost:
             if block_hash not in self._only_in_tier:
                 continue  # it is in the cache as well, or lay in the tier before anybody mirrored this cache

@@ -5,12 +5,15 @@ from __future__ import annotations
 from engine.contract.step import IntArray
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
+from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks
 from kv_transfer.protocols import KVProducer
 
 
 class Announcer:
     """Announces the full blocks of such prompts as steps return, and withdraws those that are given up.
 
+    Of a group with a window it announces those that its window still holds when the prompt is complete: others are of
+    no use to the reader, and may be given back before that.
     A prompt that is computed in one step is never followed: there is nothing to be early for.
     """
 
@@ -40,9 +43,16 @@ class Announcer:
             num_blocks = min(end, request.num_prompt_tokens) // self._table.block_size
             if num_blocks > num_announced:
                 assert self._producer is not None
-                block_ids = tuple(self._table.block_table[row, num_announced:num_blocks].tolist())
+                block_ids = self._needed_blocks(row, num_announced, num_blocks, request.num_prompt_tokens)
                 self._producer.announce(request_id=request.request_id, first_block=num_announced, block_ids=block_ids)
                 self._num_announced[row] = num_blocks
+
+    def _needed_blocks(self, row: int, start: int, end: int, num_prompt_tokens: int) -> GroupBlocks:
+        block_ids: list[tuple[int, ...]] = []
+        for group, table in enumerate(self._table.block_table):
+            first = min(max(self._table.groups.first_block(group, num_prompt_tokens - 1), start), end)
+            block_ids.append((ABSENT_BLOCK,) * (first - start) + tuple(table[row, first:end].tolist()))
+        return tuple(block_ids)
 
     def finish(self, request: Request) -> None:
         """A prompt is complete; what was announced of it goes under its lease."""

@@ -11,22 +11,33 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine.contract.errors import RequestRefusedError
+from engine.scheduler.blocks.block_need import BlockNeed, BlockTables
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.requests.request import Request
+from kv_transfer.cache_groups import CacheGroups, has_window, held_blocks
 from kv_transfer.params import KVStreamParams
 from kv_transfer.protocols import KVConsumer
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EarlyLoad:
-    """A request that is still to come, and what is held for it. ``block_ids`` are empty until it is let in."""
+    """A request that is still to come, and what is held for it. ``block_tables`` are empty until it is let in."""
 
     request: Request
     params: KVStreamParams
     stream_id: str
     deadline_s: float
-    block_ids: list[int] = field(default_factory=list)
+    block_tables: BlockTables = field(default_factory=list)
     num_local_blocks: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of its block tables: the blocks of a group that leaves none out."""
+        return max(map(len, self.block_tables), default=0)
+
+    def has_from(self, groups: CacheGroups, position: int) -> bool:
+        """True when its tables hold what ``position`` sees."""
+        return has_window(groups, self.block_tables, position)
 
 
 class EarlyLoads:
@@ -48,7 +59,7 @@ class EarlyLoads:
         self._max_num = max_num
         self._clock = clock
         self._early: dict[str, EarlyLoad] = {}
-        self._ending: dict[str, list[int]] = {}
+        self._ending: dict[str, BlockTables] = {}
         self._num_added = 0
         self.num_dropped = 0
 
@@ -58,7 +69,7 @@ class EarlyLoads:
     @property
     def num_blocks(self) -> int:
         """Blocks that can be had by dropping: those of early loads, but not those that a read may still write."""
-        return sum(len(early.block_ids) for early in self._early.values())
+        return sum(len(held_blocks(early.block_tables)) for early in self._early.values())
 
     @property
     def has_ending(self) -> bool:
@@ -71,8 +82,9 @@ class EarlyLoads:
         return min((early.deadline_s for early in self._early.values()), default=None)
 
     def tables(self) -> list[list[int]]:
-        """Every block table that is held here."""
-        return [early.block_ids for early in self._early.values()] + list(self._ending.values())
+        """The blocks that are held here, by request."""
+        tables = [early.block_tables for early in self._early.values()] + list(self._ending.values())
+        return [held_blocks(table) for table in tables]
 
     def add(self, request: Request, params: KVStreamParams) -> None:
         """Take in what was announced of a request; it replaces an older announcement of the same one.
@@ -95,24 +107,23 @@ class EarlyLoads:
 
     def pending(self) -> Iterator[EarlyLoad]:
         """Those that were not let in yet, oldest first."""
-        return iter([early for early in self._early.values() if not early.block_ids])
+        return iter([early for early in self._early.values() if not early.block_tables])
 
-    def begin(self, early: EarlyLoad, *, local: list[int], num_blocks: int) -> None:
-        """Hold ``num_blocks`` blocks, those of the local prefix among them, and follow the prompt's computing."""
+    def begin(self, early: EarlyLoad, need: BlockNeed, *, num_local_blocks: int) -> None:
+        """Hold what the request will need, its local prefix included, and follow the prompt's computing."""
         assert self._consumer is not None
-        self._kv_cache.hold(local)
-        early.block_ids = local + self._kv_cache.allocate(num_blocks - len(local))
-        early.num_local_blocks = len(local)
+        early.block_tables = self._kv_cache.take(need)
+        early.num_local_blocks = num_local_blocks
         prompt_end = self._kv_cache.num_blocks_for(early.request.num_prompt_tokens)
         was_begun = self._consumer.begin_stream(
             stream_id=early.stream_id,
             request_id=early.request.request_id,
             params=early.params,
-            first_block=len(local),
-            block_ids=tuple(early.block_ids[len(local) : prompt_end]),
+            first_block=num_local_blocks,
+            block_ids=tuple(tuple(table[num_local_blocks:prompt_end]) for table in early.block_tables),
         )
         if not was_begun:
-            self._kv_cache.release(early.block_ids)
+            self._kv_cache.release_tables(early.block_tables)
             del self._early[early.request.request_id]
 
     def find(self, request: Request) -> EarlyLoad | None:
@@ -124,7 +135,8 @@ class EarlyLoads:
         fits = (
             request.kv_transfer is not None
             and request.kv_transfer.source == early.params.source
-            and len(early.block_ids) == self._kv_cache.num_blocks_for(request.num_tokens)
+            and early.num_blocks == self._kv_cache.num_blocks_for(request.num_tokens)
+            and early.has_from(self._kv_cache.groups, min(request.kv_transfer.num_tokens, request.num_tokens - 1))
             and (ours.prompt_token_ids, ours.cache_salt) == (theirs.prompt_token_ids, theirs.cache_salt)
         )
         if not fits:
@@ -141,19 +153,19 @@ class EarlyLoads:
         early = self._early.pop(request_id, None)
         if early is None:
             return False
-        if early.block_ids:
+        if early.block_tables:
             self.num_dropped += 1
             assert self._consumer is not None
             if self._consumer.cancel_stream(early.stream_id):
-                self._kv_cache.release(early.block_ids)
+                self._kv_cache.release_tables(early.block_tables)
             else:
-                self._ending[early.stream_id] = early.block_ids
+                self._ending[early.stream_id] = early.block_tables
         return True
 
     def drop_newest(self) -> bool:
         """End the last one that holds blocks, because somebody lacks them; False when there is none."""
         for request_id in reversed(self._early):
-            if self._early[request_id].block_ids:
+            if self._early[request_id].block_tables:
                 return self.drop(request_id)
         return False
 
@@ -177,8 +189,8 @@ class EarlyLoads:
 
     def end(self, stream_id: str) -> bool:
         """Nothing writes the blocks of a dropped one any more; False for ids that are unknown or were ended before."""
-        block_ids = self._ending.pop(stream_id, None)
-        if block_ids is None:
+        tables = self._ending.pop(stream_id, None)
+        if tables is None:
             return False
-        self._kv_cache.release(block_ids)
+        self._kv_cache.release_tables(tables)
         return True

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.requests.request import Request
+from kv_transfer.cache_groups import held_blocks
 from kv_transfer.connector import LeaseEnded
 from kv_transfer.params import KVTransferParams
 from kv_transfer.protocols import KVProducer
@@ -41,14 +43,16 @@ class BlockLeases:
         """The block tables that leases hold."""
         return [lease.block_ids for lease in self._leases.values()]
 
-    def grant(self, request: Request, block_ids: list[int], block_size: int, *, num_tokens: int) -> KVTransferParams:
-        """Pin ``block_ids``, which cover the first tokens of a finished request, until ``end`` gives them back."""
+    def grant(self, request: Request, tables: BlockTables, *, num_tokens: int) -> KVTransferParams:
+        """Pin blocks of a finished request until ``end`` gives them back.
+
+        ``tables`` hold, by group, the last of the blocks of its first ``num_tokens`` tokens, as far as they are needed.
+        """
         assert self._producer is not None, "a request without a connector cannot be handed over"
-        assert len(block_ids) == -(-num_tokens // block_size), (
-            f"hand-over of {request.request_id}: {len(block_ids)} blocks do not cover {num_tokens} tokens"
-        )
+        block_ids = held_blocks(tables)
+        assert len(block_ids) == sum(map(len, tables)), f"{request.request_id} lacks blocks that it hands over"
         params = self._producer.grant_lease(
-            request_id=request.request_id, block_ids=tuple(block_ids), num_tokens=num_tokens
+            request_id=request.request_id, block_ids=tuple(map(tuple, tables)), num_tokens=num_tokens
         )
         self._leases[params.lease_id] = LeasedBlocks(
             request_id=request.request_id, lease_id=params.lease_id, block_ids=block_ids

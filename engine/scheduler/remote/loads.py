@@ -11,7 +11,9 @@ from enum import Enum, auto
 from typing import Final
 
 from engine.contract.block_hash import BlockHash
+from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.requests.request import Request, RequestState, Span
+from kv_transfer.cache_groups import held_blocks
 from kv_transfer.connector import LoadEnded
 from kv_transfer.params import KVTransferParams
 from kv_transfer.protocols import KVConsumer, KVSource, RemoteMatch
@@ -21,10 +23,10 @@ NOTHING_REMOTE: Final = RemoteMatch(num_tokens=0)
 
 @dataclass(slots=True)
 class Load:
-    """A load in flight: blocks ``first_block`` to ``end_block`` (exclusive) of the request's table."""
+    """A load in flight: blocks ``first_block`` to ``end_block`` (exclusive) of the request's tables."""
 
     request: Request
-    block_ids: list[int]
+    block_tables: BlockTables
     first_block: int
     end_block: int
     num_tokens: int
@@ -47,7 +49,7 @@ class LoadOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndedLoad:
-    """A load that ended: ``damaged_blocks`` are indices into the request's block table, ascending.
+    """A load that ended: ``damaged_blocks`` are indices into the request's block tables, ascending: damaged in a group.
 
     A block with nothing but the last token, which is computed in any case, is not among them.
     """
@@ -88,8 +90,8 @@ class RemoteKV:
         return [load.request for load in self._loads.values() if load.is_wanted]
 
     def abandoned_tables(self) -> list[list[int]]:
-        """Block tables held only because an unwanted load may still write them."""
-        return [load.block_ids for load in self._loads.values() if not load.is_wanted]
+        """Blocks held only because an unwanted load may still write them, by load."""
+        return [held_blocks(load.block_tables) for load in self._loads.values() if not load.is_wanted]
 
     def expect(self, params: KVTransferParams) -> None:
         """A request that brings this hand-over along waits here: let the peer keep it."""
@@ -109,12 +111,12 @@ class RemoteKV:
         return load if load is not None and load.is_wanted else None
 
     def match(
-        self, request: Request, num_local_tokens: int, block_hashes: Sequence[BlockHash] = ()
+        self, request: Request, num_local_tokens: int, block_hashes: Sequence[Sequence[BlockHash]] = ()
     ) -> RemoteMatch | None:
         """What the source supplies beyond the local prefix; None when it does not know yet.
 
-        ``block_hashes`` address the full blocks that the request may take from a cache. Whoever starts a request for
-        which this is nothing releases its hand-over.
+        ``block_hashes`` address, by group, the full blocks that the request may take from a cache. Whoever starts a
+        request for which this is nothing releases its hand-over.
         """
         is_enough = num_local_tokens >= request.num_tokens - 1
         if self._source is None or is_enough or self.is_open(request.request_id):
@@ -144,7 +146,7 @@ class RemoteKV:
         assert self._source is not None
         assert self._consumer is not None
         end_block = -(-num_tokens // block_size)
-        block_ids = tuple(request.block_ids[num_local_blocks:end_block])
+        block_ids = tuple(tuple(table[num_local_blocks:end_block]) for table in request.block_tables)
         if stream_id is None:
             self._source.begin_load(
                 request_id=request.request_id,
@@ -163,7 +165,7 @@ class RemoteKV:
             )
         request.kv_transfer = None
         request.state = RequestState.LOADING
-        self._loads[request.request_id] = Load(request, request.block_ids, num_local_blocks, end_block, num_tokens)
+        self._loads[request.request_id] = Load(request, request.block_tables, num_local_blocks, end_block, num_tokens)
         self.num_loading += 1
 
     def abandon(self, request: Request) -> None:
@@ -184,7 +186,11 @@ class RemoteKV:
         self.num_loading -= 1
         failed = set(event.failed_block_ids)
         end_block = min(load.end_block, -(-load.valid_length // block_size))
-        damaged = tuple(index for index in range(load.first_block, end_block) if load.block_ids[index] in failed)
+        damaged = tuple(
+            index
+            for index in range(load.first_block, end_block)
+            if any(table[index] in failed for table in load.block_tables)
+        )
         return EndedLoad(LoadOutcome.DAMAGED if damaged else LoadOutcome.COMPLETE, load, damaged)
 
     def release(self, request: Request) -> None:

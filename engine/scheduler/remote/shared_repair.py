@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.requests.request import Request, Span
+from kv_transfer.cache_groups import ABSENT_BLOCK
 
 
 def first_missing_block(request: Request, block_size: int) -> int:
@@ -46,12 +47,17 @@ def adopt_published_blocks(request: Request, kv_cache: KVCacheManager, pending: 
 
 
 def _adopt(request: Request, index: int, kv_cache: KVCacheManager, pending: PendingPrefixes) -> bool:
-    published = kv_cache.lookup(request.block_hashes[index : index + 1])
-    if not published:
-        return False
+    tables = request.block_tables
+    found = kv_cache.find_column(request.block_hashes[index])
+    published: list[int] = []
+    for table, block_id in zip(tables, found, strict=True):
+        if block_id is None or index >= len(table) or table[index] == ABSENT_BLOCK:
+            return False
+        published.append(block_id)
     pending.published(request.block_hashes[index])
     kv_cache.hold(published)
-    kv_cache.release([request.block_ids[index]])
-    request.block_ids[index] = published[0]
+    kv_cache.release([table[index] for table in tables])
+    for table, block_id in zip(tables, published, strict=True):
+        table[index] = block_id
     request.confirmed_blocks.add(index)
     return True

@@ -10,6 +10,7 @@ import numpy as np
 from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
 from engine.contract.messages import GenerateRequest
 from engine.contract.step import IntArray
+from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
 from kv_transfer.params import KVTransferParams
 
@@ -36,10 +37,11 @@ class Request:
     """One request on this engine, from its arrival to its end.
 
     ``token_ids`` holds every known token while the request has no row; while it runs they are in the row table.
-    ``block_ids`` holds its block table while it is loading or ready. ``num_computed_tokens`` and ``invalid_spans``
-    (damaged ranges before it, in order) say where computing begins when it gets a row. ``num_preempted_tokens`` were
-    computed when it was preempted last, if it waits since then. ``queue_s`` is None until it is admitted for the first
-    time. ``confirmed_blocks`` are the indices of blocks behind an invalid span that a load already published.
+    ``block_tables`` holds its block tables, one a KV cache group, while it is loading or ready.
+    ``num_computed_tokens`` and ``invalid_spans`` (damaged ranges before it, in order) say where computing begins when
+    it gets a row. ``num_preempted_tokens`` were computed when it was preempted last, if it waits since then.
+    ``queue_s`` is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind
+    an invalid span that a load already published.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
     ``prompt_logprobs`` collects what was asked for about the prompt, on the engine that samples the first token.
@@ -48,7 +50,7 @@ class Request:
     __slots__ = (
         "arrival_index",
         "block_hashes",
-        "block_ids",
+        "block_tables",
         "client_id",
         "confirmed_blocks",
         "full_limit",
@@ -91,7 +93,7 @@ class Request:
         self.stop_ids = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else sampling.eos_token_ids))
         self.root: BlockHash = prompt_root(message.cache_salt)
         self.block_hashes: list[BlockHash] = []
-        self.block_ids: list[int] = []
+        self.block_tables: BlockTables = []
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
         self.confirmed_blocks: set[int] = set()

@@ -10,9 +10,9 @@ from numba import njit, types
 from engine.kernels.compiled import OPTIONS
 
 # The lines of ``RowTable.columns``.
-NUM_TOKENS, NUM_EXPECTED, NUM_COMPUTED, CEILING, CAPACITY, NUM_BLOCKS = range(6)
-LIMIT, FIRST_STOP, PUBLISH_GOAL, EPOCH, IS_STALLED = range(6, 11)
-FIRST_STOP_ID = 11
+NUM_TOKENS, NUM_EXPECTED, NUM_COMPUTED, CEILING, CAPACITY = range(5)
+LIMIT, FIRST_STOP, PUBLISH_GOAL, EPOCH, IS_STALLED = range(5, 10)
+FIRST_STOP_ID = 10
 
 # The lines of what ``advance`` writes; LACKING only where rows lack blocks, EPOCHS only where none does.
 ROWS, FIRST_POSITIONS, COUNTS, ENDS, NUM_SAMPLES, EPOCHS = range(6)

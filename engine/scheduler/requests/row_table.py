@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.contract.step import IntArray
+from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
+from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, first_held_block
 
 RowArray: TypeAlias = npt.NDArray[np.intp]
 """Row numbers as numpy indexes them fastest."""
@@ -42,17 +44,22 @@ class RowTable:
     num_expected: the same and those that steps in flight will sample.
     num_computed: positions whose KV is in the cache once the steps in flight have returned.
     ceiling: no position at or past it is computed now: the last token needs no KV, and an invalid span ends somewhere.
-    capacity: positions that the row's blocks can hold.
+    capacity: positions that the row's blocks can hold, in every group.
     limit: total tokens at which the request ends.
     first_stop: total tokens from which on stop ids count.
     publish_goal: positions that must be computed before the next block is full.
     epoch: how many requests have left the row.
     is_stalled: 1 while the row gets no tokens in the step that is being put together.
     columns: [num_columns, max_num_seqs] all of these, as the passes take them.
+    block_table: [num_groups, max_num_seqs, width] block ids, of which those from first_blocks to num_blocks, both
+        [num_groups, max_num_seqs], are held; what lies before left the window of its group.
     """
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, windows: Sequence[int | None] = (None,)
+    ) -> None:
         self.block_size = block_size
+        self.groups = CacheGroups(tuple(windows), block_size)
         self.max_num_seqs = max_num_seqs
         max_blocks = -(-max_model_len // block_size)
         self.columns = np.zeros((row_passes.FIRST_STOP_ID + STOP_COLUMNS, max_num_seqs), np.int32)
@@ -61,7 +68,6 @@ class RowTable:
         self.num_computed: IntArray = self.columns[row_passes.NUM_COMPUTED]
         self.ceiling: IntArray = self.columns[row_passes.CEILING]
         self.capacity: IntArray = self.columns[row_passes.CAPACITY]
-        self.num_blocks: IntArray = self.columns[row_passes.NUM_BLOCKS]
         self.limit: IntArray = self.columns[row_passes.LIMIT]
         self.first_stop: IntArray = self.columns[row_passes.FIRST_STOP]
         self.publish_goal: IntArray = self.columns[row_passes.PUBLISH_GOAL]
@@ -73,7 +79,9 @@ class RowTable:
         self.owners = np.empty(max_num_seqs, dtype=object)
         # Never touched beyond what is used: the operating system backs only pages that were written.
         self.token_ids = np.empty((max_num_seqs, _width(max_model_len + 1)), np.int32)
-        self.block_table = np.empty((max_num_seqs, _width(max_blocks)), np.int32)
+        self.block_table = np.empty((len(windows), max_num_seqs, _width(max_blocks)), np.int32)
+        self.num_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
+        self.first_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
         self.silent_rows: set[int] = set()
         self.wide_rows: set[int] = set()
         self.holed_rows: set[int] = set()
@@ -122,13 +130,13 @@ class RowTable:
         return max(int(left), 0)
 
     def num_common_blocks(self) -> int:
-        """Leading blocks that the tables of all running requests share."""
+        """Leading blocks of the first group that the tables of all running requests share."""
         rows = self.order
         if rows.size == 0:
             return 0
-        num_columns = int(self.num_blocks[rows].min())
-        tables = self.block_table[rows, :num_columns]
-        differs = np.flatnonzero((tables != tables[0]).any(axis=0))
+        num_columns = int(self.num_blocks[0, rows].min())
+        tables = self.block_table[0, rows, :num_columns]
+        differs = np.flatnonzero((tables != tables[0]).any(axis=0) | (tables[0] == ABSENT_BLOCK))
         return int(differs[0]) if differs.size else num_columns
 
     def running(self) -> list[Request]:
@@ -148,17 +156,19 @@ class RowTable:
         """The request in a row."""
         return self._running[row]
 
-    def place(self, request: Request, block_ids: list[int], *, publishes: bool) -> int:
-        """Give a request a row; its tokens and block table move there."""
+    def place(self, request: Request, tables: BlockTables, *, publishes: bool) -> int:
+        """Give a request a row; its tokens and block tables move there."""
         row = self._free_rows.pop()
-        num_tokens, num_blocks = request.num_tokens, len(block_ids)
+        num_tokens = request.num_tokens
         self.num_tokens[row] = self.num_expected[row] = num_tokens
-        self.num_blocks[row] = num_blocks
-        self.capacity[row] = num_blocks * self.block_size
+        self.capacity[row] = min(map(len, tables)) * self.block_size
+        for group, table in enumerate(tables):
+            self.num_blocks[group, row] = len(table)
+            self.first_blocks[group, row] = first_held_block(table)
+            self.block_table[group, row, : len(table)] = table
         self.limit[row] = request.limit
         self.first_stop[row] = request.first_stop
         self.token_ids[row, :num_tokens] = request.token_ids
-        self.block_table[row, :num_blocks] = block_ids
         self.publish_goal[row] = (request.num_published_blocks + 1) * self.block_size if publishes else NEVER
         self.owners[row] = request
         self._set_stop_ids(row, request.stop_ids)
@@ -187,14 +197,14 @@ class RowTable:
             if self.num_computed[row] >= self.ceiling[row]:
                 self.begin_next_span(row)
 
-    def release(self, row: int) -> list[int]:
+    def release(self, row: int) -> BlockTables:
         """Take a request out of its row; its known tokens move back to it.
 
         Returns:
-            Its block table, the caller's to release.
+            Its block tables, the caller's to release.
         """
         request = self._running.pop(row)
-        block_ids = self.block_ids(row)
+        tables = self.block_tables(row)
         request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
         request.row = None
         self.owners[row] = None
@@ -205,50 +215,101 @@ class RowTable:
         self.holed_rows.discard(row)
         self._free_rows.append(row)
         self._forget_order()
-        return block_ids
+        return tables
 
-    def block_ids(self, row: int) -> list[int]:
-        """The block table of a row."""
-        block_ids: list[int] = self.block_table[row, : self.num_blocks[row]].tolist()
-        return block_ids
+    def block_tables(self, row: int) -> BlockTables:
+        """The block tables of a row, one a group."""
+        return [
+            table[row, :num_blocks].tolist()
+            for table, num_blocks in zip(self.block_table, self.num_blocks[:, row].tolist(), strict=True)
+        ]
 
-    def append_blocks(self, rows: RowArray, counts: IntArray, block_ids: IntArray) -> tuple[IntArray, IntArray]:
-        """Append ``counts[i]`` blocks to the table of ``rows[i]``.
+    def lacking_blocks(self, rows: RowArray, ends: IntArray) -> IntArray:
+        """[num_groups, num_rows] the blocks that rows lack to compute up to ``ends``."""
+        lacks: IntArray = -(-ends // np.int32(self.block_size)) - self.num_blocks[:, rows]
+        return np.maximum(lacks, 0)
+
+    def append_blocks(
+        self, rows: RowArray, counts: IntArray, block_ids: IntArray, *, group: int = 0
+    ) -> tuple[IntArray, IntArray]:
+        """Append ``counts[i]`` blocks to one group's table of ``rows[i]``; ``set_capacity`` is to follow.
 
         Returns:
             The rows and columns of ``block_ids`` in the block tables, for the runner.
         """
         repeated = np.repeat(rows, counts)
         starts = np.repeat(np.cumsum(counts) - counts, counts)
-        columns = self.num_blocks[repeated] + (np.arange(block_ids.size, dtype=np.int32) - starts.astype(np.int32))
-        self.block_table[repeated, columns] = block_ids
-        self.num_blocks[rows] += counts
-        self.capacity[rows] += counts * np.int32(self.block_size)
+        num_blocks = self.num_blocks[group]
+        columns = num_blocks[repeated] + (np.arange(block_ids.size, dtype=np.int32) - starts.astype(np.int32))
+        self.block_table[group, repeated, columns] = block_ids
+        num_blocks[rows] += counts
         return repeated.astype(np.int32), columns
 
+    def set_capacity(self, rows: RowArray) -> None:
+        """Take note that blocks were appended to the tables of these rows."""
+        self.capacity[rows] = self.num_blocks[:, rows].min(axis=0) * np.int32(self.block_size)
+
     def trim_blocks(self, row: int) -> list[int]:
-        """Take the blocks off a row's table that its known tokens do not need.
+        """Take the blocks off a row's tables that its known tokens do not need.
 
         Returns:
             These blocks, the caller's to release.
         """
         num_needed = -(-int(self.num_tokens[row]) // self.block_size)
-        surplus: list[int] = self.block_table[row, num_needed : self.num_blocks[row]].tolist()
+        surplus: list[int] = []
+        for table, num_blocks in zip(self.block_table, self.num_blocks, strict=True):
+            if num_blocks[row] > num_needed:
+                surplus += table[row, num_needed : num_blocks[row]].tolist()
+                num_blocks[row] = num_needed
         if surplus:
-            self.num_blocks[row] = num_needed
             self.capacity[row] = num_needed * self.block_size
         return surplus
 
-    def blocks_ending_at(self, rows: RowArray, ends: IntArray) -> tuple[list[int], list[int], bytes]:
-        """One block a row, the one that ends at position ``ends[i]``.
+    def leave_windows(self, rows: RowArray, ends: IntArray) -> list[int]:
+        """Drop the blocks that no position from ``ends[i] - 1`` of ``rows[i]`` on sees.
 
         Returns:
-            Its index in the row's table, its id, and the token ids of all of them one after the other.
+            The blocks, the caller's to release.
+        """
+        left: list[int] = []
+        for group, window in enumerate(self.groups.windows):
+            if window is None:
+                continue
+            firsts = np.maximum(ends - np.int32(window), 0) // np.int32(self.block_size)
+            has_moved = firsts > self.first_blocks[group, rows]
+            for row, first in zip(rows[has_moved].tolist(), firsts[has_moved].tolist(), strict=True):
+                behind = slice(int(self.first_blocks[group, row]), first)
+                left += self.block_table[group, row, behind].tolist()
+                self.block_table[group, row, behind] = ABSENT_BLOCK
+                self.first_blocks[group, row] = first
+        return left
+
+    def check_windows(self, row: int) -> None:
+        """Compare what a row holds with what its windows need.
+
+        Raises:
+            AssertionError: It holds what left a window, or lacks what is in one.
+        """
+        for group, table in enumerate(self.block_tables(row)):
+            num_absent = first_held_block(table)
+            assert num_absent == self.first_blocks[group, row], f"row {row}, group {group}: {num_absent} are absent"
+            assert ABSENT_BLOCK not in table[num_absent:], f"row {row}, group {group} has a gap in its table"
+            assert num_absent <= self.groups.first_block(group, int(self.num_computed[row])), (
+                f"row {row}, group {group} lacks a block of its window"
+            )
+
+    def blocks_ending_at(self, rows: RowArray, ends: IntArray) -> tuple[list[int], list[list[int]], bytes]:
+        """One block a row and group, the one that ends at position ``ends[i]``.
+
+        Returns:
+            Its index in the row's tables, its ids, [num_groups][num_rows], and the token ids of all rows' blocks one
+            after the other.
         """
         columns = ends // np.int32(self.block_size) - 1
         starts = rows * self._token_stride + (ends - np.int32(self.block_size))
         token_ids = self._flat_token_ids[starts[:, None] + self._block_offsets]
-        return columns.tolist(), self.block_table[rows, columns].tolist(), token_ids.tobytes()
+        block_ids = [table[rows, columns].tolist() for table in self.block_table]
+        return columns.tolist(), block_ids, token_ids.tobytes()
 
     def wide_ends(self, rows: RowArray, token_ids: IntArray) -> set[int]:
         """Indices into ``rows`` of requests with more stop ids than columns whose new token is one of them."""

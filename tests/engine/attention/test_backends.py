@@ -16,6 +16,7 @@ from engine.attention.cuda import CUDAAttention
 from engine.attention.paged_runs import RunKernel, choose_run_kernel
 from engine.attention.reference import ReferenceAttention
 from engine.device.kv_cache import KVCache
+from kv_transfer.cache_groups import ABSENT_BLOCK
 from tests.support.attention.attention_cases import AttentionCase, AttentionInputs, attention_cases, make_inputs
 from tests.support.attention.varlen_double import VarlenDouble, kernels_over
 
@@ -24,8 +25,9 @@ TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
 
 def _attend(backend: AttentionBackend, inputs: AttentionInputs, case: AttentionCase) -> torch.Tensor:
     with torch.inference_mode():
-        plan = backend.plan(inputs.batch)
-        return plan.attend(case.layer, inputs.query, inputs.key, inputs.value, case.window).double()
+        layer = case.attention_layer
+        plan = backend.plan(inputs.batch)[layer.group]
+        return plan.attend(layer, inputs.query, inputs.key, inputs.value).double()
 
 
 def _written(cache: KVCache) -> torch.Tensor:
@@ -45,7 +47,7 @@ def _kernel_of_numbers(cache: KVCache) -> RunKernel:
 @settings(max_examples=20, deadline=None)
 @given(case=attention_cases())
 def test_cpu_backend_agrees_with_the_reference(choose_kernel: ChooseKernel, dtype: str, case: AttentionCase) -> None:
-    inputs = make_inputs(case, dtype)
+    inputs = make_inputs(case, dtype, absent_block=ABSENT_BLOCK)
     caches = inputs.new_cache(), inputs.new_cache()
     expected = _attend(ReferenceAttention(caches[0]), inputs, case)
     result = _attend(CPUAttention(caches[1], choose_kernel=choose_kernel), inputs, case)
@@ -72,7 +74,7 @@ def test_compiled_runs_say_the_same_bits_however_a_prompt_is_cut(choose_kernel: 
                 query_starts=np.array([0, end - start], dtype=np.int32),
                 first_positions=np.array([start], dtype=np.int32),
                 block_tables=whole.batch.block_tables,
-                slots=whole.batch.slots[start:end],
+                slots=whole.batch.slots[:, start:end],
             ),
             query=whole.query[start:end],
             key=whole.key[start:end],
@@ -83,7 +85,7 @@ def test_compiled_runs_say_the_same_bits_however_a_prompt_is_cut(choose_kernel: 
 
 @pytest.mark.parametrize("takes", ["all blocks", "blocks of decode rows", "no blocks"])
 @settings(max_examples=12, deadline=None)
-@given(case=attention_cases())
+@given(case=attention_cases(is_plain=True))
 def test_cuda_backend_feeds_its_kernels_the_right_keys(takes: str, case: AttentionCase) -> None:
     inputs = make_inputs(case, "float32")
     caches = inputs.new_cache(), inputs.new_cache()
@@ -151,8 +153,8 @@ def test_a_decode_row_has_the_same_bits_alone_and_in_a_batch() -> None:
             batch,
             query_starts=batch.query_starts[:2],
             first_positions=batch.first_positions[1:2],
-            block_tables=batch.block_tables[1:2],
-            slots=batch.slots[1:2],
+            block_tables=batch.block_tables[:, 1:2],
+            slots=batch.slots[:, 1:2],
         ),
         query=inputs.query[1:2],
         key=inputs.key[1:2],
@@ -166,7 +168,7 @@ def test_damaged_keys_of_one_request_do_not_reach_another() -> None:
     inputs = make_inputs(case, "float32")
     expected = _attend(CPUAttention(inputs.new_cache()), inputs, case)
     damaged = inputs.new_cache()
-    damaged.blocks[int(inputs.batch.block_tables[0, 1])] = torch.nan
+    damaged.blocks[int(inputs.batch.block_tables[0, 0, 1])] = torch.nan
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -193,7 +195,7 @@ def test_cpu_plan_of_a_reused_batch_sees_what_is_written_there_now() -> None:
     backend, reused = CPUAttention(inputs.new_cache()), dataclasses.replace(inputs.batch, is_reused=True)
 
     first = _attend(backend, dataclasses.replace(inputs, batch=reused), case)
-    for array in (reused.first_positions, reused.block_tables, reused.slots):
+    for array in (reused.first_positions, reused.block_tables[0], reused.slots[0]):
         array[:] = array[::-1].copy()
     turned = dataclasses.replace(
         inputs, batch=reused, query=inputs.query.flip(0), key=inputs.key.flip(0), value=inputs.value.flip(0)

@@ -11,7 +11,9 @@ from engine.attention.flash import FLASH_FORMS, FlashVarlen
 from engine.attention.kernel_choice import CUDAKernels, KernelCandidates, choose_kernels
 from engine.attention.varlen import VarlenKernel, VarlenShape
 from engine.contract.errors import ConfigError
-from kv_transfer.layout import KVLayout
+from engine.layers.attention_spec import AttentionSpec
+from engine.layers.rope_config import RopeConfig
+from kv_transfer.layout import KVLayout, group_layers
 from tests.support.attention.varlen_double import VarlenDouble
 
 Operator = Callable[..., tuple[torch.Tensor, ...]]
@@ -38,6 +40,7 @@ def _flash(*, version: int, takes_num_splits: bool = True) -> Operator:
         is_causal: bool,
         return_debug_mask: bool,
         *,
+        scale: float,
         window_size_left: int,
         window_size_right: int,
         seqused_k: torch.Tensor | None = None,
@@ -64,7 +67,8 @@ def _flash(*, version: int, takes_num_splits: bool = True) -> Operator:
             max_query_len=max_q,
             max_seq_len=max_k,
         )
-        output = double(query, key, value, shape, window_size_left + 1 if window_size_left >= 0 else None)
+        window = window_size_left + 1 if window_size_left >= 0 else None
+        output = double(query, key, value, shape, AttentionSpec(scale=scale, rope=RopeConfig(), window=window))
         nothing = query.new_empty(0)
         return output, nothing, nothing, nothing, nothing
 
@@ -81,7 +85,7 @@ def install() -> Iterator[Callable[[Operator], None]]:
 def _layout(block_size: int) -> KVLayout:
     return KVLayout(
         model_hash="",
-        num_layers=1,
+        groups=group_layers([None] * 1),
         num_kv_heads=2,
         head_dim=16,
         block_size=block_size,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,7 @@ def test_heads_are_normalised_rotated_and_stored(dtype: str, case: AttentionCase
     transform = HeadTransform(
         num_heads=inputs.query.shape[1], num_kv_heads=case.num_kv_heads, query_norm=norms[0], key_norm=norms[1]
     )
+    layer = dataclasses.replace(case.attention_layer, transform=transform)
     rotary = RotaryEmbedding(
         RopeConfig(theta=1e4),
         head_dim=case.head_dim,
@@ -77,8 +80,8 @@ def test_heads_are_normalised_rotated_and_stored(dtype: str, case: AttentionCase
     for backend in (ReferenceAttention(caches[0]), CPUAttention(caches[1])):
         heads = torch.cat((inputs.query, inputs.key, inputs.value), dim=1)
         with torch.inference_mode():
-            plan = backend.plan(inputs.batch)
-            results.append(plan.attend_heads(case.layer, heads, transform, rotations, case.window).double())
+            plan = backend.plan(inputs.batch)[layer.group]
+            results.append(plan.attend_heads(layer, heads, rotations).double())
     tolerance = 4 * TOLERANCES[dtype]
     torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(caches[1].blocks, caches[0].blocks, atol=tolerance, rtol=tolerance, equal_nan=True)

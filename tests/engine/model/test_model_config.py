@@ -67,7 +67,9 @@ def test_the_refusal_of_an_architecture_lists_every_supported_one() -> None:
     [
         ("LlamaForCausalLM", {"sliding_window": 8}, (None, None, None, None)),
         ("MistralForCausalLM", {"sliding_window": 8}, (8, 8, 8, 8)),
-        ("MistralForCausalLM", {}, (None, None, None, None)),
+        ("MistralForCausalLM", {}, (4096, 4096, 4096, 4096)),
+        ("MistralForCausalLM", {"sliding_window": None}, (None, None, None, None)),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 4096)),
         ("Qwen2ForCausalLM", {"sliding_window": 8}, (None, None, None, None)),
         ("Qwen2ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (None, None, None, None)),
         (
@@ -87,7 +89,15 @@ def test_the_refusal_of_an_architecture_lists_every_supported_one() -> None:
     ],
 )
 def test_windows_of_the_layers(architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
-    assert parse_model_config(_config(architectures=[architecture], **changes)).windows == windows
+    config = parse_model_config(_config(architectures=[architecture]) | changes)
+    assert tuple(spec.window for spec in config.attention) == windows
+
+
+def test_layers_whose_window_no_sequence_outgrows_share_blocks_with_those_that_see_everything() -> None:
+    raw = _config(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, max_window_layers=3)
+    assert [group.window for group in parse_model_config(raw | {"sliding_window": 512}).kv_cache_groups] == [None]
+    mixed = parse_model_config(raw | {"sliding_window": 511}).kv_cache_groups
+    assert [group.window for group in mixed] == [None, None, None, 511]
 
 
 @pytest.mark.parametrize("layer_types", [["full_attention"], ["chunked_attention"] * 4])
@@ -116,7 +126,7 @@ def test_the_longest_sequence(scaling: dict[str, Any] | None, length: int) -> No
 def test_defaults_that_follow_from_other_fields() -> None:
     config = parse_model_config(_config(num_key_value_heads=None))
     assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "float32")
-    assert (config.rope.rope_type, config.rope.theta) == (RopeType.DEFAULT, 10000.0)
+    assert (config.attention[0].rope.rope_type, config.attention[0].rope.theta) == (RopeType.DEFAULT, 10000.0)
 
 
 @pytest.mark.parametrize(

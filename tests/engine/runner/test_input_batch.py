@@ -12,6 +12,7 @@ from hypothesis import given
 from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray, NewRow, SchedulerOutput
 from engine.runner.input_batch import UNKNOWN, InputBatch
+from kv_transfer.cache_groups import ABSENT_BLOCK
 
 SAMPLING = SamplingParams(max_tokens=9)
 
@@ -26,7 +27,7 @@ def new_row(row: int, *token_ids: int) -> NewRow:
         request_id=str(row),
         token_ids=ints(*token_ids),
         num_prompt_tokens=len(token_ids),
-        block_ids=ints(row),
+        block_ids=ints(row)[None],
         sampling=SAMPLING,
     )
 
@@ -69,14 +70,17 @@ def test_f5_an_unknown_token_is_taken_from_where_its_step_left_it(batch: InputBa
 def test_a_decode_step_is_laid_out_as_the_same_rows_beside_a_prefill(data: st.DataObject, positions: list[int]) -> None:
     """Which takes the way of all other steps."""
     generator = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
-    batch = InputBatch(max_num_seqs=8, max_model_len=64, block_size=data.draw(st.sampled_from((4, 16))))
+    windows = data.draw(st.sampled_from(((None,), (9,), (None, 20, 20), (30, 3))))
+    batch = InputBatch(
+        max_num_seqs=8, max_model_len=64, block_size=data.draw(st.sampled_from((4, 16))), windows=windows
+    )
     rows = data.draw(st.permutations(range(8)))
     batch.apply(
         step(ints(0), ints(0), ints(1))._replace(
             new_rows=tuple(
                 dataclasses.replace(
                     new_row(row, *generator.integers(0, 99, 64)),
-                    block_ids=generator.permutation(99)[: 64 // batch.block_size].astype(np.int32),
+                    block_ids=generator.integers(0, 99, (len(windows), 64 // batch.block_size), dtype=np.int32),
                 )
                 for row in range(8)
             ),
@@ -98,10 +102,43 @@ def test_a_decode_step_is_laid_out_as_the_same_rows_beside_a_prefill(data: st.Da
     assert not theirs.is_decode
     assert ours.query_starts.tolist() == theirs.query_starts[: count + 1].tolist()
     assert ours.first_positions.tolist() == theirs.first_positions[:count].tolist()
-    assert ours.slots.tolist() == theirs.slots[:count].tolist()
-    num_columns = ours.block_tables.shape[1]
+    assert ours.slots.tolist() == theirs.slots[:, :count].tolist()
+    num_columns = ours.block_tables.shape[2]
     assert num_columns == max(positions) // batch.block_size + 1
-    assert ours.block_tables.tolist() == theirs.block_tables[:count, :num_columns].tolist()
+    assert ours.block_tables.tolist() == theirs.block_tables[:, :count, :num_columns].tolist()
+
+
+@pytest.mark.parametrize("num_new", [1, 3])
+def test_blocks_before_the_window_are_named_to_nobody(num_new: int) -> None:
+    """They may have been given to another request, and the entries may be older than that."""
+    batch = InputBatch(max_num_seqs=2, max_model_len=64, block_size=4, windows=(None, 9, 6))
+    absent = ABSENT_BLOCK
+    tables = ints(*range(10, 16)), ints(absent, absent, absent, 23, 24, 25), ints(30, 31, 32, 33, 34, 35)
+    row = dataclasses.replace(new_row(1, *range(24)), block_ids=np.stack(tables))
+    output = step(ints(1), ints(20), ints(num_new), row)._replace(is_sampling=np.array([num_new == 1]))
+    batch.apply(output)
+
+    attention = batch.prepare(output).attention
+
+    assert attention.block_tables.tolist() == [
+        [[10, 11, 12, 13, 14, 15]],
+        [[23, 23, 23, 23, 24, 25]],
+        [[33, 33, 33, 33, 34, 35]],
+    ]
+    assert attention.slots.tolist() == [[block * 4 + offset for offset in range(num_new)] for block in (15, 25, 35)]
+
+
+def test_appended_blocks_go_to_the_tables_of_their_groups() -> None:
+    batch = InputBatch(max_num_seqs=2, max_model_len=64, block_size=4, windows=(None, 8))
+    first = step(ints(1), ints(0), ints(4), dataclasses.replace(new_row(1, 1, 2, 3, 4), block_ids=np.array([[7], [8]])))
+    batch.apply(first)
+    batch.learn(ints(1), ints(4), ints(5))
+    second = step(ints(1), ints(4), ints(1))._replace(
+        append_rows=ints(1, 1), append_columns=ints(1, 1), append_block_ids=ints(70, 80), append_groups=ints(0, 1)
+    )
+    batch.apply(second)
+
+    assert batch.prepare(second).attention.block_tables.tolist() == [[[7, 70]], [[8, 80]]]
 
 
 def test_rows_that_do_not_all_sample_are_no_decode_step(batch: InputBatch) -> None:

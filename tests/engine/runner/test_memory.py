@@ -15,10 +15,16 @@ from engine.device.memory import (
     cpu_budget,
     gpu_budget,
 )
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVLayout, group_layers
 
 LAYOUT = KVLayout(
-    model_hash="m", num_layers=4, num_kv_heads=2, head_dim=64, block_size=16, dtype="float16", bytes_per_element=2
+    model_hash="m",
+    groups=group_layers([None] * 4),
+    num_kv_heads=2,
+    head_dim=64,
+    block_size=16,
+    dtype="float16",
+    bytes_per_element=2,
 )
 BLOCK_BYTES = 4 * 2 * 16 * 2 * 64 * 2
 DEMAND = CacheDemand(layout=LAYOUT, max_model_len=1000, max_num_seqs=8)

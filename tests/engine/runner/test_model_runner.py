@@ -6,6 +6,7 @@ import dataclasses
 import mmap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ from engine.model.builtin import builtin_model_dir
 from engine.model.registry import load_model_config
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.model_runner import ModelRunner
+from kv_transfer.cache_groups import ABSENT_BLOCK
 from kv_transfer.layout import MemoryKind
 from tests.support.engine.checkpoints import (
     ARCHITECTURES,
     MAX_POSITION_EMBEDDINGS,
     VOCAB_SIZE,
     load_oracle,
+    make_checkpoint,
     oracle_greedy,
 )
 from tests.support.engine.step_driver import GREEDY, StepDriver
@@ -72,6 +75,46 @@ def test_greedy_tokens_of_a_mixed_batch(checkpoint: Callable[[str], Path], archi
     prompts[1 + 10] = again + driver.rows[1].token_ids[33:34]
     for row, tokens in results.items():
         assert tokens == oracle_greedy(oracle, prompts[row], len(tokens)), row
+
+
+WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
+    "in all layers": ("mistral", {"sliding_window": 20}),
+    "of two tokens": ("mistral", {"sliding_window": 2}),
+    "in all layers of a model that could mix": ("qwen2", {"max_window_layers": 0}),
+    "in five of six layers": (
+        "qwen2",
+        {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    ),
+    "in the last three of five layers": (
+        "qwen3",
+        {"num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 33, "max_window_layers": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_prompts_of_many_windows_without_the_blocks_behind_them(tmp_path: Path, name: str) -> None:
+    """The driver gives blocks that left a window to other rows, after it filled them with what is no number."""
+    architecture, changes = WINDOWED[name]
+    path = make_checkpoint(tmp_path, architecture, **changes)
+    runner = _runner(path, num_blocks=400)
+    driver, oracle = StepDriver(runner), load_oracle(path)
+    prompts = {row: _prompt(length, seed=row) for row, length in enumerate((230, 90, 41))}
+    for row in (0, 1):
+        driver.add(row, prompts[row])
+    driver.step({0: 100, 1: 30})
+    driver.step({0: 3, 1: 59})
+    driver.add(2, prompts[2])
+    driver.step({0: 127, 1: 1, 2: 41})
+    for _ in range(12):
+        driver.step({2: 1, 0: 1, 1: 1})
+    for row, prompt in prompts.items():
+        tokens = driver.rows[row].token_ids[len(prompt) :]
+        assert tokens == oracle_greedy(oracle, prompt, len(tokens)), row
+    windows = [group.window for group in runner.layout.groups]
+    held = [sum(block != ABSENT_BLOCK for block in table) for table in driver.rows[0].tables]
+    assert all(count <= window // 16 + 2 for count, window in zip(held, windows, strict=True) if window is not None)
+    assert all(count == -(-242 // 16) for count, window in zip(held, windows, strict=True) if window is None)
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 32])
@@ -189,7 +232,7 @@ def test_a_block_of_the_wrong_length_is_refused(checkpoint: Callable[[str], Path
 def test_region_and_layout_describe_the_memory(checkpoint: Callable[[str], Path]) -> None:
     runner = _runner(checkpoint("qwen3"), num_blocks=100)
     blocks = runner.kv_cache.blocks
-    assert blocks.shape == (100, 3, 2, 16, 3, 32)
+    assert blocks.shape == (100, 3, 3, 2, 16, 32)
     assert blocks.is_contiguous()
     assert runner.layout.block_bytes == blocks[0].nbytes
     assert runner.region.base_address == blocks.data_ptr()

@@ -277,7 +277,7 @@ def test_blocks_of_a_prompt_are_announced_chunk_by_chunk() -> None:
     announced = []
     for _ in range(2):
         world.step()
-        announced.append(len(world.connector.announced["a"]))
+        announced.append(len(world.connector.announced["a"][0]))
     world.run()
 
     assert announced == [2, 4]

@@ -75,13 +75,13 @@ def test_c6_if_the_victim_is_the_request_itself_it_waits_with_its_blocks() -> No
     world.add(make_request("b", 7, max_tokens=10))
     for _ in range(6):
         assert world.step().rows.size == 2
-    held = list(world.scheduler._table.block_ids(1))
+    held = world.scheduler._table.block_tables(1)
 
     output = world.step()
 
     assert output.rows.tolist() == [0]
     assert running(world) == ["b"]
-    assert world.scheduler._table.block_ids(1) == held
+    assert world.scheduler._table.block_tables(1) == held
     assert world.scheduler.stats().num_preemptions == 0
     world.run()
     world.check_output("b")

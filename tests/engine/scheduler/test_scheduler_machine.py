@@ -30,6 +30,7 @@ from tests.support.scheduler.scheduler_strategies import (
     PROMPTS,
     SAMPLING,
     SHARES,
+    WINDOWS,
 )
 from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds, undisturbed_output
 from tests.support.scheduler.scripted_connector import PEER
@@ -51,13 +52,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         num_tier_slots=st.sampled_from([0, 0, 3, 12]),
         max_draft_tokens=st.sampled_from([0, 3, 1, 9]),
+        windows=WINDOWS,
     )
     def start(
-        self, config: SchedulerConfig, num_blocks: int, caching: bool, num_tier_slots: int, max_draft_tokens: int
+        self,
+        config: SchedulerConfig,
+        num_blocks: int,
+        caching: bool,
+        num_tier_slots: int,
+        max_draft_tokens: int,
+        windows: tuple[int | None, ...],
     ) -> None:
         self.world = SchedulerWorld(
             config,
-            num_blocks=num_blocks,
+            num_blocks=num_blocks * len(windows),
+            windows=windows,
             block_size=BLOCK_SIZE,
             max_model_len=MAX_MODEL_LEN,
             enable_prefix_caching=caching,
@@ -325,6 +334,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.num_running + stats.num_waiting + stats.num_loading == len(live)
         for request in self.world.scheduler._live_requests.live.values():
             assert 0 <= request.num_remote_tokens <= request.num_cached_tokens <= request.num_prompt_tokens
+
+    @invariant()
+    def nothing_is_held_beyond_the_windows(self) -> None:
+        """A running request holds of each window what it sees, and what steps in flight compute (B7)."""
+        table, is_at_rest = self.world.scheduler._table, not self.world.in_flight
+        for group, window in enumerate(table.groups.windows):
+            for row in table.order.tolist() if window is not None else ():
+                num_held = int(table.num_blocks[group, row] - table.first_blocks[group, row])
+                assert num_held <= self.world.scheduler._kv_cache.needs.most_blocks[group] or not is_at_rest
+                first = table.groups.first_block(group, int(table.num_computed[row]) - 1)
+                is_late = bool(table.first_blocks[group, row] < first)
+                assert not is_late or not is_at_rest, "a block that left its window is still held"
 
     @invariant()
     def never_idle_with_work(self) -> None:

@@ -58,7 +58,7 @@ def _load(reader: KVEngine, source: KVEngine, world: KVWorld, block_ids: tuple[i
     request_id = world.unique("request")
     params = source.grant(request_id, (10, 11, 12, 13, 14))
     num_tokens = len(block_ids) * BLOCK_SIZE
-    assert reader.match(params, 20, 0, PROMPT) == RemoteMatch(num_tokens=num_tokens)
+    assert reader.match(params, 20, 0, (PROMPT,)) == RemoteMatch(num_tokens=num_tokens)
     reader.begin(request_id, params, block_ids)
     return reader.wait_load(request_id), params
 
@@ -133,7 +133,7 @@ def test_k9_a_hand_over_that_the_tier_makes_needless_is_released(world: KVWorld,
 def test_k9_a_part_that_fails_costs_no_more_than_itself(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "host", "inproc")
     params = source.grant("request", (10, 11, 12, 13, 14))
-    assert reader.match(params, 20, 0, PROMPT).num_tokens == 20
+    assert reader.match(params, 20, 0, (PROMPT,)).num_tokens == 20
     source.advance_clock(source.spec.lease_ttl_s + 1)
     source.wait_lease(params.lease_id)
 
@@ -149,9 +149,9 @@ def test_k9_a_part_that_fails_costs_no_more_than_itself(world: KVWorld, source: 
 def test_k9_a_cancelled_load_ends_once_with_its_last_part(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "host", "inproc")
     params = source.grant("request", (10, 11, 12, 13, 14))
-    reader.match(params, 20, 0, PROMPT)
+    reader.match(params, 20, 0, (PROMPT,))
     reader.connector.scheduler.source.begin_load(
-        request_id="request", params=params, first_block=0, block_ids=(20, 21, 22, 23, 24)
+        request_id="request", params=params, first_block=0, block_ids=((20, 21, 22, 23, 24),)
     )
     reader.cancel("request")
 
@@ -233,9 +233,9 @@ def test_k9_parts_are_joined_in_the_order_of_their_blocks_however_they_end(
 def test_k9_what_lies_behind_a_local_prefix_is_found(world: KVWorld, source: KVEngine) -> None:
     reader = _reader(world, source, "host", "inproc")
 
-    assert reader.match(None, 20, BLOCK_SIZE, PROMPT).num_tokens == BLOCK_SIZE
-    assert reader.match(None, 20, 2 * BLOCK_SIZE, PROMPT).num_tokens == 0
-    assert reader.match(None, 20, 0, PROMPT[1:]).num_tokens == BLOCK_SIZE, "content is found by its address alone"
+    assert reader.match(None, 20, BLOCK_SIZE, (PROMPT,)).num_tokens == BLOCK_SIZE
+    assert reader.match(None, 20, 2 * BLOCK_SIZE, (PROMPT,)).num_tokens == 0
+    assert reader.match(None, 20, 0, (PROMPT[1:],)).num_tokens == BLOCK_SIZE, "content is found by its address alone"
     assert reader.match(None, 20, 0, ()).num_tokens == 0
 
 
@@ -245,8 +245,8 @@ def test_late_cancel_does_not_hit_the_next_load_from_the_tier(world: KVWorld, so
     reader = _reader(world, source, "host", "inproc")
     scheduler = reader.connector.scheduler.source
     scheduler.cancel_load("request")
-    assert reader.match(None, 20, 0, PROMPT).num_tokens == 2 * BLOCK_SIZE
-    scheduler.begin_load(request_id="request", params=None, first_block=0, block_ids=(20, 21))
+    assert reader.match(None, 20, 0, (PROMPT,)).num_tokens == 2 * BLOCK_SIZE
+    scheduler.begin_load(request_id="request", params=None, first_block=0, block_ids=((20, 21),))
     reader.step()
 
     assert reader.wait_load("request").error is None

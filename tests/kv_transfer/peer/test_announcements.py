@@ -20,12 +20,12 @@ def _told(announcements: Announcements) -> list[tuple[str, Announce]]:
 
 def test_reader_is_told_of_what_was_there_before_and_of_each_addition_once() -> None:
     announcements, _ = _make()
-    announcements.announce("r", first_block=0, block_ids=(7, 8))
+    announcements.announce("r", places=(0, 1), block_ids=(7, 8))
     announcements.subscribe("r", "reader")
     first = _told(announcements)
-    announcements.announce("r", first_block=2, block_ids=(9,))
+    announcements.announce("r", places=(2,), block_ids=(9,))
 
-    assert [(sender, told.first_block, told.block_ids) for sender, told in first] == [("reader", 0, (7, 8))]
+    assert [(sender, told.places, told.block_ids) for sender, told in first] == [("reader", (0, 1), (7, 8))]
     assert [told.block_ids for _, told in _told(announcements)] == [(9,)]
     assert _told(announcements) == []
 
@@ -35,7 +35,7 @@ def test_reader_may_come_before_the_prompt() -> None:
     announcements.subscribe("r", "reader")
     assert _told(announcements) == []
 
-    announcements.announce("r", first_block=0, block_ids=(7,))
+    announcements.announce("r", places=(0,), block_ids=(7,))
 
     assert [told.block_ids for _, told in _told(announcements)] == [(7,)]
 
@@ -43,11 +43,11 @@ def test_reader_may_come_before_the_prompt() -> None:
 def test_withdrawn_prompt_begins_a_new_epoch_and_its_reader_learns_of_it() -> None:
     announcements, _ = _make()
     announcements.subscribe("r", "reader")
-    announcements.announce("r", first_block=0, block_ids=(7,))
+    announcements.announce("r", places=(0,), block_ids=(7,))
     ((_, before),) = _told(announcements)
     announcements.withdraw("r")
     ((_, withdrawn),) = _told(announcements)
-    announcements.announce("r", first_block=0, block_ids=(7,))
+    announcements.announce("r", places=(0,), block_ids=(7,))
     ((_, after),) = _told(announcements)
 
     assert before.epoch < withdrawn.epoch < after.epoch
@@ -58,7 +58,7 @@ def test_withdrawn_prompt_begins_a_new_epoch_and_its_reader_learns_of_it() -> No
 def test_prompt_that_was_handed_over_leaves_nothing() -> None:
     announcements, _ = _make()
     announcements.subscribe("r", "reader")
-    announcements.announce("r", first_block=0, block_ids=(7,))
+    announcements.announce("r", places=(0,), block_ids=(7,))
 
     assert announcements.finish("r", (7, 8)).epoch == 1
     assert (_told(announcements), announcements.num_open) == ([], 0)
@@ -74,25 +74,25 @@ def test_subscription_ends_unless_it_is_renewed() -> None:
     clock.advance(TTL_S / 2)
     announcements.subscribe("another", "reader")
     for request_id in ("forgotten", "renewed"):
-        announcements.announce(request_id, first_block=0, block_ids=(1,))
+        announcements.announce(request_id, places=(0,), block_ids=(1,))
 
     assert [told.request_id for _, told in _told(announcements)] == ["renewed"]
 
 
 def test_long_prompt_is_told_in_several_messages() -> None:
     announcements, _ = _make()
-    announcements.announce("r", first_block=0, block_ids=tuple(range(600)))
+    announcements.announce("r", places=tuple(range(600)), block_ids=tuple(range(600)))
     announcements.subscribe("r", "reader")
 
     told = [announce for _, announce in _told(announcements)]
 
-    assert [announce.first_block for announce in told] == [0, 256, 512]
+    assert [announce.places[0] for announce in told] == [0, 256, 512]
     assert sum((announce.block_ids for announce in told), ()) == tuple(range(600))
 
 
 def test_another_reader_is_told_from_the_start() -> None:
     announcements, _ = _make()
-    announcements.announce("r", first_block=0, block_ids=(7,))
+    announcements.announce("r", places=(0,), block_ids=(7,))
     announcements.subscribe("r", "first")
     _told(announcements)
 
@@ -107,7 +107,7 @@ def test_paced_reader_is_told_of_all_that_is_new_once_a_period() -> None:
     announcements.subscribe("r", "reader")
     told: list[tuple[int, ...]] = []
     for number in range(10):
-        announcements.announce("r", first_block=number, block_ids=(number,))
+        announcements.announce("r", places=(number,), block_ids=(number,))
         told += [message.block_ids for _, message in _told(announcements)]
         clock.now_s += 0.25
     assert announcements.has_due
@@ -122,7 +122,7 @@ def test_paced_reader_learns_at_once_that_an_announcement_is_void() -> None:
     clock = ManualClock()
     announcements = Announcements(ttl_s=TTL_S, clock=clock, period_s=1.0)
     announcements.subscribe("r", "reader")
-    announcements.announce("r", first_block=0, block_ids=(7,))
+    announcements.announce("r", places=(0,), block_ids=(7,))
     assert _told(announcements) == []
 
     announcements.withdraw("r")

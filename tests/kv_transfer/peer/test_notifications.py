@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kv_transfer.peer.notifications import (
     NOTIFICATION_VERSION,
     Ack,
+    Announce,
     Done,
     MalformedNotificationError,
     Notification,
@@ -26,6 +27,15 @@ NOTIFICATIONS = st.one_of(
     st.builds(Ack, lease_id=IDS, reader=IDS, is_alive=st.booleans()),
     st.builds(Release, lease_id=IDS),
     st.builds(Renew, lease_ids=st.lists(IDS, max_size=5).map(tuple)),
+    st.lists(st.tuples(*[st.integers(0, 99)] * 3), max_size=5).map(
+        lambda blocks: Announce(
+            request_id="r",
+            epoch=1,
+            places=tuple(place for place, _, _ in blocks),
+            block_ids=tuple(block_id for _, block_id, _ in blocks),
+            checksums=tuple(checksum for _, _, checksum in blocks),
+        )
+    ),
 )
 
 
@@ -55,11 +65,13 @@ def test_any_bytes_are_decoded_or_refused(message: bytes) -> None:
         ([NOTIFICATION_VERSION, "done", "lease", "r" * 1025], "1025 characters"),
         ([NOTIFICATION_VERSION, "subscribe", "r" * 1025], "1025 characters"),
         ([NOTIFICATION_VERSION, "renew", "a", "r" * 1025], "1025 characters"),
-        ([NOTIFICATION_VERSION, "announce", "r", -1, 0, [], None], "natural"),
-        ([NOTIFICATION_VERSION, "announce", "r", True, 0, [], None], "natural"),
-        ([NOTIFICATION_VERSION, "announce", "r", 1, 0, [-1], None], "natural"),
-        ([NOTIFICATION_VERSION, "announce", "r", 1, 0, [1.5], None], "natural"),
-        ([NOTIFICATION_VERSION, "announce", "r", 1, 0, [1, 2], [3]], "do not belong"),
+        ([NOTIFICATION_VERSION, "announce", "r", -1, [], [], None], "natural"),
+        ([NOTIFICATION_VERSION, "announce", "r", True, [], [], None], "natural"),
+        ([NOTIFICATION_VERSION, "announce", "r", 1, [0], [-1], None], "natural"),
+        ([NOTIFICATION_VERSION, "announce", "r", 1, [0], [1.5], None], "natural"),
+        ([NOTIFICATION_VERSION, "announce", "r", 1, [-1], [0], None], "natural"),
+        ([NOTIFICATION_VERSION, "announce", "r", 1, [0], [1, 2], None], "places do not belong"),
+        ([NOTIFICATION_VERSION, "announce", "r", 1, [0, 1], [1, 2], [3]], "do not belong"),
         ({"version": NOTIFICATION_VERSION}, "unknown kind"),
         ([], "unknown kind"),
     ],

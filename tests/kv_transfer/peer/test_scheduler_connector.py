@@ -20,7 +20,7 @@ PARAMS = KVTransferParams(
     source=PeerIdentity(engine_id="theirs", incarnation="1"),
     lease_id="lease",
     layout_hash=LAYOUT.layout_hash,
-    block_ids=(10, 11, 12),
+    block_ids=((10, 11, 12),),
     num_tokens=9,
 )
 NOTHING = RemoteMatch(num_tokens=0)
@@ -43,8 +43,9 @@ def _match(
         {"protocol_version": PROTOCOL_VERSION + 1},
         {"layout_hash": "another"},
         {"source": OURS},
-        {"block_ids": (10, 11)},
+        {"block_ids": ((10, 11),)},
         {"block_ids": ()},
+        {"block_ids": ((10, 11, 12), (13, 14, 15))},
         {"num_tokens": 100},
     ],
 )
@@ -68,7 +69,7 @@ def test_hand_over_supplies_what_is_not_here_already() -> None:
 
 def test_one_lease_is_good_for_one_load() -> None:
     books = _make_books()
-    books.begin_load(request_id="r", params=PARAMS, first_block=1, block_ids=(7, 8))
+    books.begin_load(request_id="r", params=PARAMS, first_block=1, block_ids=((7, 8),))
 
     assert _match(books, PARAMS) == NOTHING
     books.release(PARAMS)
@@ -82,7 +83,7 @@ def test_cancel_of_a_load_that_ended_does_not_hit_the_next_one_of_its_request() 
     books = _make_books()
     books.cancel_load("r")
     books.cancel_load("another")
-    books.begin_load(request_id="r", params=PARAMS, first_block=0, block_ids=(7, 8, 9))
+    books.begin_load(request_id="r", params=PARAMS, first_block=0, block_ids=((7, 8, 9),))
 
     assert books.take_orders().cancelled_loads == ("another",)
 
@@ -100,7 +101,7 @@ def test_own_hand_over_that_comes_back_ends_its_lease_here() -> None:
     """An engine does not meet itself: nobody would carry the message."""
     leases = LeaseTable(ttl_s=1.0, clock=lambda: 0.0)
     books = PeerSchedulerConnector(identity=OURS, layout=LAYOUT, leases=leases)
-    params = books.grant_lease(request_id="r", block_ids=(1, 2), num_tokens=8)
+    params = books.grant_lease(request_id="r", block_ids=((1, 2),), num_tokens=8)
 
     books.release(params)
     books.release(replace(params, source=replace(OURS, incarnation="0"), lease_id="of an earlier life"))
@@ -111,4 +112,4 @@ def test_own_hand_over_that_comes_back_ends_its_lease_here() -> None:
 
 def test_load_of_blocks_beyond_the_hand_over_is_a_bug_of_the_caller() -> None:
     with pytest.raises(AssertionError):
-        _make_books().begin_load(request_id="r", params=PARAMS, first_block=2, block_ids=(7, 8))
+        _make_books().begin_load(request_id="r", params=PARAMS, first_block=2, block_ids=((7, 8),))

@@ -23,7 +23,7 @@ def _stream(bench: ReaderBench, stream_id: str = "stream", request_id: str = "re
         stream_id=stream_id,
         request_id=request_id,
         params=KVStreamParams(protocol_version=PROTOCOL_VERSION, source=SOURCE, timeout_s=60.0),
-        first_block=0,
+        places=tuple(range(NUM_BLOCKS)),
         block_ids=tuple(range(10, 10 + NUM_BLOCKS)),
         gate=gate,
     )
@@ -34,7 +34,8 @@ def _stream(bench: ReaderBench, stream_id: str = "stream", request_id: str = "re
 
 
 def _announce(bench: ReaderBench, block_ids: tuple[int, ...], *, first_block: int = 0, epoch: int = 1) -> bool:
-    announce = Announce(request_id="request", epoch=epoch, first_block=first_block, block_ids=block_ids)
+    places = tuple(range(first_block, first_block + len(block_ids)))
+    announce = Announce(request_id="request", epoch=epoch, places=places, block_ids=block_ids)
     was_taken = bench.reader.streams.on_announce(announce, sender=PEER)
     bench.advance()
     return was_taken
@@ -43,7 +44,7 @@ def _announce(bench: ReaderBench, block_ids: tuple[int, ...], *, first_block: in
 def _load(bench: ReaderBench, *, epoch: int = 1, block_ids: tuple[int, ...] = (0, 1, 2, 3)) -> None:
     order = LoadOrder(
         request_id="request",
-        params=replace(PARAMS, epoch=epoch, block_ids=block_ids),
+        params=replace(PARAMS, epoch=epoch, block_ids=(block_ids,)),
         source_block_ids=block_ids,
         block_ids=tuple(range(10, 10 + NUM_BLOCKS)),
         stream_id="stream",
@@ -197,7 +198,7 @@ def test_stream_cancelled_before_the_connector_got_to_it_never_begins() -> None:
         stream_id="stream",
         request_id="request",
         params=KVStreamParams(protocol_version=PROTOCOL_VERSION, source=SOURCE, timeout_s=60.0),
-        first_block=0,
+        places=(0,),
         block_ids=(10,),
         gate=gate,
     )
@@ -224,9 +225,9 @@ def test_closing_ends_streams_and_lets_those_who_wait_know() -> None:
 @pytest.mark.parametrize(
     "announce",
     [
-        Announce(request_id="request", epoch=0, first_block=0, block_ids=(0,)),
-        Announce(request_id="request", epoch=3, first_block=0, block_ids=(64,)),
-        Announce(request_id="another", epoch=3, first_block=0, block_ids=(0,)),
+        Announce(request_id="request", epoch=0, places=(0,), block_ids=(0,)),
+        Announce(request_id="request", epoch=3, places=(0,), block_ids=(64,)),
+        Announce(request_id="another", epoch=3, places=(0,), block_ids=(0,)),
     ],
 )
 def test_announcement_that_cannot_be_true_is_ignored(announce: Announce) -> None:

@@ -35,7 +35,7 @@ ORDER = LoadOrder(
         source=PeerIdentity(engine_id="theirs", incarnation="1"),
         lease_id="lease",
         layout_hash=LAYOUT.layout_hash,
-        block_ids=(1,),
+        block_ids=((1,),),
         num_tokens=4,
     ),
     source_block_ids=(1,),

@@ -63,18 +63,18 @@ class TierMachine(RuleBasedStateMachine):
     @rule(contents=CONTENTS, takes=st.integers(1, 6))
     def find_and_load(self, contents: list[int], takes: int) -> None:
         run = next((index for index, content in enumerate(contents) if content not in self.kept), len(contents))
-        num_tokens = self.engine.match(None, 99, 0, tuple(map(_hash, contents))).num_tokens
+        num_tokens = self.engine.match(None, 99, 0, (tuple(map(_hash, contents)),)).num_tokens
         assert num_tokens == run * self.engine.spec.block_size
         wanted = contents[: min(run, takes, len(self.free))]
         if wanted:
             request_id = self.world.unique("request")
             block_ids = tuple(self.free.pop() for _ in wanted)
-            self.source.begin_load(request_id=request_id, params=None, first_block=0, block_ids=block_ids)
+            self.source.begin_load(request_id=request_id, params=None, first_block=0, block_ids=(block_ids,))
             self.expected[request_id] = (block_ids, wanted)
 
     @rule(contents=CONTENTS)
     def find_and_leave(self, contents: list[int]) -> None:
-        self.engine.match(None, 99, 0, tuple(map(_hash, contents)))
+        self.engine.match(None, 99, 0, (tuple(map(_hash, contents)),))
 
     @rule()
     def step(self) -> None:

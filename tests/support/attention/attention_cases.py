@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,15 +11,23 @@ from hypothesis import strategies as st
 
 from engine.attention.backend import AttentionBatch
 from engine.device.kv_cache import KVCache
+from engine.layers.attention_layer import AttentionLayer
+from engine.layers.attention_spec import AttentionSpec
+from engine.layers.heads import HeadTransform
+from engine.layers.rope_config import RopeConfig
 from engine.runner.device import DTYPES
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVCacheGroup, KVLayout, group_layers
 
 NUM_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCase:
-    """The shape of one call: ``lengths`` are pairs of positions already in the cache and tokens computed now."""
+    """The shape of one call: ``lengths`` are pairs of positions already in the cache and tokens computed now.
+
+    has_groups: the other layer has another window, so that each of the two is a KV cache group of its own.
+    relative_scale: the scale of scores, as a part of the usual one.
+    """
 
     lengths: tuple[tuple[int, int], ...]
     num_kv_heads: int
@@ -28,6 +37,39 @@ class AttentionCase:
     window: int | None
     layer: int
     seed: int
+    has_groups: bool = False
+    relative_scale: float = 1.0
+    softcap: float | None = None
+    has_sinks: bool = False
+
+    @property
+    def groups(self) -> tuple[KVCacheGroup, ...]:
+        """The KV cache groups of two layers, one of which attends."""
+        windows = [self.window] * NUM_LAYERS
+        if self.has_groups:
+            windows[1 - self.layer] = 5 if self.window is None else None
+        return group_layers(windows)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """How the layer attends."""
+        return AttentionSpec(
+            scale=self.relative_scale / math.sqrt(self.head_dim),
+            rope=RopeConfig(),
+            window=self.window,
+            softcap=self.softcap,
+            has_sinks=self.has_sinks,
+        )
+
+    @property
+    def attention_layer(self) -> AttentionLayer:
+        """The layer that attends."""
+        group = next(number for number, group in enumerate(self.groups) if self.layer in group.layers)
+        num_heads = self.num_kv_heads * self.group
+        sinks = torch.randn(num_heads, generator=torch.Generator().manual_seed(self.seed)) if self.has_sinks else None
+        transform = HeadTransform(num_heads=num_heads, num_kv_heads=self.num_kv_heads, query_norm=None, key_norm=None)
+        index = self.groups[group].layers.index(self.layer)
+        return AttentionLayer(group=group, index=index, spec=self.spec, transform=transform, sinks=sinks)
 
     @property
     def max_num_tokens(self) -> int:
@@ -35,8 +77,11 @@ class AttentionCase:
         return max(history + new for history, new in self.lengths)
 
 
-def attention_cases() -> st.SearchStrategy[AttentionCase]:
-    """Small batches of every kind; a tenth of the requests is longer than a tile of any backend."""
+def attention_cases(*, is_plain: bool = False) -> st.SearchStrategy[AttentionCase]:
+    """Small batches of every kind; a tenth of the requests is longer than a tile of any backend.
+
+    is_plain: no scores are capped, and there are no sinks.
+    """
     history = st.one_of(st.integers(0, 70), st.integers(0, 70), st.integers(200, 400))
     new = st.one_of(st.just(1), st.integers(1, 8), st.integers(1, 90), st.integers(250, 300))
     return st.builds(
@@ -49,6 +94,10 @@ def attention_cases() -> st.SearchStrategy[AttentionCase]:
         window=st.one_of(st.none(), st.integers(1, 100), st.integers(1, 1000)),
         layer=st.integers(0, NUM_LAYERS - 1),
         seed=st.integers(0, 1 << 30),
+        has_groups=st.booleans(),
+        relative_scale=st.sampled_from((1.0, 0.6)),
+        softcap=st.none() if is_plain else st.sampled_from((None, None, 2.0, 50.0)),
+        has_sinks=st.just(False) if is_plain else st.booleans(),
     )
 
 
@@ -70,41 +119,47 @@ class AttentionInputs:
         return cache
 
 
-def make_inputs(case: AttentionCase, dtype: str) -> AttentionInputs:
-    """Fill a case with normal numbers and scatter its blocks."""
+def make_inputs(case: AttentionCase, dtype: str, *, absent_block: int | None = None) -> AttentionInputs:
+    """Fill a case with normal numbers and scatter its blocks.
+
+    absent_block: what stands in tables before a group's window; None: the first block in it, as backends may ask.
+    """
     rng = np.random.default_rng(case.seed)
-    num_blocks_of = [-(-(history + new) // case.block_size) for history, new in case.lengths]
-    num_blocks = sum(num_blocks_of) + 3
+    groups, block_size = case.groups, case.block_size
+    num_blocks_of = [-(-(history + new) // block_size) for history, new in case.lengths]
+    num_blocks = len(groups) * sum(num_blocks_of) + 3
     order = rng.permutation(num_blocks).astype(np.int32)
     # Entries past a request's end name some other request's block: whoever looks there gets wrong numbers.
-    tables = np.full((len(case.lengths), max(num_blocks_of)), order[0], dtype=np.int32)
-    taken = 0
-    for request, count in enumerate(num_blocks_of):
-        tables[request, :count] = order[taken : taken + count]
-        taken += count
+    tables = np.full((len(groups), len(case.lengths), max(num_blocks_of)), order[0], dtype=np.int32)
     torch_dtype = DTYPES[dtype]
     generator = torch.Generator().manual_seed(case.seed)
     layout = KVLayout(
         model_hash="",
-        num_layers=NUM_LAYERS,
+        groups=groups,
         num_kv_heads=case.num_kv_heads,
         head_dim=case.head_dim,
-        block_size=case.block_size,
+        block_size=block_size,
         dtype=dtype,
         bytes_per_element=torch_dtype.itemsize,
     )
-    shape = (num_blocks, NUM_LAYERS, 2, case.block_size, case.num_kv_heads, case.head_dim)
+    shape = (num_blocks, case.num_kv_heads, layout.layers_per_block, 2, block_size, case.head_dim)
     numbers = torch.randn(shape, generator=generator).to(torch_dtype)
     blocks = torch.full(shape, torch.nan, dtype=torch_dtype)
-    slots: list[int] = []
-    for request, (history, new) in enumerate(case.lengths):
-        for position in range(history + new):
-            block, offset = int(tables[request, position // case.block_size]), position % case.block_size
-            if position < history:
-                blocks[block, :, :, offset] = numbers[block, :, :, offset]
-            else:
-                slots.append(block * case.block_size + offset)
-    num_tokens, num_heads = len(slots), case.num_kv_heads * case.group
+    slots: list[list[int]] = [[] for _ in groups]
+    taken = 0
+    for number, group in enumerate(groups):
+        for request, (history, new) in enumerate(case.lengths):
+            table = tables[number, request, : num_blocks_of[request]]
+            table[:] = order[taken : taken + len(table)]
+            taken += len(table)
+            first_column = 0 if group.window is None else max(history - group.window + 1, 0) // block_size
+            for position in range(first_column * block_size, history):
+                block, offset = int(table[position // block_size]), position % block_size
+                blocks[block, :, :, :, offset] = numbers[block, :, :, :, offset]
+            for position in range(history, history + new):
+                slots[number].append(int(table[position // block_size]) * block_size + position % block_size)
+            table[:first_column] = table[first_column] if absent_block is None else absent_block
+    num_tokens, num_heads = len(slots[0]), case.num_kv_heads * case.group
 
     def heads(count: int) -> torch.Tensor:
         return torch.randn(num_tokens, count, case.head_dim, generator=generator).to(torch_dtype)

@@ -10,6 +10,7 @@ from engine.attention.cuda import CUDAAttention
 from engine.attention.varlen import VarlenKernel, VarlenShape
 from engine.device.graph_device import Event, Graph, MemoryUse, Work
 from engine.device.kv_cache import KVCache
+from engine.layers.attention_spec import AttentionSpec
 from engine.runner.device_parts import DeviceParts
 from tests.support.attention.graph_trace import GraphTrace
 from tests.support.attention.varlen_double import VarlenDouble, kernels_over
@@ -122,14 +123,14 @@ class FakeGraphDevice:
         """A kernel as a graph sees it: one operator, whatever it looks at inside."""
 
         def call(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
         ) -> torch.Tensor:
             if self._current is None:
-                return kernel(query, key, value, shape, window)
+                return kernel(query, key, value, shape, spec)
             tables = (shape.query_starts, shape.seq_lens, shape.key_starts, shape.block_tables)
-            numbers = (shape.max_query_len, shape.max_seq_len, window)
+            numbers = (shape.max_query_len, shape.max_seq_len, spec.scale, spec.window)
             with self._current.opaque("varlen", query, key, value, *tables, *numbers) as note:
-                result = kernel(query, key, value, shape, window)
+                result = kernel(query, key, value, shape, spec)
                 note(result)
             return result
 

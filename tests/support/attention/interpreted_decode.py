@@ -4,6 +4,7 @@ decides when it is imported whether it interprets.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import torch
 
 from engine.attention.varlen import VarlenKernel, VarlenShape
+from engine.layers.attention_spec import AttentionSpec
+from engine.layers.rope_config import RopeConfig
 
 TIMEOUT_S = 200.0
 TABLE_PADDING = 2
@@ -29,17 +32,21 @@ class DecodeCase:
     block_size: int = 16
     window: int | None = None
 
-    def attend(self, kernel: VarlenKernel, *, num_rows: int | None = None) -> torch.Tensor:
-        """The outputs of the first ``num_rows`` rows. Blocks lie scattered, and what pads tables holds no number."""
+    def attend(self, kernel: VarlenKernel, *, num_rows: int | None = None, hides_blocks: bool = False) -> torch.Tensor:
+        """The outputs of the first ``num_rows`` rows. Blocks lie scattered, and what pads tables holds no number.
+
+        hides_blocks: neither does what stands in tables before the window.
+        """
         counts = [-(-length // self.block_size) for length in self.lengths]
         generator = torch.Generator().manual_seed(1)
         order = torch.randperm(sum(counts), generator=generator).to(torch.int32) + 1
         tables = torch.zeros(len(self.lengths), max(counts) + TABLE_PADDING, dtype=torch.int32)
-        for row, row_blocks in enumerate(order.split(counts)):
+        for row, (length, row_blocks) in enumerate(zip(self.lengths, order.split(counts), strict=True)):
             tables[row, : len(row_blocks)] = row_blocks
-        blocks = torch.randn(
-            sum(counts) + 1, 2, 2, self.block_size, self.num_kv_heads, self.head_dim, generator=generator
-        )
+            if self.window is not None and hides_blocks:
+                tables[row, : max(length - self.window, 0) // self.block_size] = 0
+        shape_of_blocks = sum(counts) + 1, self.num_kv_heads, 2, 2, self.block_size, self.head_dim
+        blocks = torch.randn(shape_of_blocks, generator=generator)
         blocks[0] = torch.nan
         num_heads = self.group * self.num_kv_heads
         fused = torch.randn(len(self.lengths), num_heads + 2 * self.num_kv_heads, self.head_dim, generator=generator)
@@ -53,7 +60,9 @@ class DecodeCase:
             max_query_len=1,
             max_seq_len=max(self.lengths[rows]),
         )
-        return kernel(fused[rows, :num_heads], blocks[:, 1, 0], blocks[:, 1, 1], shape, self.window)
+        keys, values = blocks[:, :, 1].permute(2, 0, 3, 1, 4)
+        spec = AttentionSpec(scale=1 / math.sqrt(self.head_dim), rope=RopeConfig(), window=self.window)
+        return kernel(fused[rows, :num_heads], keys, values, shape, spec)
 
 
 def interpret(cases: list[tuple[DecodeCase, int | None]], directory: Path) -> list[torch.Tensor]:
@@ -76,7 +85,7 @@ def main() -> None:
 
     questions, answers = sys.argv[1:]
     cases = torch.load(questions, weights_only=False)
-    torch.save([case.attend(paged_decode, num_rows=num_rows) for case, num_rows in cases], answers)
+    torch.save([case.attend(paged_decode, num_rows=num_rows, hides_blocks=True) for case, num_rows in cases], answers)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from engine.attention.kernel_choice import CUDAKernels, KernelCandidates, choose_kernels
 from engine.attention.varlen import VarlenKernel, VarlenShape
 from engine.device.kv_cache import KVCache
+from engine.layers.attention_spec import AttentionSpec
 
 
 def kernels_over(kernel: VarlenKernel, cache: KVCache, *, decode: VarlenKernel | None = None) -> CUDAKernels:
@@ -28,7 +29,7 @@ class VarlenDouble:
         self.num_keys: list[int] = []
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, window: int | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shape: VarlenShape, spec: AttentionSpec
     ) -> torch.Tensor:
         """Attend one request after the other in float64."""
         if shape.block_tables is not None and key.shape[1] % self.block_multiple:
@@ -39,7 +40,7 @@ class VarlenDouble:
         for request in range(len(shape.seq_lens)):
             start, end = shape.query_starts[request : request + 2].tolist()
             keys, values = (self._history(tensor, shape, request) for tensor in (key, value))
-            output[start:end] = self._attend(query[start:end], keys, values, window)
+            output[start:end] = self._attend(query[start:end], keys, values, spec)
         return output
 
     @staticmethod
@@ -51,13 +52,15 @@ class VarlenDouble:
         return tensor[start:end]
 
     @staticmethod
-    def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
+    def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         group = query.shape[1] // keys.shape[1]
         keys, values = (tensor.double().repeat_interleave(group, dim=1) for tensor in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) / math.sqrt(query.shape[2])
+        first = 0 if spec.window is None else max(len(keys) - len(query) - spec.window + 1, 0)
+        keys, values = keys[first:], values[first:]  # it looks at no key that no query sees
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * spec.scale
         distance = torch.arange(len(keys) - len(query), len(keys))[:, None] - torch.arange(len(keys))[None, :]
         hidden = distance < 0
-        if window is not None:
-            hidden |= distance >= window
+        if spec.window is not None:
+            hidden |= distance >= spec.window
         weights = scores.masked_fill(hidden, -math.inf).softmax(dim=2)
         return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.contract.step import FinishedStep, ModelRunnerOutput, NewRow, PendingStep, SchedulerOutput
-from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import KVLayout, KVRegion, MemoryKind, group_layers
 
 VOCAB_SIZE = 1000
 _MASK = (1 << 64) - 1
@@ -87,7 +87,7 @@ class ChainRunner:
         """One layer of one head of one 4-byte key and value: 8 bytes a token."""
         return KVLayout(
             model_hash="chain",
-            num_layers=1,
+            groups=group_layers([None] * 1),
             num_kv_heads=1,
             head_dim=1,
             block_size=self._block_size,
@@ -144,7 +144,7 @@ class ChainRunner:
 
     def _start(self, new_row: NewRow) -> None:
         self._tokens[new_row.row, : new_row.token_ids.size] = new_row.token_ids
-        self._block_table[new_row.row, : new_row.block_ids.size] = new_row.block_ids
+        self._block_table[new_row.row, : new_row.block_ids.size] = new_row.block_ids[0]
 
     def _compute(self, row: int, first: int, end: int) -> None:
         for position in range(first, end):

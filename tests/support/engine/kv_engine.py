@@ -7,15 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
+from kv_transfer.cache_groups import GroupBlocks
 from kv_transfer.chain.worker_connector import ChainWorker
 from kv_transfer.connector import LeaseEnded, LoadEnded, Rendezvous
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
-from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import KVCacheGroup, KVLayout, KVRegion, MemoryKind
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
@@ -24,6 +26,14 @@ from kv_transfer.stats import TransferStats
 from kv_transfer.transfer_options import TransportChoice
 
 WAIT_TIMEOUT_S = 30.0
+
+Blocks = tuple[int, ...] | GroupBlocks
+"""Blocks by KV cache group, or of a cache with a single group."""
+
+
+def by_group(block_ids: Blocks) -> GroupBlocks:
+    """The same by group."""
+    return cast("GroupBlocks", (block_ids,) if not block_ids or isinstance(block_ids[0], int) else block_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +48,7 @@ class KVEngineSpec:
     num_disk_blocks: int = 0
     disk_path: str | None = None
     model_hash: str = "model"
+    windows: tuple[int | None, ...] = (None,)
     block_size: int = 4
     head_dim: int = 64
     num_blocks: int = 64
@@ -56,7 +67,10 @@ class KVEngineSpec:
         """A layout of ``block_size * head_dim * 16`` bytes a block."""
         return KVLayout(
             model_hash=self.model_hash,
-            num_layers=2,
+            groups=tuple(
+                KVCacheGroup(layers=(2 * group, 2 * group + 1), window=window)
+                for group, window in enumerate(self.windows)
+            ),
             num_kv_heads=1,
             head_dim=self.head_dim,
             block_size=self.block_size,
@@ -139,12 +153,13 @@ class KVEngine:
         """The bytes of some blocks, in order."""
         return self.memory[list(block_ids)].tobytes()
 
-    def grant(self, request_id: str, block_ids: tuple[int, ...], num_tokens: int | None = None) -> KVTransferParams:
+    def grant(self, request_id: str, block_ids: Blocks, num_tokens: int | None = None) -> KVTransferParams:
         """Lease blocks; by default full ones."""
+        tables = by_group(block_ids)
         return self.connector.scheduler.producer.grant_lease(
             request_id=request_id,
-            block_ids=block_ids,
-            num_tokens=len(block_ids) * self.spec.block_size if num_tokens is None else num_tokens,
+            block_ids=tables,
+            num_tokens=len(tables[0]) * self.spec.block_size if num_tokens is None else num_tokens,
         )
 
     def abort_lease(self, request_id: str) -> None:
@@ -156,7 +171,7 @@ class KVEngine:
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
-        block_hashes: tuple[bytes, ...] = (),
+        block_hashes: tuple[tuple[bytes, ...], ...] = (),
     ) -> RemoteMatch:
         """Ask the scheduler's half."""
         match = self.connector.scheduler.source.match(
@@ -173,7 +188,7 @@ class KVEngine:
         self,
         request_id: str,
         params: KVTransferParams,
-        block_ids: tuple[int, ...],
+        block_ids: Blocks,
         first_block: int = 0,
         stream_id: str | None = None,
     ) -> None:
@@ -181,7 +196,7 @@ class KVEngine:
         scheduler = self.connector.scheduler
         if stream_id is None:
             scheduler.source.begin_load(
-                request_id=request_id, params=params, first_block=first_block, block_ids=block_ids
+                request_id=request_id, params=params, first_block=first_block, block_ids=by_group(block_ids)
             )
         else:
             scheduler.consumer.load_streamed(
@@ -189,28 +204,28 @@ class KVEngine:
                 request_id=request_id,
                 params=params,
                 first_block=first_block,
-                block_ids=block_ids,
+                block_ids=by_group(block_ids),
             )
         self.step()
 
-    def announce(self, request_id: str, block_ids: tuple[int, ...], first_block: int = 0) -> None:
+    def announce(self, request_id: str, block_ids: Blocks, first_block: int = 0) -> None:
         """Say that blocks of a prompt are complete."""
-        self.connector.scheduler.producer.announce(request_id=request_id, first_block=first_block, block_ids=block_ids)
+        self.connector.scheduler.producer.announce(
+            request_id=request_id, first_block=first_block, block_ids=by_group(block_ids)
+        )
 
     def withdraw(self, request_id: str) -> None:
         """Say that they are given up."""
         self.connector.scheduler.producer.withdraw(request_id)
 
-    def begin_stream(
-        self, stream_id: str, source: PeerIdentity, block_ids: tuple[int, ...], first_block: int = 0
-    ) -> bool:
+    def begin_stream(self, stream_id: str, source: PeerIdentity, block_ids: Blocks, first_block: int = 0) -> bool:
         """Order a stream, whose id is that of its request, and let it start."""
         was_begun = self.connector.scheduler.consumer.begin_stream(
             stream_id=stream_id,
             request_id=stream_id,
             params=KVStreamParams(protocol_version=PROTOCOL_VERSION, source=source, timeout_s=60.0),
             first_block=first_block,
-            block_ids=block_ids,
+            block_ids=by_group(block_ids),
         )
         self.step()
         return was_begun
@@ -278,7 +293,7 @@ class KVEngine:
         self,
         request_id: str,
         params: KVTransferParams,
-        block_ids: tuple[int, ...],
+        block_ids: Blocks,
         first_block: int = 0,
         stream_id: str | None = None,
     ) -> LoadEnded:

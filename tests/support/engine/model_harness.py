@@ -11,7 +11,7 @@ import torch
 from engine.attention.backend import AttentionBatch
 from engine.attention.factory import build_attention
 from engine.device.kv_cache import KVCache
-from engine.model.decoder import Decoder
+from engine.model.decoder import decoder_class
 from engine.model.registry import load_model_config
 from engine.model.step_context import StepContext
 from engine.model.weights.checkpoint import has_tensor, load_weights
@@ -21,20 +21,20 @@ from kv_transfer.layout import KVLayout
 
 @dataclass(slots=True)
 class HarnessSequence:
-    """A sequence, how much of it is in the cache, and where."""
+    """A sequence, how much of it is in the cache, and where: its blocks of each KV cache group."""
 
     token_ids: list[int]
     num_computed: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: list[list[int]] = field(default_factory=list)
 
 
 class ModelHarness:
     """One checkpoint in one precision, with a cache whose blocks are handed out in a shuffled order."""
 
-    def __init__(self, path: Path, *, dtype: str = "float32", block_size: int = 16, num_blocks: int = 256) -> None:
+    def __init__(self, path: Path, *, dtype: str = "float32", block_size: int = 16, num_blocks: int = 1024) -> None:
         config = load_model_config(path)
         device = torch.device("cpu")
-        self.model = Decoder(
+        self.model = decoder_class(config)(
             config,
             max_positions=config.max_model_len,
             dtype=DTYPES[dtype],
@@ -45,7 +45,7 @@ class ModelHarness:
         self.model.finish_loading()
         layout = KVLayout(
             model_hash="",
-            num_layers=config.num_layers,
+            groups=config.kv_cache_groups,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=block_size,
@@ -59,32 +59,34 @@ class ModelHarness:
     def start(self, token_ids: list[int]) -> HarnessSequence:
         """A new sequence with room for its tokens."""
         num_blocks = -(-len(token_ids) // self.cache.layout.block_size)
-        return HarnessSequence(token_ids, block_ids=[self._free.pop() for _ in range(num_blocks)])
+        groups = range(self.cache.layout.num_groups)
+        return HarnessSequence(token_ids, block_ids=[[self._free.pop() for _ in range(num_blocks)] for _ in groups])
 
     @torch.inference_mode()
     def run(self, *work: tuple[HarnessSequence, int]) -> list[torch.Tensor]:
         """Compute the next so many tokens of each sequence in one batch; returns [num_tokens, vocab_size] of each."""
         sequences = [sequence for sequence, _ in work]
         counts = [count for _, count in work]
-        width = max(len(sequence.block_ids) for sequence in sequences)
-        tables = np.zeros((len(work), width), dtype=np.int32)
+        width = max(len(sequence.block_ids[0]) for sequence in sequences)
+        tables = np.zeros((self.cache.layout.num_groups, len(work), width), dtype=np.int32)
         ids: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slots: list[list[int]] = []
         block_size = self.cache.layout.block_size
         for index, (sequence, count) in enumerate(work):
-            tables[index, : len(sequence.block_ids)] = sequence.block_ids
+            tables[:, index, : len(sequence.block_ids[0])] = sequence.block_ids
             for position in range(sequence.num_computed, sequence.num_computed + count):
                 ids.append(sequence.token_ids[position])
                 positions.append(position)
-                slots.append(sequence.block_ids[position // block_size] * block_size + position % block_size)
+                block, offset = divmod(position, block_size)
+                slots.append([blocks[block] * block_size + offset for blocks in sequence.block_ids])
         batch = AttentionBatch(
             query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
             first_positions=np.array([sequence.num_computed for sequence in sequences], dtype=np.int32),
             block_tables=tables,
-            slots=np.array(slots, dtype=np.int64),
+            slots=np.ascontiguousarray(np.array(slots, dtype=np.int64).T),
         )
-        context = StepContext(positions=torch.tensor(positions), plan=self._attention.plan(batch))
+        context = StepContext(positions=torch.tensor(positions), plans=self._attention.plan(batch))
         hidden = self.model.forward(torch.tensor(ids), context)
         for sequence, count in work:
             sequence.num_computed += count

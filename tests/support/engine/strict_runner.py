@@ -1,7 +1,7 @@
 """A runner that is strict: it follows every step exactly, and knows what each position of its cache must hold.
 
-The KV of a position is a number that stands for all tokens up to it, so that every number a row attends to can be
-compared with what it must be.
+The KV of a position in a KV cache group is a number that stands for all tokens up to it and for the group, so that
+every number a row attends to can be compared with what it must be.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.contract.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks
 
 NUM_VALUES = 5
 GARBAGE = -1
@@ -27,6 +28,11 @@ def kv_values(token_ids: Sequence[int]) -> list[int]:
     return values
 
 
+def group_values(values: Sequence[int], group: int) -> list[int]:
+    """The same in one KV cache group; of the first group they are the values themselves."""
+    return [value + (group << 61) for value in values]
+
+
 def next_token(value: int) -> int:
     """The token that follows a context."""
     return (value >> 20) % NUM_VALUES
@@ -34,20 +40,28 @@ def next_token(value: int) -> int:
 
 @dataclass(slots=True)
 class RunnerRow:
-    """The runner's own copy of a row."""
+    """The runner's own copy of a row: its block tables by group."""
 
     token_ids: list[int]
-    block_ids: list[int]
+    tables: list[list[int]]
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The block table of the first group."""
+        return self.tables[0]
 
 
 class StrictRunner:
     """Applies every step exactly, and fails where the step does not follow the rules of ``SchedulerOutput``."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, max_num_seqs: int, windows: Sequence[int | None] = (None,)
+    ) -> None:
         self.kv = [[GARBAGE] * block_size for _ in range(num_blocks)]
         self.rows: dict[int, RunnerRow] = {}
         self.num_computed_positions = 0
         self._block_size = block_size
+        self._windows = tuple(windows)
         self._max_num_seqs = max_num_seqs
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -72,16 +86,29 @@ class StrictRunner:
         num_accepted = np.array(accepted, np.int32) if output.draft_token_ids.size else None
         return ModelRunnerOutput(sampled_token_ids=np.array(sampled, np.int32), num_accepted=num_accepted)
 
-    def content(self, block_ids: Sequence[int], num_tokens: int) -> list[int]:
-        """The KV in a block table."""
-        return [self.kv[block_ids[p // self._block_size]][p % self._block_size] for p in range(num_tokens)]
+    def content(self, block_ids: Sequence[int], num_tokens: int, *, start: int = 0) -> list[int]:
+        """The KV in a block table, of the tokens from ``start`` on."""
+        assert ABSENT_BLOCK not in block_ids[start // self._block_size :], "a block of the window is absent"
+        return [self.kv[block_ids[p // self._block_size]][p % self._block_size] for p in range(start, num_tokens)]
 
-    def fill(self, block_ids: Sequence[int], first_block: int, values: Sequence[int]) -> None:
+    def fill(self, tables: GroupBlocks, first_block: int, values: Sequence[int]) -> None:
         """Write ``values``, the KV of a prompt, into blocks that stand from its ``first_block``-th block on."""
-        for offset, block_id in enumerate(block_ids):
-            start = (first_block + offset) * self._block_size
-            part = values[start : start + self._block_size]
-            self.kv[block_id] = [*part, *[GARBAGE] * (self._block_size - len(part))]
+        for group, table in enumerate(tables):
+            for offset, block_id in enumerate(table):
+                start = (first_block + offset) * self._block_size
+                part = group_values(values[start : start + self._block_size], group)
+                if block_id != ABSENT_BLOCK:
+                    self.kv[block_id] = [*part, *[GARBAGE] * (self._block_size - len(part))]
+
+    def check_window(self, tables: Sequence[Sequence[int]], first: int, end: int, values: Sequence[int]) -> None:
+        """Compare what positions ``first`` to ``end`` (exclusive) look at in every group with what must be there."""
+        for group, (table, window) in enumerate(zip(tables, self._windows, strict=True)):
+            start = 0 if window is None else max(first - window + 1, 0)
+            needed = table[: -(-end // self._block_size)]
+            expected = group_values(values[start:end], group)
+            assert self.content(needed, end, start=start) == expected, (
+                f"group {group}: attended to KV that is not this context's (I3)"
+            )
 
     def spoil(self, block_ids: Sequence[int]) -> None:
         """Overwrite blocks with what is nobody's KV."""
@@ -94,29 +121,38 @@ class StrictRunner:
         for new_row in output.new_rows:
             self._start(new_row)
         columns, block_ids = output.append_columns.tolist(), output.append_block_ids.tolist()
-        for row, column, block_id in zip(output.append_rows.tolist(), columns, block_ids, strict=True):
+        groups = output.append_groups.tolist() or [0] * len(columns)
+        for row, group, column, block_id in zip(output.append_rows.tolist(), groups, columns, block_ids, strict=True):
             # Blocks that only rejected drafts needed go back without a word; others may follow in their places.
-            assert column <= len(self.rows[row].block_ids), "blocks are appended in order"
-            self.rows[row].block_ids[column:] = [block_id]
+            table = self.rows[row].tables[group]
+            assert column <= len(table), "blocks are appended in order"
+            table[column:] = [block_id]
         assert len(set(output.rows.tolist())) == output.rows.size, "a row computes once a step"
 
     def _start(self, new_row: NewRow) -> None:
         assert 0 <= new_row.row < self._max_num_seqs
         assert new_row.row not in self.rows, "a row must be released before it is used again"
-        self.rows[new_row.row] = RunnerRow(new_row.token_ids.tolist(), new_row.block_ids.tolist())
+        tables = new_row.block_ids.tolist()
+        assert len(tables) == len(self._windows), "one table a group"
+        for table in tables:
+            while table and table[-1] == ABSENT_BLOCK:
+                table.pop()
+        self.rows[new_row.row] = RunnerRow(new_row.token_ids.tolist(), tables)
 
     def _compute(self, row: RunnerRow, first: int, end: int, drafts: list[int], num_samples: int) -> list[int]:
         """Write the KV of these positions; returns the tokens drawn after the last ones of them."""
         tokens = row.token_ids + drafts
         assert end <= len(tokens), "only known tokens and their drafts can be computed"
-        assert end <= len(row.block_ids) * self._block_size, "every position needs its block"
         assert num_samples == 0 or end == len(tokens), "only successors of the last known token and drafts are sampled"
         values = kv_values(tokens[:end])
-        for position in range(first, end):
-            block = self.kv[row.block_ids[position // self._block_size]]
-            block[position % self._block_size] = values[position]
+        for group, table in enumerate(row.tables):
+            assert end <= len(table) * self._block_size, "every position needs its block"
+            for position, value in enumerate(group_values(values[first:end], group), start=first):
+                block_id = table[position // self._block_size]
+                assert block_id != ABSENT_BLOCK, "every position needs its block"
+                self.kv[block_id][position % self._block_size] = value
         self.num_computed_positions += end - first
-        assert self.content(row.block_ids, end) == values, "attended to KV that is not this context's (I3)"
+        self.check_window(row.tables, first, end, values)
         return [next_token(value) for value in values[end - num_samples :]] if num_samples else []
 
     @staticmethod

@@ -55,14 +55,14 @@ class TieredEngine:
 
     def kept_content(self, block_hash: bytes) -> bytes | None:
         """The bytes that the tier keeps under an address."""
-        slots = self.tier.slots.find([block_hash])
-        if not slots:
+        if block_hash not in self.tier.slots:
             return None
+        slot = self.tier.store.slot_of(block_hash)
         chain = self.connector.worker
         assert isinstance(chain, ChainWorker)
         worker = next(source for source in chain.sources if isinstance(source, TierWorker))
         assert isinstance(worker.storage, HostStorage)
-        return ctypes.string_at(worker.storage.arena.region.block_address(slots[0]), BLOCK_BYTES)
+        return ctypes.string_at(worker.storage.arena.region.block_address(slot), BLOCK_BYTES)
 
     def run(self, *requests: GenerateRequest) -> dict[str, list[int]]:
         """The tokens of each request; one that ends with an error fails the test."""

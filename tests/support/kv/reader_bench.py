@@ -26,7 +26,7 @@ PARAMS = KVTransferParams(
     source=SOURCE,
     lease_id="lease",
     layout_hash=LAYOUT.layout_hash,
-    block_ids=tuple(range(8)),
+    block_ids=(tuple(range(8)),),
     num_tokens=32,
 )
 

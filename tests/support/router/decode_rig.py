@@ -67,8 +67,8 @@ class DecodeRig:
     @torch.inference_mode()
     def run_eagerly(self, inputs: StepInputs) -> torch.Tensor:
         """The same step without."""
-        plan = self.attention.plan(inputs.attention)
-        context = StepContext(positions=torch.from_numpy(inputs.positions), plan=plan)
+        plans = self.attention.plan(inputs.attention)
+        context = StepContext(positions=torch.from_numpy(inputs.positions), plans=plans)
         return self.harness.model.forward(torch.from_numpy(inputs.input_ids), context).clone()
 
     def random_step(self, rng: np.random.Generator, lengths: list[int]) -> StepInputs:
@@ -77,11 +77,13 @@ class DecodeRig:
         seq_lens = np.array(lengths)
         positions = seq_lens - 1
         counts = -(-seq_lens // block_size)
-        blocks = rng.permutation(NUM_BLOCKS)[: counts.sum()].astype(np.int32)
-        tables = np.full((len(lengths), counts.max()), blocks[0], dtype=np.int32)
-        for row, count in enumerate(counts.tolist()):
-            tables[row, :count], blocks = blocks[:count], blocks[count:]
-        last_blocks = tables[np.arange(len(lengths)), positions // block_size].astype(np.int64)
+        num_groups = self.cache.layout.num_groups
+        blocks = rng.permutation(NUM_BLOCKS)[: num_groups * counts.sum()].astype(np.int32)
+        tables = np.full((num_groups, len(lengths), counts.max()), blocks[0], dtype=np.int32)
+        for group in range(num_groups):
+            for row, count in enumerate(counts.tolist()):
+                tables[group, row, :count], blocks = blocks[:count], blocks[count:]
+        last_blocks = tables[:, np.arange(len(lengths)), positions // block_size].astype(np.int64)
         return _step(
             rng.integers(0, VOCAB_SIZE, len(lengths)),
             positions,
@@ -94,12 +96,14 @@ class DecodeRig:
         attention, missing = inputs.attention, batch_size - inputs.attention.num_reqs
         scratch = self.cache.scratch_block
         zeros = np.zeros(missing, dtype=np.int64)
-        tables = np.full((missing, attention.block_tables.shape[1]), scratch, dtype=np.int32)
+        num_groups, _, num_columns = attention.block_tables.shape
+        tables = np.full((num_groups, missing, num_columns), scratch, dtype=np.int32)
+        slots = np.full((num_groups, missing), scratch * self.cache.layout.block_size)
         return _step(
             np.concatenate((inputs.input_ids, zeros)),
             np.concatenate((inputs.positions, zeros)),
-            np.concatenate((attention.block_tables, tables)),
-            np.concatenate((attention.slots, zeros + scratch * self.cache.layout.block_size)),
+            np.concatenate((attention.block_tables, tables), axis=1),
+            np.concatenate((attention.slots, slots), axis=1),
         )
 
     def with_longer_row(self, inputs: StepInputs) -> StepInputs:
@@ -113,7 +117,9 @@ class DecodeRig:
             input_ids=np.append(inputs.input_ids, inputs.input_ids[again]),
             positions=np.append(inputs.positions, inputs.positions[again] + 1),
             attention=replace(
-                attention, query_starts=starts, slots=np.append(attention.slots, attention.slots[again] + 1)
+                attention,
+                query_starts=starts,
+                slots=np.append(attention.slots, attention.slots[:, again] + 1, axis=1),
             ),
         )
 

@@ -249,7 +249,7 @@ class FakePrefillPool(_FakePool):
             source=PeerIdentity(engine_id=replica.replica_id, incarnation="1"),
             lease_id=f"lease-{request_id}",
             layout_hash="fake",
-            block_ids=(0,),
+            block_ids=((0,),),
             num_tokens=len(request.prompt_token_ids),
         )
         return TokenDelta(

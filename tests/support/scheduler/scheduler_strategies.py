@@ -60,6 +60,9 @@ SAMPLING = st.sampled_from(
         for min_tokens, stop_token_ids, ignore_eos in [(0, (), False), (0, (0, 2), False), (3, (1,), True)]
     ]
 )
+WINDOWS = st.sampled_from([(None,), (None,), (None, 5), (7,), (None, 4, 4), (None, 6, 11), (3,)])
+"""The windows of KV cache groups, in tokens: most prompts are several of them long."""
+
 SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.7, 0.4])
 """How much of a prompt a peer hands over."""
 

@@ -17,6 +17,7 @@ from engine.contract.step import SchedulerOutput
 from engine.drafting.proposer import Drafting
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
+from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups
 from kv_transfer.chain.source import ChainSource, ChainTier, chain_orders
 from kv_transfer.connector import ConnectorEvents, ConnectorOrders, LeaseEnd, LeaseEnded, LoadEnded, SchedulerConnector
 from tests.support.engine.proposers import SometimesRight
@@ -78,17 +79,19 @@ class SchedulerWorld:
         has_connector: bool = True,
         num_tier_slots: int = 0,
         drafting: Drafting | None = None,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         self.now_s = 0.0
         self.config = config
-        self.max_total_tokens = min(max_model_len, num_blocks * block_size + 1)
         self.block_size = block_size
-        self.runner = StrictRunner(num_blocks=num_blocks, block_size=block_size, max_num_seqs=config.max_num_seqs)
-        self.connector = ScriptedConnector(block_size=block_size)
+        self.runner = StrictRunner(
+            num_blocks=num_blocks, block_size=block_size, max_num_seqs=config.max_num_seqs, windows=windows
+        )
+        self.connector = ScriptedConnector(block_size=block_size, windows=windows)
         self.tier: ScriptedTier | None = None
         connector = self.connector.questions
         if num_tier_slots:
-            self.tier = ScriptedTier(self.runner.kv, num_slots=num_tier_slots, block_size=block_size)
+            self.tier = ScriptedTier(self.runner.kv, num_slots=num_tier_slots, block_size=block_size, windows=windows)
             parts = (self.tier.scheduler, self.connector)
             connector = SchedulerConnector(
                 source=ChainSource(parts, peer_source=1, consumer=self.connector, block_size=block_size),
@@ -102,10 +105,14 @@ class SchedulerWorld:
             CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching),
             num_blocks=num_blocks,
             max_model_len=max_model_len,
+            windows=windows,
             connector=connector if has_connector else None,
             clock=lambda: self.now_s,
             drafting=drafting,
         )
+        groups = CacheGroups(tuple(windows), block_size)
+        max_kv_tokens = groups.max_tokens(num_blocks, chunk_tokens=config.most_tokens_of_request)
+        self.max_total_tokens = max_model_len if max_kv_tokens is None else min(max_model_len, max_kv_tokens + 1)
         self.requests: dict[str, GenerateRequest] = {}
         self._endings: dict[str, Ending] = {}
         self._lent_tokens: dict[str, tuple[int, ...]] = {}
@@ -193,7 +200,7 @@ class SchedulerWorld:
             self.tier.end_load(request_id)
         load = self.connector.open_loads.pop(request_id, None)
         if load is not None:
-            self.runner.fill(load.block_ids, load.first_block, kv_values(load.token_ids))
+            self.runner.fill(load.tables, load.first_block, kv_values(load.token_ids))
         failed_ids = tuple(block_ids[offset] for offset in failed)
         self.runner.spoil(failed_ids)
         ended = LoadEnded(
@@ -236,7 +243,9 @@ class SchedulerWorld:
         lease = self.connector.open_leases.pop(lease_id)
         values = kv_values(self._lent_tokens.pop(lease_id))
         assert len(values) == lease.num_tokens
-        assert self.runner.content(lease.block_ids, lease.num_tokens) == values, "leased KV was overwritten"
+        end = self.connector.groups.num_blocks_for(lease.num_tokens)
+        tables = [[ABSENT_BLOCK] * (end - len(table)) + list(table) for table in lease.tables]
+        self.runner.check_window(tables, lease.num_tokens - 1, lease.num_tokens, values)
         ends = [
             LeaseEnded(request_id=lease.request_id, lease_id=lease_id, reason=reason)
             for reason in reasons or (LeaseEnd.DONE,)

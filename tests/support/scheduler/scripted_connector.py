@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, GroupBlocks, first_held_block, held_blocks
 from kv_transfer.connector import ConnectorOrders, LoadOrder, SchedulerConnector
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.protocols import RemoteMatch
@@ -15,15 +16,20 @@ PEER = PeerIdentity(engine_id="peer", incarnation="1")
 
 @dataclass(slots=True)
 class OpenLoad:
-    """A load that has not ended. ``token_ids`` is what the test knows of its content."""
+    """A load that has not ended. ``token_ids`` is what the test knows of its content; ``tables`` are by group."""
 
     request_id: str
     params: KVTransferParams
     first_block: int
-    block_ids: tuple[int, ...]
+    tables: GroupBlocks
     token_ids: tuple[int, ...] = ()
     is_cancelled: bool = False
     stream_id: str | None = None
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The blocks that it writes, in the order of the prompt."""
+        return tuple(held_blocks(self.tables))
 
 
 @dataclass(slots=True)
@@ -33,30 +39,36 @@ class OpenStream:
     request_id: str
     params: KVStreamParams
     first_block: int
-    block_ids: tuple[int, ...]
+    tables: GroupBlocks
     is_reading: bool = False
     is_cancelled: bool = False
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The blocks that it writes, in the order of the prompt."""
+        return tuple(held_blocks(self.tables))
 
 
 @dataclass(slots=True)
 class OpenLease:
-    """A lease that has not ended."""
+    """A lease that has not ended. ``tables`` hold, by group, the last of the blocks of its tokens."""
 
     request_id: str
-    block_ids: tuple[int, ...]
+    tables: GroupBlocks
     num_tokens: int
 
 
 class ScriptedConnector:
     """Implements ``KVSource``, ``KVProducer`` and ``KVConsumer``. ``offers``: the tokens of hand-overs, by lease id."""
 
-    def __init__(self, *, block_size: int) -> None:
+    def __init__(self, *, block_size: int, windows: Sequence[int | None] = (None,)) -> None:
+        self.groups = CacheGroups(tuple(windows), block_size)
         self.offers: dict[str, tuple[int, ...]] = {}
         self.undecided: set[str] = set()
         self.expected: set[str] = set()
         self.open_loads: dict[str, OpenLoad] = {}
         self.open_streams: dict[str, OpenStream] = {}
-        self.announced: dict[str, list[int]] = {}
+        self.announced: dict[str, list[list[int]]] = {}
         self.withdrawn: list[str] = []
         self.can_stream = True
         self.open_leases: dict[str, OpenLease] = {}
@@ -77,7 +89,9 @@ class ScriptedConnector:
         self.offers[lease_id] = token_ids
         if not is_known:
             self.undecided.add(lease_id)
-        return self._params(lease_id, tuple(range(-(-len(token_ids) // self._block_size))), len(token_ids))
+        end = self.groups.num_blocks_for(len(token_ids))
+        firsts = [self.groups.first_block(group, len(token_ids) - 1) for group in range(self.groups.num_groups)]
+        return self._params(lease_id, tuple(tuple(range(first, end)) for first in firsts), len(token_ids))
 
     def expect(self, params: KVTransferParams) -> None:
         """Note that a hand-over's request waits here."""
@@ -97,7 +111,7 @@ class ScriptedConnector:
         params: KVTransferParams | None,
         num_prompt_tokens: int,
         num_local_tokens: int,
-        block_hashes: Sequence[bytes] = (),
+        block_hashes: Sequence[Sequence[bytes]] = (),
     ) -> RemoteMatch | None:
         """Offer all of the hand-over beyond the local prefix."""
         if params is None:
@@ -105,6 +119,14 @@ class ScriptedConnector:
         self.num_matches += 1
         if params.lease_id in self.undecided:
             return None
+        num_blocks, num_local_blocks = (
+            self.groups.num_blocks_for(params.num_tokens),
+            num_local_tokens // self._block_size,
+        )
+        for group, block_ids in enumerate(params.block_ids):
+            first = self.groups.first_block(group, min(params.num_tokens, num_prompt_tokens - 1))
+            if num_blocks - len(block_ids) > max(first, num_local_blocks):
+                return RemoteMatch(num_tokens=0)
         return RemoteMatch(num_tokens=max(params.num_tokens - num_local_tokens, 0))
 
     @property
@@ -126,13 +148,14 @@ class ScriptedConnector:
         request_id: str,
         params: KVTransferParams,
         first_block: int,
-        block_ids: tuple[int, ...],
+        block_ids: GroupBlocks,
     ) -> None:
         """Open a load that takes over a stream with the same destination."""
         stream = self.open_streams.pop(stream_id)
         assert not stream.is_cancelled
         assert stream.request_id == request_id
-        assert (stream.first_block, stream.block_ids[: len(block_ids)]) == (first_block, block_ids)
+        assert stream.first_block == first_block
+        assert tuple(table[: len(block_ids[0])] for table in stream.tables) == block_ids
         self._open_load(request_id, params, first_block, block_ids, stream_id)
 
     def _open_load(
@@ -140,25 +163,27 @@ class ScriptedConnector:
         request_id: str,
         params: KVTransferParams,
         first_block: int,
-        block_ids: tuple[int, ...],
+        block_ids: GroupBlocks,
         stream_id: str | None = None,
     ) -> None:
         assert request_id not in self.open_loads, "one load a request"
         assert params.lease_id in self.offers, "a hand-over is used once"
         assert params.lease_id in self.expected, "a hand-over is kept alive while its request waits"
-        assert block_ids, "nothing to load"
-        assert first_block + len(block_ids) <= len(params.block_ids)
+        assert held_blocks(block_ids), "nothing to load"
+        end_block, num_blocks = first_block + len(block_ids[0]), self.groups.num_blocks_for(params.num_tokens)
+        assert end_block <= num_blocks
+        for wanted, lent in zip(block_ids, params.block_ids, strict=True):
+            assert len(wanted) == len(block_ids[0]), "equally many of each group"
+            assert len(wanted) - first_held_block(wanted) <= end_block - (num_blocks - len(lent)), "not lent"
         token_ids = self.offers.pop(params.lease_id)
         self.open_loads[request_id] = OpenLoad(
             request_id, params, first_block, block_ids, token_ids, stream_id=stream_id
         )
-        source = params.block_ids[first_block : first_block + len(block_ids)]
-        self._orders.append(
-            LoadOrder(request_id=request_id, params=params, source_block_ids=source, block_ids=block_ids)
-        )
+        flat = tuple(held_blocks(block_ids))
+        self._orders.append(LoadOrder(request_id=request_id, params=params, source_block_ids=flat, block_ids=flat))
 
     def begin_stream(
-        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: tuple[int, ...]
+        self, *, stream_id: str, request_id: str, params: KVStreamParams, first_block: int, block_ids: GroupBlocks
     ) -> bool:
         """Open a stream."""
         assert stream_id not in self.open_streams
@@ -175,12 +200,13 @@ class ScriptedConnector:
             del self.open_streams[stream_id]
         return not stream.is_reading
 
-    def announce(self, *, request_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
+    def announce(self, *, request_id: str, first_block: int, block_ids: GroupBlocks) -> None:
         """Note what is announced; in order."""
-        blocks = self.announced.setdefault(request_id, [])
-        assert first_block == len(blocks)
-        assert block_ids
-        blocks.extend(block_ids)
+        tables = self.announced.setdefault(request_id, [[] for _ in block_ids])
+        for table, more in zip(tables, block_ids, strict=True):
+            assert first_block == len(table)
+            assert more
+            table.extend(more)
 
     def withdraw(self, request_id: str) -> None:
         """Note that announced blocks are given up."""
@@ -200,12 +226,16 @@ class ScriptedConnector:
         self.released.append(params.lease_id)
         self._releases.append(params)
 
-    def grant_lease(self, *, request_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+    def grant_lease(self, *, request_id: str, block_ids: GroupBlocks, num_tokens: int) -> KVTransferParams:
         """Open a lease."""
         lease_id = f"own-{next(self._lease_ids)}"
-        assert len(block_ids) == -(-num_tokens // self._block_size), "the blocks cover the prompt"
-        announced = self.announced.pop(request_id, [])
-        assert list(block_ids[: len(announced)]) == announced, "what was announced is what is handed over"
+        announced = self.announced.pop(request_id, [[] for _ in block_ids])
+        end = self.groups.num_blocks_for(num_tokens)
+        for group, (lent, told) in enumerate(zip(block_ids, announced, strict=True)):
+            first = self.groups.first_block(group, num_tokens - 1)
+            assert len(lent) == end - first, "the blocks cover what the last token sees"
+            assert told[:first] == [ABSENT_BLOCK] * len(told[:first]), "announced, but not handed over"
+            assert list(lent[: len(told[first:])]) == told[first:], "what was announced is what is handed over"
         self.open_leases[lease_id] = OpenLease(request_id, block_ids, num_tokens)
         return self._params(lease_id, block_ids, num_tokens)
 
@@ -225,7 +255,7 @@ class ScriptedConnector:
         """The worker's side of a step: remember what was really ordered."""
         self.cancelled.extend(orders.cancelled_loads)
 
-    def _params(self, lease_id: str, block_ids: tuple[int, ...], num_tokens: int) -> KVTransferParams:
+    def _params(self, lease_id: str, block_ids: GroupBlocks, num_tokens: int) -> KVTransferParams:
         return KVTransferParams(
             protocol_version=PROTOCOL_VERSION,
             source=PEER,

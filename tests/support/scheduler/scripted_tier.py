@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kv_transfer.connector import ConnectorOrders, LoadOrder
-from kv_transfer.layout import KVLayout
+from kv_transfer.layout import KVCacheGroup, KVLayout
 from kv_transfer.params import PeerIdentity
 from kv_transfer.peer.lease import LeaseTable
 from kv_transfer.tier.scheduler_connector import TierSchedulerConnector
@@ -15,10 +15,12 @@ from tests.support.kv.listed_storage import ListedStorage
 class ScriptedTier:
     """Keeps ``num_slots`` evicted blocks of ``kv``. Copies are made when ordered; loads write when they end."""
 
-    def __init__(self, kv: list[list[int]], *, num_slots: int, block_size: int) -> None:
+    def __init__(
+        self, kv: list[list[int]], *, num_slots: int, block_size: int, windows: Sequence[int | None] = (None,)
+    ) -> None:
         layout = KVLayout(
             model_hash="none",
-            num_layers=1,
+            groups=tuple(KVCacheGroup(layers=(layer,), window=window) for layer, window in enumerate(windows)),
             num_kv_heads=1,
             head_dim=1,
             block_size=block_size,

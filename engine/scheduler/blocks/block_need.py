@@ -1,0 +1,63 @@
+"""What a request must hold before it can begin: blocks that are in the cache, and fresh ones. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups
+
+BlockTables: TypeAlias = list[list[int]]
+"""A request's block tables, one a KV cache group; ABSENT_BLOCK before what the group's window needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """The longest prefix of a request whose KV is in the cache, not yet held. ``tables`` end with ``num_blocks``."""
+
+    num_blocks: int
+    tables: BlockTables
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNeed:
+    """``cached`` blocks to hold, by group, and behind them ``num_fresh`` ones of each group to allocate."""
+
+    cached: BlockTables
+    num_fresh: tuple[int, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks to allocate."""
+        return sum(self.num_fresh)
+
+
+class BlockNeeds:
+    """How many blocks requests take, by group.
+
+    A group without a window holds all blocks of a request's known tokens from the start. One with a window holds what
+    the next position sees and what the steps compute, and never more than ``most_blocks``: what lies further on is
+    appended as computing proceeds, and what left the window is given back.
+    """
+
+    def __init__(self, groups: CacheGroups, *, chunk_tokens: int) -> None:
+        self.groups = groups
+        self.most_blocks = groups.most_blocks(chunk_tokens)
+
+    def need(self, prefix: CachedPrefix, *, start: int, num_tokens: int) -> BlockNeed:
+        """What a request of ``num_tokens`` known tokens needs whose first position to compute is ``start``.
+
+        ``start`` lies at or behind the end of the cached prefix; what is between them is loaded.
+        """
+        end = self.groups.num_blocks_for(num_tokens)
+        if self.groups.is_plain:
+            return BlockNeed(prefix.tables, (end - prefix.num_blocks,))
+        cached: BlockTables = []
+        num_fresh: list[int] = []
+        for group, (table, most) in enumerate(zip(prefix.tables, self.most_blocks, strict=True)):
+            first = self.groups.first_block(group, start)
+            num_left = min(first, prefix.num_blocks)
+            cached.append([ABSENT_BLOCK] * first + table[num_left:])
+            group_end = end if most is None else min(end, first + most)
+            num_fresh.append(group_end - max(first, prefix.num_blocks))
+        return BlockNeed(cached, tuple(num_fresh))
