@@ -11,9 +11,8 @@ from enum import Enum, auto
 from typing import Final
 
 from engine.contract.block_hash import BlockHash
-from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.requests.request import Request, RequestState, Span
-from kv_transfer.cache_groups import held_blocks
+from kv_transfer.cache_groups import BlockTables, held_blocks
 from kv_transfer.connector import LoadEnded, RemoteMatch, SchedulerConnector
 from kv_transfer.params import KVTransferParams
 
