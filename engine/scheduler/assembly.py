@@ -104,16 +104,7 @@ def assemble(
     )
     return Parts(
         state=state,
-        validator=RequestValidator(
-            config,
-            live_requests=state.live_requests,
-            remote=state.remote,
-            early=state.early,
-            max_model_len=max_model_len,
-            max_kv_tokens=state.kv_cache.groups.max_tokens(num_blocks, chunk_tokens=config.most_tokens_of_request),
-            has_connector=connector is not None,
-            clock=clock,
-        ),
+        validator=_validator(config, state, max_model_len=max_model_len, clock=clock),
         preparations=_preparations(config, state, admission, partial_prefills),
         running=RunningPass(
             config,
@@ -158,7 +149,12 @@ def _state(
     table = RowTable(
         max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=cache.block_size, windows=windows
     )
-    remote, leases, pending, counters = RemoteKV(connector), BlockLeases(connector), PendingPrefixes(), Counters()
+    remote, leases, pending, counters = (
+        RemoteKV(connector, num_groups=len(windows)),
+        BlockLeases(connector),
+        PendingPrefixes(),
+        Counters(),
+    )
     early = EarlyLoads(connector, kv_cache=kv_cache, max_num=config.max_num_seqs, clock=clock)
     announcer = Announcer(connector, table=table)
     live_requests = LiveRequests(
@@ -200,6 +196,22 @@ def _admission(
         announcer=state.announcer,
         counters=state.counters,
         gates=gates,
+        clock=clock,
+    )
+
+
+def _validator(
+    config: SchedulerConfig, state: State, *, max_model_len: int, clock: Callable[[], float]
+) -> RequestValidator:
+    kv_cache, chunk_tokens = state.kv_cache, config.most_tokens_of_request
+    return RequestValidator(
+        config,
+        live_requests=state.live_requests,
+        remote=state.remote,
+        early=state.early,
+        max_model_len=max_model_len,
+        max_kv_tokens=kv_cache.groups.max_tokens(kv_cache.num_blocks, chunk_tokens=chunk_tokens),
+        has_connector=state.remote.can_load,
         clock=clock,
     )
 

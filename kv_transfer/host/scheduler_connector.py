@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, GroupBlocks, block_place
+from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks, block_place
 from kv_transfer.connector import (
     NO_ORDERS,
     ConnectorOrders,
@@ -38,7 +38,7 @@ class HostSchedulerConnector:
         self._identity = identity
         self._layout = layout
         self._leases = leases
-        self._groups = CacheGroups.of(layout)
+        self._groups = layout.cache_groups
         self._matched: dict[int, int] = {}
         self._leased: dict[str, tuple[int, ...]] = {}
         self._stores: list[StoreOrder] = []
