@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, TypeAlias
 
-from kv_transfer.layout import KVLayout
-
 ABSENT_BLOCK: Final = -1
 """Stands in a block table where a group holds no block: it lies before the window."""
 
 GroupBlocks: TypeAlias = tuple[tuple[int, ...], ...]
 """Blocks of a range of a request's tokens, one tuple a group, ABSENT_BLOCK where a group needs none."""
+
+
+BlockTables: TypeAlias = list[list[int]]
+"""A request's whole block tables, one a group, ABSENT_BLOCK before what the group's window needs."""
 
 
 def block_place(index: int, group: int, num_groups: int) -> int:
@@ -33,11 +35,6 @@ class CacheGroups:
 
     windows: tuple[int | None, ...]
     block_size: int
-
-    @classmethod
-    def of(cls, layout: KVLayout) -> CacheGroups:
-        """The groups of a layout."""
-        return cls(tuple(group.window for group in layout.groups), layout.block_size)
 
     @property
     def num_groups(self) -> int:

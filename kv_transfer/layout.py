@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kv_transfer.cache_groups import CacheGroups
+
 
 class MemoryKind(StrEnum):
     """Where a KV cache lives, in NIXL's words."""
@@ -75,6 +77,11 @@ class KVLayout:
     def num_groups(self) -> int:
         """KV cache groups: how many block tables a request has."""
         return len(self.groups)
+
+    @property
+    def cache_groups(self) -> CacheGroups:
+        """Which blocks of each group a position needs."""
+        return CacheGroups(tuple(group.window for group in self.groups), self.block_size)
 
     @property
     def num_layers(self) -> int:

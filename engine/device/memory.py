@@ -8,7 +8,6 @@ import psutil
 
 from engine.contract.config import CacheConfig
 from engine.contract.errors import ConfigError
-from kv_transfer.cache_groups import CacheGroups
 from kv_transfer.layout import KVLayout
 
 MIB = 1 << 20
@@ -32,11 +31,11 @@ class CacheDemand:
     @property
     def blocks_per_sequence(self) -> int:
         """Blocks that the longest sequence holds at once: of a group with a window, those of its window."""
-        return CacheGroups.of(self.layout).num_blocks_at_once(self.max_model_len, chunk_tokens=self.chunk_tokens)
+        return self.layout.cache_groups.num_blocks_at_once(self.max_model_len, chunk_tokens=self.chunk_tokens)
 
     def max_tokens(self, num_blocks: int) -> int | None:
         """Tokens of the longest sequence that so many blocks can hold; None: of any length."""
-        return CacheGroups.of(self.layout).max_tokens(num_blocks, chunk_tokens=self.chunk_tokens)
+        return self.layout.cache_groups.max_tokens(num_blocks, chunk_tokens=self.chunk_tokens)
 
     @property
     def max_useful_blocks(self) -> int:

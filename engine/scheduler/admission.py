@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from engine.contract.block_hash import BlockHash, group_hash
+from engine.contract.block_hash import BlockHash
 from engine.contract.config import SchedulerConfig
 from engine.contract.stats import Counters
 from engine.scheduler.blocks.block_need import BlockNeed, CachedPrefix
@@ -18,13 +18,12 @@ from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.gates import AdmissionGate, Verdict
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoad, EarlyLoads
-from engine.scheduler.remote.loads import NOTHING_REMOTE, RemoteKV
+from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.remote.shared_repair import adopt_published_blocks, first_missing_block
 from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.requests.request_queue import RequestQueue
 from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
-from kv_transfer.protocols import RemoteMatch
 
 MAX_PASSED_OVER: Final = 64
 """How many requests a step looks behind: what is blocked must not cost more, however much of it there is."""
@@ -48,8 +47,8 @@ class Admission:
     A request is admitted only when the blocks of *all* its known tokens are free, and gets them at once: whoever was
     admitted can compute its prompt, and every load has its destination, whatever comes after (known-failures 7). Of a
     group with a window these are the blocks that it holds at once; it gives back as many as it takes from then on.
-    Beyond that, admission leaves a block of each group for each admitted request that will grow, and a watermark. A
-    request whose next block somebody computes right now is passed over: it will find it in the cache.
+    Beyond that, it leaves a block of each group for each admitted request that will grow, and a watermark. A request
+    whose next block somebody computes right now is passed over: it will find it in the cache.
     """
 
     def __init__(
@@ -125,18 +124,18 @@ class Admission:
 
     def _admit(self, request: Request, draft: StepDraft) -> Verdict:
         local = self.local_prefix(request)
-        if self._gates and (verdict := self._ask_gates(request, local, draft)) is not Verdict.ADMITTED:
+        num_local_tokens = local.num_blocks * self._kv_cache.block_size
+        if self._gates and (verdict := self._ask_gates(request, num_local_tokens, draft)) is not Verdict.ADMITTED:
             return verdict
         early = self._early.find(request)
         if early is not None and self._take_over(request, early):
             return Verdict.ADMITTED
         if self._is_brought_by_other(request, local.num_blocks):
             return Verdict.PASSED_OVER
-        num_local_tokens = local.num_blocks * self._kv_cache.block_size
         need = self._need(request, local, start=num_local_tokens)
         if self._make_room(request, need) > 0:
             return Verdict.BARRIER
-        match = self._match(request, num_local_tokens)
+        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
         if match is None:
             self._set_undecided(request)
             return Verdict.ADMITTED
@@ -162,10 +161,9 @@ class Admission:
     def _need(self, request: Request, local: CachedPrefix, *, start: int) -> BlockNeed:
         return self._kv_cache.needs.need(local, start=start, num_tokens=request.num_tokens)
 
-    def _ask_gates(self, request: Request, local: CachedPrefix, draft: StepDraft) -> Verdict:
+    def _ask_gates(self, request: Request, num_local_tokens: int, draft: StepDraft) -> Verdict:
         """What the gates say of a waiting request; of what is not known yet they are asked when it is."""
-        num_local_tokens = local.num_blocks * self._kv_cache.block_size
-        match = self._match(request, num_local_tokens)
+        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
         if match is None:
             return Verdict.ADMITTED
         return self.ask_gates(request, draft, request.num_tokens - num_local_tokens - match.num_tokens)
@@ -289,13 +287,12 @@ class Admission:
             None when room would not let it start: it waits for what somebody else brings, or it is undecided now.
         """
         local = self.local_prefix(request)
-        num_local_tokens = local.num_blocks * self._kv_cache.block_size
-        need = self._need(request, local, start=num_local_tokens)
+        need = self._need(request, local, start=(num_local_tokens := local.num_blocks * self._kv_cache.block_size))
         if self._early.find(request) is not None:
             return Start(need, 1, is_load=True, holds_blocks=True)
         if self._is_brought_by_other(request, local.num_blocks):
             return None
-        match = self._match(request, num_local_tokens)
+        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
         if match is None:
             self._set_undecided(request)
             return None
@@ -343,15 +340,6 @@ class Admission:
         """The longest cached prefix; the last token is always computed."""
         return self._kv_cache.prefix(self._shareable_hashes(request))
 
-    def _match(self, request: Request, num_local_tokens: int) -> RemoteMatch | None:
-        """What the connector supplies beyond the local prefix; None when it does not know yet."""
-        if not self._remote.can_load:
-            return NOTHING_REMOTE
-        hashes = self._shareable_hashes(request)
-        num_groups = self._kv_cache.groups.num_groups
-        by_group = [hashes] + [[group_hash(each, group) for each in hashes] for group in range(1, num_groups)]
-        return self._remote.match(request, num_local_tokens, by_group)
-
     def _shareable_hashes(self, request: Request) -> list[BlockHash]:
         """Addresses of the full blocks that need no computing if somebody has them."""
         if not self._kv_cache.enable_prefix_caching:
@@ -370,12 +358,7 @@ class Admission:
         num_growing = int((table.limit[rows] - 1 > table.capacity[rows]).sum())
         grows = request.limit - 1 > self._kv_cache.num_blocks_for(request.num_tokens) * self._kv_cache.block_size
         num_growing += len(self._live_requests.ready) + self._remote.num_loading + grows
-        return self._watermark + num_growing * self.blocks_per_growth
-
-    @property
-    def blocks_per_growth(self) -> int:
-        """Blocks that a request takes when it grows out of those that it has: one of each group."""
-        return self._kv_cache.groups.num_groups
+        return self._watermark + num_growing * self._kv_cache.groups.num_groups
 
     @property
     def num_admitted(self) -> int:

@@ -117,16 +117,7 @@ def assemble(
     )
     return Parts(
         state=state,
-        validator=RequestValidator(
-            config,
-            live_requests=state.live_requests,
-            remote=state.remote,
-            early=state.early,
-            max_model_len=max_model_len,
-            max_kv_tokens=state.kv_cache.groups.max_tokens(num_blocks, chunk_tokens=config.most_tokens_of_request),
-            has_connector=connector is not None,
-            clock=clock,
-        ),
+        validator=_validator(config, state, max_model_len=max_model_len, clock=clock),
         preparations=_preparations(config, state, admission, partial_prefills),
         running=running,
         admission=admission,
@@ -167,7 +158,12 @@ def _state(
     source, producer, consumer = (
         (connector.source, connector.producer, connector.consumer) if connector is not None else (None, None, None)
     )
-    remote, leases, pending, counters = RemoteKV(source, consumer), BlockLeases(producer), PendingPrefixes(), Counters()
+    remote, leases, pending, counters = (
+        RemoteKV(source, consumer, num_groups=len(windows)),
+        BlockLeases(producer),
+        PendingPrefixes(),
+        Counters(),
+    )
     early = EarlyLoads(consumer, kv_cache=kv_cache, max_num=config.max_num_seqs, clock=clock)
     announcer = Announcer(producer, table=table)
     live_requests = LiveRequests(
@@ -209,6 +205,22 @@ def _admission(
         announcer=state.announcer,
         counters=state.counters,
         gates=gates,
+        clock=clock,
+    )
+
+
+def _validator(
+    config: SchedulerConfig, state: State, *, max_model_len: int, clock: Callable[[], float]
+) -> RequestValidator:
+    kv_cache, chunk_tokens = state.kv_cache, config.most_tokens_of_request
+    return RequestValidator(
+        config,
+        live_requests=state.live_requests,
+        remote=state.remote,
+        early=state.early,
+        max_model_len=max_model_len,
+        max_kv_tokens=kv_cache.groups.max_tokens(kv_cache.num_blocks, chunk_tokens=chunk_tokens),
+        has_connector=state.remote.can_load,
         clock=clock,
     )
 

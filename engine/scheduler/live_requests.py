@@ -10,7 +10,6 @@ from engine.contract.config import QueuePolicy
 from engine.contract.messages import FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
 from engine.contract.step import EMPTY_INTS, IntArray
-from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.remote.announcer import Announcer
@@ -19,7 +18,7 @@ from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.requests.request_queue import RequestQueue, make_queue
 from engine.scheduler.requests.row_table import RowTable
-from kv_transfer.cache_groups import held_blocks
+from kv_transfer.cache_groups import BlockTables, held_blocks
 from kv_transfer.params import KVTransferParams
 
 

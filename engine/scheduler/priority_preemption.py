@@ -173,7 +173,7 @@ class Room:
         self._needs_row = not start.is_load
         self._num_rows = num_rows
         self._growing: set[int] = set() if start.holds_blocks else admission.rows_that_grow_now()
-        self._growth = admission.blocks_per_growth
+        self._growth = kv_cache.groups.num_groups  # a request that grows takes a block of each
         self._num_missing = admission.num_missing_blocks(request, start) + len(self._growing) * self._growth
         self._headroom = 0 if start.holds_blocks else admission.headroom(request)
         self._num_others = admission.num_admitted

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.contract.step import EMPTY_INTS, IntArray, NewRow, SchedulerOutput
-from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.live_requests import Reports
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
-from kv_transfer.cache_groups import ABSENT_BLOCK
+from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables
 from kv_transfer.connector import ConnectorOrders
 
 NO_ROWS: RowArray = np.empty(0, np.intp)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from kv_transfer.block_memory import BlockMemory
-from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, GroupBlocks, block_place
+from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks, block_place
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, StreamOrder
 from kv_transfer.layout import KVLayout
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
@@ -42,7 +42,7 @@ class PeerSchedulerConnector:
     ) -> None:
         self._identity = identity
         self._layout = layout
-        self._groups = CacheGroups.of(layout)
+        self._groups = layout.cache_groups
         self._leases = leases
         self._memory = memory
         self._announcements = announcements

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, GroupBlocks, block_place
+from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks, block_place
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LeaseEnded, LoadOrder, StoreOrder
 from kv_transfer.layout import KVLayout
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
@@ -36,7 +36,7 @@ class TierSchedulerConnector:
         self._identity = identity
         self._layout = layout
         self._leases = leases
-        self._groups = CacheGroups.of(layout)
+        self._groups = layout.cache_groups
         self._matched: dict[int, int] = {}
         self._leased: dict[str, tuple[int, ...]] = {}
         self._stores: list[StoreOrder] = []

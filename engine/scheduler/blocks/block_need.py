@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups
-
-BlockTables: TypeAlias = list[list[int]]
-"""A request's block tables, one a KV cache group; ABSENT_BLOCK before what the group's window needs."""
+from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups
 
 
 @dataclass(frozen=True, slots=True)

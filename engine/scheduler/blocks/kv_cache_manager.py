@@ -11,11 +11,11 @@ from itertools import chain
 from engine.contract.block_hash import BlockHash, group_hash, is_first_group
 from engine.contract.errors import OutOfBlocksError
 from engine.contract.messages import CacheReset
-from engine.scheduler.blocks.block_need import BlockNeed, BlockNeeds, BlockTables, CachedPrefix
+from engine.scheduler.blocks.block_need import BlockNeed, BlockNeeds, CachedPrefix
 from engine.scheduler.blocks.block_pool import BlockPool
 from engine.scheduler.blocks.cache_events import AllCleared, BlockRemoved, BlockStored, CacheEventLog
 from engine.scheduler.blocks.prefix_index import PrefixIndex
-from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, held_blocks
+from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups, held_blocks
 from kv_transfer.protocols import EvictionTier
 
 LIFETIME_SAMPLE = 64

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from engine.contract.errors import RequestRefusedError
-from engine.scheduler.blocks.block_need import BlockNeed, BlockTables
+from engine.scheduler.blocks.block_need import BlockNeed
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.requests.request import Request
-from kv_transfer.cache_groups import CacheGroups, has_window, held_blocks
+from kv_transfer.cache_groups import BlockTables, CacheGroups, has_window, held_blocks
 from kv_transfer.params import KVStreamParams
 from kv_transfer.protocols import KVConsumer
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.requests.request import Request
-from kv_transfer.cache_groups import held_blocks
+from kv_transfer.cache_groups import BlockTables, held_blocks
 from kv_transfer.connector import LeaseEnded
 from kv_transfer.params import KVTransferParams
 from kv_transfer.protocols import KVProducer

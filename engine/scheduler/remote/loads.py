@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from engine.contract.block_hash import BlockHash
-from engine.scheduler.blocks.block_need import BlockTables
+from engine.contract.block_hash import BlockHash, group_hash
 from engine.scheduler.requests.request import Request, RequestState, Span
-from kv_transfer.cache_groups import held_blocks
+from kv_transfer.cache_groups import BlockTables, held_blocks
 from kv_transfer.connector import LoadEnded
 from kv_transfer.params import KVTransferParams
 from kv_transfer.protocols import KVConsumer, KVSource, RemoteMatch
@@ -65,9 +64,10 @@ class RemoteKV:
     ``consumer`` knows the hand-overs, which ``source`` can load; an engine that loads nothing has neither.
     """
 
-    def __init__(self, source: KVSource | None, consumer: KVConsumer | None) -> None:
+    def __init__(self, source: KVSource | None, consumer: KVConsumer | None, *, num_groups: int = 1) -> None:
         self._source = source
         self._consumer = consumer
+        self._num_groups = num_groups
         self._loads: dict[str, Load] = {}
         self.num_loading = 0
 
@@ -111,12 +111,12 @@ class RemoteKV:
         return load if load is not None and load.is_wanted else None
 
     def match(
-        self, request: Request, num_local_tokens: int, block_hashes: Sequence[Sequence[BlockHash]] = ()
+        self, request: Request, num_local_tokens: int, block_hashes: Sequence[BlockHash] = ()
     ) -> RemoteMatch | None:
         """What the source supplies beyond the local prefix; None when it does not know yet.
 
-        ``block_hashes`` address, by group, the full blocks that the request may take from a cache. Whoever starts a
-        request for which this is nothing releases its hand-over.
+        ``block_hashes`` address the full blocks that the request may take from a cache. Whoever starts a request for
+        which this is nothing releases its hand-over.
         """
         is_enough = num_local_tokens >= request.num_tokens - 1
         if self._source is None or is_enough or self.is_open(request.request_id):
@@ -126,7 +126,9 @@ class RemoteKV:
             params=request.kv_transfer,
             num_prompt_tokens=request.num_tokens,
             num_local_tokens=num_local_tokens,
-            block_hashes=block_hashes,
+            block_hashes=[
+                [group_hash(block_hash, group) for block_hash in block_hashes] for group in range(self._num_groups)
+            ],
         )
         return match if match is None or match.num_tokens > 0 else NOTHING_REMOTE
 

@@ -10,8 +10,8 @@ import numpy as np
 from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
 from engine.contract.messages import GenerateRequest
 from engine.contract.step import IntArray
-from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
+from kv_transfer.cache_groups import BlockTables
 from kv_transfer.params import KVTransferParams
 
 

@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.contract.step import IntArray
-from engine.scheduler.blocks.block_need import BlockTables
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
-from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups, first_held_block
+from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups, first_held_block
 
 RowArray: TypeAlias = npt.NDArray[np.intp]
 """Row numbers as numpy indexes them fastest."""

@@ -131,8 +131,7 @@ def make_inputs(case: AttentionCase, dtype: str, *, absent_block: int | None = N
     order = rng.permutation(num_blocks).astype(np.int32)
     # Entries past a request's end name some other request's block: whoever looks there gets wrong numbers.
     tables = np.full((len(groups), len(case.lengths), max(num_blocks_of)), order[0], dtype=np.int32)
-    torch_dtype = DTYPES[dtype]
-    generator = torch.Generator().manual_seed(case.seed)
+    torch_dtype, generator = DTYPES[dtype], torch.Generator().manual_seed(case.seed)
     layout = KVLayout(
         model_hash="",
         groups=groups,
@@ -156,8 +155,8 @@ def make_inputs(case: AttentionCase, dtype: str, *, absent_block: int | None = N
             for position in range(first_column * block_size, history):
                 block, offset = int(table[position // block_size]), position % block_size
                 blocks[block, :, :, :, offset] = numbers[block, :, :, :, offset]
-            for position in range(history, history + new):
-                slots[number].append(int(table[position // block_size]) * block_size + position % block_size)
+            for column, offset in (divmod(position, block_size) for position in range(history, history + new)):
+                slots[number].append(int(table[column]) * block_size + offset)
             table[:first_column] = table[first_column] if absent_block is None else absent_block
     num_tokens, num_heads = len(slots[0]), case.num_kv_heads * case.group
 
