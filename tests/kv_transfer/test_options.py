@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.connector import TransferStats
 from kv_transfer.errors import KVTransferError
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.registry import TIERS, Tier
+from kv_transfer.stats import TransferStats
 
 TIER = {"connector": "chain", "chain": ("host", "nixl"), "host_bytes": 1024}
 DISK = {"connector": "chain", "chain": ("disk", "nixl"), "disk_bytes": 1024, "disk_path": "/cache"}

@@ -73,10 +73,17 @@ async def streamed_hand_over(model: Path, feature: Feature) -> Answer:
     async with world(model, Setup(options=STREAMED, chunk_tokens=CHUNK, steps={"prefill": 1})) as made:
         async with asking(made, feature) as answering:
             await made.waiting_engine("prefill")
-            await until(lambda: made.decode.servers["decode-0"]._connector.stats().num_blocks > 0, timeout_s=60)
+            await until(lambda: _num_read_blocks(made) > 0, timeout_s=60)
         answer = await answering
         assert made.count("decode", "num_streamed_blocks") > 0
         return answer
+
+
+def _num_read_blocks(made: World) -> int:
+    """What decode has read so far; reports tell of it only after a step."""
+    connector = made.engine("decode-0")._thread.core.connector
+    assert connector is not None
+    return connector.stats().num_blocks
 
 
 @column
@@ -105,7 +112,7 @@ async def prefix_cache_of_a_peer(model: Path, feature: Feature) -> Answer:
     async with world(model) as made:
         await made.ask(feature)
         await made.rest()
-        assert await made.decode.servers["decode-0"].reset_prefix_cache(preempt_running=False) is not None
+        assert await made.engine("decode-0").reset_prefix_cache(preempt_running=False) is not None
         num_hits, num_transfers = made.count("prefill", "prefix_hit_tokens"), made.count("decode", "num_transfers")
         answer = await made.ask(feature)
         assert (made.count("prefill", "prefix_hit_tokens") > num_hits) == (not feature.is_computed_anew)
@@ -214,7 +221,7 @@ async def killed_decode_worker(model: Path, feature: Feature) -> Answer:
             victim = await made.waiting_engine("decode")
             await made.kill(victim)
         answer = await answering
-        assert made.server(victim).load().counters["num_generated_tokens"] > 0
+        assert made.engine(victim).load.counters["num_generated_tokens"] > 0
         assert made.service.counters.num_migrations > 0
         assert made.count("decode", "num_generated_tokens") > 0
         return answer
@@ -227,11 +234,11 @@ async def drained_decode_worker(model: Path, feature: Feature) -> Answer:
         async with asking(made, feature) as answering:
             leaving = await made.waiting_engine("decode")
             draining = asyncio.create_task(made.decode.drain(leaving))
-            await until(lambda: made.server(leaving).is_draining)
+            await until(lambda: made.engine(leaving).is_draining)
             made.let_go()
             await draining
         answer = await answering
-        assert made.server(leaving).load().counters["num_moved_out"] > 0
+        assert made.engine(leaving).load.counters["num_moved_out"] > 0
         assert made.service.counters.num_drain_moves > 0
         assert made.service.counters.num_migrations == 0
         assert made.count("decode", "recomputed_tokens") == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from engine.contract.executor import StepRunner
 from engine.contract.step import ModelRunnerOutput, PendingStep, SchedulerOutput
-from engine.frontend.engine_core import StepRunner
 
 
 class OverlapRunner:

@@ -15,22 +15,22 @@ from typing import Any
 
 import httpx
 
-from decode.server import DecodeServer
 from engine.build import build_engine, worker_info
 from engine.contract.config import SchedulerConfig
+from engine.contract.executor import StepRunner
 from engine.contract.messages import LoadReport, WorkerInfo
-from engine.frontend.engine_core import EngineCore, StepRunner
+from engine.frontend.async_engine import AsyncEngine
+from engine.frontend.engine_core import EngineCore
 from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
-from prefill.server import PrefillServer
 from router.api.app import build_app
 from router.service import RouterService
 from router.settings import RouterSettings
 from tests.support.cluster.served_checkpoint import make_served_checkpoint
 from tests.support.engine.engine_config import small_engine_config
-from tests.support.engine.engine_pools import EngineDecodePool, EngineMaker, EnginePrefillPool, engine_pools
+from tests.support.engine.engine_pools import EngineMaker, EnginePool, engine_pools
 from tests.support.engine.overlap_runner import OverlapRunner
 from tests.support.engine.stepwise_runner import StepwiseRunner
 from tests.support.parity.answers import Answer, read_answer
@@ -91,8 +91,8 @@ class World:
     ``watched`` are the decode engines' runners, which know whether steps overlapped.
     """
 
-    prefill: EnginePrefillPool
-    decode: EngineDecodePool
+    prefill: EnginePool
+    decode: EnginePool
     service: RouterService
     client: httpx.AsyncClient
     runners: dict[str, StepwiseRunner]
@@ -111,14 +111,14 @@ class World:
         """What all engines of a role counted together."""
         return sum(load.counters[counter] for load in self._loads(role))
 
-    def server(self, name: str) -> PrefillServer | DecodeServer:
+    def engine(self, name: str) -> AsyncEngine:
         """One engine."""
-        return self.prefill.servers[name] if name in self.prefill.servers else self.decode.servers[name]
+        return self.prefill.engines[name] if name in self.prefill.engines else self.decode.engines[name]
 
     def _loads(self, role: str) -> list[LoadReport]:
         """Reports of the engines that live."""
-        names = self.prefill.servers if role == "prefill" else self.decode.servers
-        return [self.server(name).load() for name in names if name not in self.killed]
+        names = self.prefill.engines if role == "prefill" else self.decode.engines
+        return [self.engine(name).load for name in names if name not in self.killed]
 
     async def waiting_engine(self, role: str) -> str:
         """Wait until an engine of a role has made the steps that it may make; its name."""
@@ -130,7 +130,7 @@ class World:
     async def kill(self, name: str) -> None:
         """End an engine in the middle of a step; whatever it was doing goes with it."""
         self.killed.add(name)
-        closing = asyncio.create_task(self.server(name).close())
+        closing = asyncio.create_task(self.engine(name).close())
         await asyncio.sleep(0)  # from here on the step that it is in is its last
         self.let_go()
         await closing
@@ -163,7 +163,7 @@ def _engines(path: Path, setup: Setup) -> EngineMaker:
         )
         built = build_engine(replace(config, scheduler=scheduler), build_connector=build_connector)
         info = worker_info(
-            built.runner,
+            built.facts,
             role=role,
             identity=PeerIdentity(engine_id=name, incarnation="1"),
             node_ip="127.0.0.1",
@@ -203,7 +203,7 @@ async def world(path: Path, setup: Setup | None = None) -> AsyncIterator[World]:
         options=setup.options,
         make=_engines(path, setup),
     ) as (prefill, decode):
-        service = RouterService(path, "tiny", prefill, decode, setup.settings)
+        service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, setup.settings)
         await service.start()
         try:
             transport = httpx.ASGITransport(build_app(service))
