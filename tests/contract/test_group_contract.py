@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kv_transfer.cache_groups import ABSENT_BLOCK
-from kv_transfer.connector import LeaseEnd, RemoteMatch
+from kv_transfer.connector import LeaseEnd
 from kv_transfer.params import PeerIdentity
+from kv_transfer.protocols import RemoteMatch
 from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_world import KVWorld
 

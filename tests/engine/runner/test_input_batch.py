@@ -115,7 +115,7 @@ def test_blocks_before_the_window_are_named_to_nobody(num_new: int) -> None:
     absent = ABSENT_BLOCK
     tables = ints(*range(10, 16)), ints(absent, absent, absent, 23, 24, 25), ints(30, 31, 32, 33, 34, 35)
     row = dataclasses.replace(new_row(1, *range(24)), block_ids=np.stack(tables))
-    output = step(ints(1), ints(20), ints(num_new), row)._replace(is_sampling=np.array([num_new == 1]))
+    output = step(ints(1), ints(20), ints(num_new), row)._replace(num_samples=ints(int(num_new == 1)))
     batch.apply(output)
 
     attention = batch.prepare(output).attention

@@ -8,8 +8,8 @@ import pytest
 
 from engine.contract.block_hash import BlockHash, group_hash, hash_chain, root_hash
 from engine.contract.errors import PromptTooLongError
+from engine.contract.token_ids import TokenIds
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
-from engine.scheduler.requests.request import pack_tokens
 from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups
 from tests.engine.scheduler.test_early_loads import announce
 from tests.support.router.decode_world import first_token
@@ -153,7 +153,7 @@ def test_prefix_hit_needs_every_full_block_and_those_that_the_window_behind_it_s
     of_full: range, of_window: range, num_blocks: int
 ) -> None:
     manager = KVCacheManager(num_blocks=32, block_size=4, windows=(None, 9))
-    hashes = hash_chain(root_hash(), pack_tokens(tuple(range(24))), 4)
+    hashes = hash_chain(root_hash(), TokenIds.of(range(24)).array, 4)
     published(manager, hashes, (of_full, of_window))
 
     prefix = manager.prefix(hashes)

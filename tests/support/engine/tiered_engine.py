@@ -57,7 +57,7 @@ class TieredEngine:
         """The bytes that the tier keeps under an address."""
         if block_hash not in self.tier.slots:
             return None
-        slot = self.tier.store.slot_of(block_hash)
+        slot = self.tier.slots.slot_of(block_hash)
         chain = self.connector.worker
         assert isinstance(chain, ChainWorker)
         worker = next(source for source in chain.sources if isinstance(source, TierWorker))
