@@ -46,6 +46,7 @@ def add_loaded(world: SchedulerWorld, prompt: tuple[int, ...], *, lent: int | No
     world.step()
 
 
+@pytest.mark.behaviour("B7")
 def test_b7_a_stream_holds_the_blocks_of_its_window_and_no_more() -> None:
     world = windowed_world()
     world.add(make_request("a", 40, max_tokens=30))
@@ -67,6 +68,7 @@ def test_b7_a_stream_holds_the_blocks_of_its_window_and_no_more() -> None:
     assert held(world) == (0, 0, 0)
 
 
+@pytest.mark.behaviour("B7")
 def test_b7_of_a_model_whose_layers_all_have_windows_nothing_grows() -> None:
     world = windowed_world((8,), num_blocks=5)
 
@@ -91,12 +93,14 @@ def most_streams_at_once(windows: tuple[int | None, ...]) -> int:
     return most
 
 
+@pytest.mark.behaviour("B7")
 def test_b7_four_times_as_many_long_streams_fit_where_most_layers_have_windows() -> None:
     """Of 28 layers 4 see everything, and 24 have a window: one group in seven sees everything."""
     assert most_streams_at_once((None,) * 7) == 2
     assert most_streams_at_once((None, *[16] * 6)) >= 4 * 2
 
 
+@pytest.mark.behaviour("B7")
 def test_b7_status_tells_window_blocks_apart() -> None:
     world = windowed_world()
     world.add(make_request("a", 40))
@@ -110,6 +114,7 @@ def test_b7_status_tells_window_blocks_apart() -> None:
     assert stats.num_held_blocks == 17
 
 
+@pytest.mark.behaviour("B7")
 def test_prompt_that_only_windows_let_fit_is_accepted() -> None:
     """Of the group that sees everything 20 blocks are left when the others hold their windows."""
     world = windowed_world((None, 8), num_blocks=25)
@@ -149,6 +154,7 @@ def published(manager: KVCacheManager, hashes: Sequence[BlockHash], indices: Seq
         (range(1, 6), range(6), 0),
     ],
 )
+@pytest.mark.behaviour("B7")
 def test_prefix_hit_needs_every_full_block_and_those_that_the_window_behind_it_sees(
     of_full: range, of_window: range, num_blocks: int
 ) -> None:
@@ -163,6 +169,7 @@ def test_prefix_hit_needs_every_full_block_and_those_that_the_window_behind_it_s
     assert prefix.tables[1].count(ABSENT_BLOCK) == max(num_blocks - 2, 0)
 
 
+@pytest.mark.behaviour("B7")
 def test_hit_holds_of_a_window_only_what_is_seen_from_its_end() -> None:
     world = windowed_world()
     prompt = fresh_prompt(40)
@@ -177,6 +184,7 @@ def test_hit_holds_of_a_window_only_what_is_seen_from_its_end() -> None:
     assert world.runner.num_computed_positions == 40 + 4
 
 
+@pytest.mark.behaviour("B7")
 def test_cache_events_tell_of_the_first_group_alone() -> None:
     world = windowed_world(num_blocks=33, enable_cache_events=True)
     for name in ("a", "b", "c"):
@@ -196,6 +204,8 @@ def test_cache_events_tell_of_the_first_group_alone() -> None:
 # ---- hand-over
 
 
+@pytest.mark.behaviour("B7")
+@pytest.mark.behaviour("K7")
 def test_k7_the_lease_pins_of_a_window_what_the_last_token_sees() -> None:
     world = windowed_world()
 
@@ -211,6 +221,7 @@ def test_k7_the_lease_pins_of_a_window_what_the_last_token_sees() -> None:
     assert held(world) == (0, 0, 0)
 
 
+@pytest.mark.behaviour("B7")
 def test_streamed_prompt_announces_only_what_its_lease_will_cover() -> None:
     world = windowed_world((None, 8))
 
@@ -228,6 +239,8 @@ def test_streamed_prompt_announces_only_what_its_lease_will_cover() -> None:
     assert [len(block_ids) for block_ids in last.kv_transfer.block_ids] == [8, 2]
 
 
+@pytest.mark.behaviour("B7")
+@pytest.mark.behaviour("K2")
 def test_k2_a_load_brings_of_a_window_what_the_next_token_sees() -> None:
     world = windowed_world()
     add_loaded(world, fresh_prompt(40))
@@ -241,6 +254,7 @@ def test_k2_a_load_brings_of_a_window_what_the_next_token_sees() -> None:
     assert world.runner.num_computed_positions == 3, "nothing of the prompt"
 
 
+@pytest.mark.behaviour("B7")
 def test_hand_over_that_lacks_a_window_of_what_is_known_here_is_not_loaded() -> None:
     """A source that computed more than is known here keeps the window of where it stands."""
     world = windowed_world()
@@ -254,6 +268,8 @@ def test_hand_over_that_lacks_a_window_of_what_is_known_here_is_not_loaded() -> 
     assert world.connector.released == [offer.lease_id]
 
 
+@pytest.mark.behaviour("B7")
+@pytest.mark.behaviour("K4")
 @pytest.mark.parametrize("failed, first_position", [([0], 0), ([13], 0)])
 def test_k4_damage_whose_window_was_not_loaded_has_all_computed(failed: list[int], first_position: int) -> None:
     """Block 0 is of the group that sees everything, block 13 the last one of a window."""
@@ -270,6 +286,8 @@ def test_k4_damage_whose_window_was_not_loaded_has_all_computed(failed: list[int
     assert (stats.failed_blocks, stats.recomputed_tokens) == (1, 40)
 
 
+@pytest.mark.behaviour("B7")
+@pytest.mark.behaviour("K4")
 def test_k4_damage_behind_a_local_prefix_is_computed_from_that_prefix_on() -> None:
     world = windowed_world()
     prompt = fresh_prompt(40)
@@ -285,6 +303,8 @@ def test_k4_damage_behind_a_local_prefix_is_computed_from_that_prefix_on() -> No
     world.check_output("a")
 
 
+@pytest.mark.behaviour("B7")
+@pytest.mark.behaviour("K4")
 def test_k4_damage_within_the_window_costs_no_more_than_itself() -> None:
     world = windowed_world((None, 64), budget=64)
     add_loaded(world, fresh_prompt(24))
@@ -297,6 +317,7 @@ def test_k4_damage_within_the_window_costs_no_more_than_itself() -> None:
     world.check_output("a")
 
 
+@pytest.mark.behaviour("B7")
 def test_early_load_gives_way_to_a_hand_over_whose_window_begins_before_its_own() -> None:
     world = windowed_world()
     prompt = fresh_prompt(40)
@@ -313,6 +334,7 @@ def test_early_load_gives_way_to_a_hand_over_whose_window_begins_before_its_own(
     world.check_output("a")
 
 
+@pytest.mark.behaviour("B7")
 def test_live_request_moves_with_the_blocks_of_its_windows() -> None:
     world = windowed_world()
     prompt = fresh_prompt(40)
@@ -331,6 +353,7 @@ def test_live_request_moves_with_the_blocks_of_its_windows() -> None:
     assert held(world) == (0, 0, 0)
 
 
+@pytest.mark.behaviour("B7")
 def test_tier_supplies_of_a_window_what_is_seen_from_the_end_of_its_part() -> None:
     world = windowed_world((None, 8), num_blocks=24, num_tier_slots=64)
     prompt = fresh_prompt(40)
@@ -350,6 +373,7 @@ def test_tier_supplies_of_a_window_what_is_seen_from_the_end_of_its_part() -> No
     world.check_output("b")
 
 
+@pytest.mark.behaviour("B7")
 def test_preempted_stream_takes_up_its_windows_again() -> None:
     world = windowed_world((None, 8), num_blocks=27)
     for name in ("a", "b"):
