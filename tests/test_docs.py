@@ -19,6 +19,8 @@ from cluster.commands.welcome import welcome
 from cluster.config.config import BatonConfig
 from cluster.config.config_file import nested_keys, section_type
 from cluster.config.served_model import served_model
+from engine.contract.stats import WORKER_COUNTERS
+from router.report.counters import ROUTER_COUNTERS
 from router.report.metric_rows import MetricFamily
 from router.report.metrics import RouterMetrics
 from router.report.worker_metrics import worker_families
@@ -205,6 +207,7 @@ def test_page_of_faults_names_every_scenario_and_no_other() -> None:
 
 def test_what_the_page_of_faults_says_to_look_at_is_in_the_status() -> None:
     known = set(re.findall(r'"(\w+)": ', (ROOT / "router" / "report" / "status.py").read_text()))
+    known |= {told.total for told in (*WORKER_COUNTERS.values(), *ROUTER_COUNTERS.values()) if told.total}
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| [^|]+ \| (`[^|]+`) \|", PAGES["docs/faults.md"], re.MULTILINE)
     named = {name for cell in rows for name in re.findall(r"`(\w+)`", cell)}
 

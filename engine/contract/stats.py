@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from kv_transfer.stats import Counted, TransferStats, counted, counters_of
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Counters:
     """What the scheduler counts since its start.
 
@@ -83,7 +83,7 @@ _SCHEDULER_COUNTERS: Final = tuple(counters_of(Counters))
 _read_counters: Final = attrgetter(*_SCHEDULER_COUNTERS)
 
 
-@dataclass(slots=True, kw_only=True, init=False)
+@dataclass(kw_only=True, init=False)
 class SchedulerStats(Counters):
     """A snapshot of the scheduler: gauges of now, by the names that they have in a load report, and its counters.
 
@@ -101,16 +101,15 @@ class SchedulerStats(Counters):
     queued_prefill_tokens: int = 0
 
     def __init__(self, **values: float) -> None:
-        """What is not given is 0."""
-        for name in (*_SCHEDULER_COUNTERS, *GAUGES):
-            object.__setattr__(self, name, values.pop(name, 0))
-        if values:
-            raise TypeError(f"the scheduler has no {', '.join(values)}")
+        """What is not given is 0. Written at once: one is made in nearly every step."""
+        assert values.keys() <= _NAMES, values.keys() - _NAMES
+        self.__dict__.update(values)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
+_NAMES: Final = frozenset(item.name for item in fields(SchedulerStats))
 GAUGES: Final = tuple(item.name for item in fields(SchedulerStats) if item.name not in _SCHEDULER_COUNTERS)
 """What a load report tells beside counters."""
 
@@ -130,6 +129,14 @@ class StepCounters:
         "Times that blocks and block tables did not agree.", metric="integrity_failures"
     )
 
+    def values(self) -> dict[str, Any]:
+        """All of them, by their names."""
+        return dict(zip(_STEPS, _read_steps(self), strict=True))
+
+
+_STEPS: Final = tuple(counters_of(StepCounters))
+_read_steps: Final = attrgetter(*_STEPS)
+
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats(StepCounters):
@@ -140,13 +147,14 @@ class EngineStats(StepCounters):
 
     def counters(self) -> dict[str, float]:
         """All counters by name, as load reports tell them."""
-        return self.scheduler.values() | {
-            name: getattr(part, name) for part, names in ((self, _STEPS), (self.transfer, _TRANSFER)) for name in names
-        }
+        counted = self.scheduler.values()
+        counted.update(self.values())
+        counted.update(zip(_TRANSFER, _read_transfer(self.transfer), strict=True))
+        return counted
 
 
-_STEPS: Final = tuple(counters_of(StepCounters))
 _TRANSFER: Final = tuple(counters_of(TransferStats))
+_read_transfer: Final = attrgetter(*_TRANSFER)
 
 WORKER_COUNTERS: Final[Mapping[str, Counted]] = {
     name: told for kind in (Counters, StepCounters, TransferStats) for name, told in counters_of(kind).items()

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 
 from engine.contract.executor import StepRunner
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport
@@ -178,7 +177,7 @@ class EngineCore:
         return EngineStats(
             scheduler=self.scheduler.stats(),
             transfer=transfer,
-            **asdict(self._counters),
+            **self._counters.values(),
         )
 
     def load_report(self) -> LoadReport:

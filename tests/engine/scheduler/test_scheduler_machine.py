@@ -192,10 +192,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), is_same=st.sampled_from([True, True, True, False]), priority=st.integers(0, 2))
     def announced_request_comes(self, data: st.DataObject, is_same: bool, priority: int) -> None:
         announced = self.announced.pop(data.draw(st.sampled_from(sorted(self.announced))))
-        prompt = announced.prompt_token_ids if is_same else (*announced.prompt_token_ids[1:], 4)
-        first_token = undisturbed_output(
-            replace(announced, prompt_token_ids=TokenIds.of(prompt)), self.world.max_total_tokens
-        )[0]
+        prompt = announced.prompt_token_ids if is_same else TokenIds.of((*announced.prompt_token_ids[1:], 4))
+        first_token = undisturbed_output(replace(announced, prompt_token_ids=prompt), self.world.max_total_tokens)[0]
         self.world.add(
             replace(
                 announced,
