@@ -34,15 +34,14 @@ $(STAMP): pyproject.toml
 serve: $(STAMP)
 	@exec $(BIN)/baton serve $(ARGS)
 
-# Two processes each time: first all that needs no cluster, file by file; then clusters, whose tests mostly wait, with
-# all tests of one cluster in one process. make test TESTS=tests/router: only some of them, one after another.
-CLUSTERS := tests/e2e tests/faults
-CLUSTER_PROCESSES ?= 2
+# Clusters have the machine to themselves; all other tests run in two processes, file by file.
+# make test TESTS=tests/router: only some of them, one after another.
+ALONE := tests/e2e tests/faults
 TESTS ?=
 test: $(STAMP)
 ifeq ($(TESTS),)
-	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(CLUSTERS:%=--ignore=%); others=$$?; \
-		$(TEST_ENV) $(BIN)/python -m pytest --numprocesses $(CLUSTER_PROCESSES) --dist loadgroup $(CLUSTERS) && exit $$others
+	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(ALONE:%=--ignore=%); others=$$?; \
+		$(TEST_ENV) $(BIN)/python -m pytest $(ALONE) && exit $$others
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
 endif

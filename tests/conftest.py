@@ -55,24 +55,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 CLUSTER_FOLDERS = ("e2e", "faults")
-"""Folders whose tests start clusters: two processes run them, `--dist loadgroup`."""
-
-SHARED_CLUSTERS = frozenset({"cluster", "wide_cluster"})
-"""Fixtures of tests/e2e/conftest.py. A file may have one of the same name for itself."""
+"""Folders whose tests start clusters."""
 
 CLUSTER_TEST_TIMEOUT_S = 600
 """A test that starts a cluster may take so long: on a busy machine the start alone takes minutes."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one process run all tests of a cluster, and give them time."""
+    """Give tests of clusters time, unless they say themselves how much they need."""
     for item in items:
-        if not isinstance(item, pytest.Function) or item.path.parent.name not in CLUSTER_FOLDERS:
-            continue
-        shared = SHARED_CLUSTERS.intersection(item.fixturenames) - set(vars(item.module))
-        item.add_marker(pytest.mark.xdist_group("shared clusters" if shared else item.path.stem))
-        if item.get_closest_marker("timeout") is None:
+        if item.path.parent.name in CLUSTER_FOLDERS and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(CLUSTER_TEST_TIMEOUT_S))
 
 

@@ -34,6 +34,7 @@ async def until_rest(url: str) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_one_that_leaves_is_gone(cluster: ClusterProcess, stream: bool) -> None:
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60, trust_env=False) as client:
+        await until_rest(cluster.url)
         before = await asyncio.to_thread(read_status, cluster.url)
         body = {"prompt": [5] * 40, "stream": stream, **LONG}
         answer = asyncio.create_task(client.post("/v1/completions", json=body))
