@@ -28,9 +28,9 @@ import numpy as np
 
 from benchmarks.kv_source import NUM_BLOCKS, SHAPES, BlockShape, Region, SourceProcess, make_agent, make_connector
 from benchmarks.report import Row, add_json_option, publish
-from kv_transfer.block_memory import HostBlockMemory
 from kv_transfer.connector import Connector
 from kv_transfer.layout import MemoryKind
+from kv_transfer.memory.block_memory import HostBlockMemory
 from kv_transfer.params import KVTransferParams
 from kv_transfer.transfer_options import TransportChoice
 from kv_transfer.transport import ReadState

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_transfer.block_memory import BlockChecksums, BlockMemory, open_block_memory
 from kv_transfer.chain.source import ChainSource, ChainTier, chain_orders
 from kv_transfer.chain.worker_connector import ChainWorker
 from kv_transfer.connector import (
@@ -21,6 +20,7 @@ from kv_transfer.fault_options import FaultOptions
 from kv_transfer.faults import FaultPlan, FaultyRendezvous, FaultyTransport
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.memory.block_memory import BlockChecksums, BlockMemory, open_block_memory
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from kv_transfer.peer.announcements import Announcements

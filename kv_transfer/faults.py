@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kv_transfer.block_memory import BlockMemory
 from kv_transfer.connector import Rendezvous
 from kv_transfer.errors import HandshakeRefusedError
 from kv_transfer.fault_options import Fault, FaultOptions
+from kv_transfer.memory.block_memory import BlockMemory
 from kv_transfer.params import Hello
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.lease import LeaseTable

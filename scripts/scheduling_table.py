@@ -47,7 +47,7 @@ BEHAVIOURS = {
     "O4": "delay factor",
     "O5": "choices of a prompt share its blocks",
     "O6": "artificial preemption",
-    "F3": "draft tokens are verified in a step",
+    "F3": "draft tokens are scheduled and verified in one step",
     "F5": "the next step is scheduled while one runs",
     "F7": "log-probabilities; NaN logits are counted",
     "I1": "the same tokens, whatever happens",

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kv_transfer.device_memory import device_blocks
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.layout import KVRegion, host_region
+from kv_transfer.memory.device_memory import device_blocks
 
 
 def page_locked(num_bytes: int) -> torch.Tensor:

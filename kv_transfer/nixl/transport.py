@@ -223,7 +223,7 @@ class NixlTransport:
         """
         thread = threading.get_ident()
         if self._region.memory is MemoryKind.VRAM and self._thread_in_device != thread:
-            from kv_transfer.device_memory import enter_device  # imported late: it loads torch
+            from kv_transfer.memory.device_memory import enter_device  # imported late: it loads torch
 
             enter_device(self._region.device_index)
             self._thread_in_device = thread

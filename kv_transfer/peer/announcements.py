@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kv_transfer.block_memory import BlockMemory
+from kv_transfer.memory.block_memory import BlockMemory
 from kv_transfer.peer.notifications import Announce
 
 _MAX_SUBSCRIPTIONS = 4096

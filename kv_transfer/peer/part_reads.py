@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kv_transfer.block_memory import BlockChecksums
+from kv_transfer.memory.block_memory import BlockChecksums
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.peers import Peer, PeerTable
 from kv_transfer.transport import Read, ReadState, Transport, TransportError

@@ -16,9 +16,9 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import LoadEnded, LoadOrder
 from kv_transfer.layout import KVRegion
+from kv_transfer.memory.block_memory import BlockChecksums
 from kv_transfer.peer.counters import TransferCounters
 from kv_transfer.peer.heartbeat import Heartbeat
 from kv_transfer.peer.load import Load, LoadPhase

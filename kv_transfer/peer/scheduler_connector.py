@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain
 
-from kv_transfer.block_memory import BlockMemory
 from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks, block_place
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LoadOrder, StreamOrder
 from kv_transfer.layout import KVLayout
+from kv_transfer.memory.block_memory import BlockMemory
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.peer.announcements import Announced, Announcements
 from kv_transfer.peer.lease import LeaseTable

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
-from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import (
     NO_EVENTS,
     ConnectorEvents,
@@ -24,6 +23,7 @@ from kv_transfer.connector import (
 )
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.layout import KVLayout, KVRegion
+from kv_transfer.memory.block_memory import BlockChecksums
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.peer.announcements import Announcements
 from kv_transfer.peer.counters import TransferCounters

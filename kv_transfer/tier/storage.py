@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import StoreOrder
+from kv_transfer.memory.block_memory import BlockChecksums
 from kv_transfer.transport import Read
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate, generate_disaggregated, run_requests
@@ -75,7 +76,7 @@ class Ask:
             min_tokens=min(self.min_tokens, self.max_tokens),
             stop_token_ids=tuple(tokens[: self.stop_at][-1:]),
         )
-        return GenerateRequest(request_id=request_id, prompt_token_ids=self.prompt, sampling=sampling)
+        return GenerateRequest(request_id=request_id, prompt_token_ids=TokenIds.of(self.prompt), sampling=sampling)
 
 
 ASKS = st.lists(

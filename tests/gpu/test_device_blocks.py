@@ -9,10 +9,10 @@ import pytest
 import torch
 import xxhash
 
-from kv_transfer.block_memory import open_block_memory
 from kv_transfer.factory import build_connector
 from kv_transfer.host.arena import build_arena
 from kv_transfer.layout import KVRegion, MemoryKind
+from kv_transfer.memory.block_memory import open_block_memory
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from tests.support.engine.kv_engine import KVEngineSpec

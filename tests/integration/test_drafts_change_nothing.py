@@ -11,6 +11,7 @@ import pytest
 
 from engine.build import build_engine
 from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams, TokenDelta
+from engine.contract.token_ids import TokenIds
 from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import run_disaggregated, run_requests
@@ -103,7 +104,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     rng = random.Random(8)
     prompts = [tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(length)) for length in PROMPT_LENGTHS]
     requests = tuple(
-        GenerateRequest(request_id=f"{kind}/{len(prompt)}", prompt_token_ids=prompt, sampling=sampling)
+        GenerateRequest(request_id=f"{kind}/{len(prompt)}", prompt_token_ids=TokenIds.of(prompt), sampling=sampling)
         for kind, sampling in SAMPLINGS.items()
         for prompt in prompts
     )

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.block_memory import HostBlockMemory
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.layout import KVRegion, MemoryKind
+from kv_transfer.memory.block_memory import HostBlockMemory
 from tests.support.engine.kv_engine import KVEngine
 from tests.support.kv.kv_world import KVWorld
 

@@ -9,6 +9,7 @@ import pytest
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import ConfigError
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
 from engine.drafting.proposer import Drafting
 from tests.support.engine.proposers import RepeatLast
 from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds, undisturbed_output
@@ -33,7 +34,7 @@ def request(
 ) -> GenerateRequest:
     return GenerateRequest(
         request_id=name,
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=TokenIds.of(prompt),
         sampling=SamplingParams(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kv_transfer.block_memory import BlockChecksums
 from kv_transfer.connector import StoreOrder
 from kv_transfer.inproc import InProcessRead
+from kv_transfer.memory.block_memory import BlockChecksums
 from kv_transfer.tier.storage import LostSlot
 from kv_transfer.transport import Read
 

@@ -62,6 +62,6 @@ def open_block_memory(region: KVRegion) -> BlockMemory:
     """Access to the blocks of a region, wherever it lies."""
     if region.memory is MemoryKind.DRAM:
         return HostBlockMemory(region)
-    from kv_transfer.device_memory import DeviceBlockMemory  # imported late: it loads torch
+    from kv_transfer.memory.device_memory import DeviceBlockMemory  # imported late: it loads torch
 
     return DeviceBlockMemory(region)
