@@ -197,11 +197,10 @@ class Admission:
 
     def _take_over(self, request: Request, early: EarlyLoad) -> bool:
         """Go on with what an early load of this very request holds; False, and it is dropped, when that is no use."""
-        num_local_tokens = early.num_local_blocks * self._kv_cache.block_size
-        match = self._remote.match(request, num_local_tokens)
-        if match is None or not match.num_tokens:
-            self._early.drop(request.request_id)
+        num_matched = self._match_early(request, early)
+        if not num_matched:
             return False
+        num_local_tokens = early.num_local_blocks * self._kv_cache.block_size
         self._early.take(early)
         self._live_requests.leave_waiting(request)
         request.block_hashes = early.request.block_hashes
@@ -212,10 +211,18 @@ class Admission:
         self._load(
             request,
             num_local_blocks=early.num_local_blocks,
-            num_tokens=min(num_local_tokens + match.num_tokens, request.num_tokens),
+            num_tokens=min(num_local_tokens + num_matched, request.num_tokens),
             stream_id=early.stream_id,
         )
         return True
+
+    def _match_early(self, request: Request, early: EarlyLoad) -> int:
+        """Tokens that the hand-over supplies beside what an early load holds; where it is none, that is dropped."""
+        match = self._remote.match(request, early.num_local_blocks * self._kv_cache.block_size)
+        if match is None or not match.num_tokens:
+            self._early.drop(request.request_id)
+            return 0
+        return match.num_tokens
 
     def _begin_early(self) -> None:
         """Let early loads in while there is room to spare; there will be one more token than is known now."""
@@ -288,7 +295,8 @@ class Admission:
         """
         local = self.local_prefix(request)
         need = self._need(request, local, start=(num_local_tokens := local.num_blocks * self._kv_cache.block_size))
-        if self._early.find(request) is not None:
+        early = self._early.find(request)
+        if early is not None and self._match_early(request, early):
             return Start(need, 1, is_load=True, holds_blocks=True)
         if self._is_brought_by_other(request, local.num_blocks):
             return None
