@@ -133,7 +133,9 @@ class Admission:
         if self._is_brought_by_other(request, local.num_blocks):
             return Verdict.PASSED_OVER
         need = self._need(request, local, start=num_local_tokens)
-        if self._make_room(request, need) > 0:
+        # What windows need depends on how much is loaded: only then is it known what is lacking.
+        has_windows = self._kv_cache.groups.has_windows
+        if not has_windows and self._make_room(request, need) > 0:
             return Verdict.BARRIER
         match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
         if match is None:
@@ -142,9 +144,9 @@ class Admission:
         num_known_tokens = min(num_local_tokens + match.num_tokens, request.num_tokens)
         if match.num_tokens:
             need = self._need(request, local, start=min(num_known_tokens, request.num_tokens - 1))
-            if self._kv_cache.groups.has_windows and self._make_room(request, need) > 0:
-                return Verdict.BARRIER
         elif not self._can_compute(request.num_tokens - num_local_tokens, draft):
+            return Verdict.BARRIER
+        if has_windows and self._make_room(request, need) > 0:
             return Verdict.BARRIER
         self._live_requests.leave_waiting(request)
         request.block_tables = self._kv_cache.take(need)
