@@ -31,7 +31,7 @@ from engine.device.memory import (
     gpu_budget,
 )
 from engine.layers.fused_ops import choose_fused_ops
-from engine.model.decoder import decoder_class
+from engine.model.decoder import Decoder, decoder_class
 from engine.model.generation import load_generation_defaults
 from engine.model.model_config import ModelConfig
 from engine.model.registry import load_model_config
@@ -85,18 +85,7 @@ class ModelRunner:
         if source.num_threads is not None:
             torch.set_num_threads(source.num_threads)
         self.layout = self._describe_layout()
-        self._model = decoder_class(self.model_config)(
-            self.model_config,
-            max_positions=self.max_model_len,
-            dtype=self.dtype,
-            device=self.device,
-            has_own_head=has_tensor(source.path, "lm_head.weight"),
-            fused_ops=choose_fused_ops(
-                config.gpu.compile_elementwise, self.device, self.dtype, eps=self.model_config.rms_norm_eps
-            ),
-        )
-        load_weights(source.path, self._model.targets(), progress=progress)
-        self._model.finish_loading()
+        self._model = self._load_model(progress)
         if self.device.type == "cpu":
             keep_freed_memory()
         self._graphs = plan_decode_graphs(
@@ -123,6 +112,22 @@ class ModelRunner:
             self._batch.sampling, self._batch.history, may_wait=self._is_cpu, most_likely=most_likely
         )
         self._last_step: ModelStep | None = None
+
+    def _load_model(self, progress: ProgressCallback | None) -> Decoder:
+        config = self._config
+        model = decoder_class(self.model_config)(
+            self.model_config,
+            max_positions=self.max_model_len,
+            dtype=self.dtype,
+            device=self.device,
+            has_own_head=has_tensor(config.model.path, "lm_head.weight"),
+            fused_ops=choose_fused_ops(
+                config.gpu.compile_elementwise, self.device, self.dtype, eps=self.model_config.rms_norm_eps
+            ),
+        )
+        load_weights(config.model.path, model.targets(), progress=progress)
+        model.finish_loading()
+        return model
 
     @property
     def num_blocks(self) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from engine.contract.block_hash import BlockHash
 from engine.contract.config import SchedulerConfig
 from engine.contract.stats import Counters
-from engine.scheduler.blocks.block_need import BlockNeed, CachedPrefix
+from engine.scheduler.blocks.block_need import BlockNeed, CachedPrefix, Start
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
@@ -30,15 +30,6 @@ MAX_PASSED_OVER: Final = 64
 
 MAX_ASKED_AGAIN: Final = 16
 """How many undecided requests a step asks again."""
-
-
-class Start(NamedTuple):
-    """What a waiting request would begin with: the blocks of ``need``, and a load or else ``num_tokens`` to compute."""
-
-    need: BlockNeed
-    num_tokens: int
-    is_load: bool
-    holds_blocks: bool = False
 
 
 class Admission:
@@ -133,8 +124,7 @@ class Admission:
         if self._is_brought_by_other(request, local.num_blocks):
             return Verdict.PASSED_OVER
         need = self._need(request, local, start=num_local_tokens)
-        # What windows need depends on how much is loaded: only then is it known what is lacking.
-        has_windows = self._kv_cache.groups.has_windows
+        has_windows = self._kv_cache.groups.has_windows  # what these need depends on how much is loaded
         if not has_windows and self._make_room(request, need) > 0:
             return Verdict.BARRIER
         match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))

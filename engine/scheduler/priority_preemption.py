@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 
 from engine.contract.config import SchedulerConfig
-from engine.scheduler.admission import Admission, Start
+from engine.scheduler.admission import Admission
+from engine.scheduler.blocks.block_need import Start
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.gates import PartialPrefills, Verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups
 
@@ -26,6 +27,15 @@ class BlockNeed:
     def num_blocks(self) -> int:
         """Blocks to allocate."""
         return sum(self.num_fresh)
+
+
+class Start(NamedTuple):
+    """What a waiting request would begin with: the blocks of ``need``, and a load or else ``num_tokens`` to compute."""
+
+    need: BlockNeed
+    num_tokens: int
+    is_load: bool
+    holds_blocks: bool = False
 
 
 class BlockNeeds:

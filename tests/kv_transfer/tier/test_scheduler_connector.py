@@ -27,7 +27,7 @@ def _tier(num_slots: int = 4, *, kept: Sequence[bytes] = (), num_ways: int | Non
 
 
 def _offered(tier: TierSchedulerConnector, *hashes: bytes) -> int:
-    match = tier.match(request_id="r", params=None, num_prompt_tokens=99, num_local_tokens=0, block_hashes=hashes)
+    match = tier.match(request_id="r", params=None, num_prompt_tokens=99, num_local_tokens=0, block_hashes=(hashes,))
     assert match is not None
     return match.num_tokens // LAYOUT.block_size
 

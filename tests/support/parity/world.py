@@ -121,11 +121,10 @@ class World:
         return [self.engine(name).load for name in names if name not in self.killed]
 
     async def waiting_engine(self, role: str) -> str:
-        """Wait until an engine of a role has made the steps that it may make; its name."""
+        """Wait until an engine of a role has made the steps that it may make; the name of the first that has."""
         runners = {name: runner for name, runner in self.runners.items() if name.startswith(role)}
         await until(lambda: any(runner.is_waiting for runner in runners.values()), timeout_s=60)
-        (name,) = [name for name, runner in runners.items() if runner.is_waiting]
-        return name
+        return next(name for name, runner in runners.items() if runner.is_waiting)
 
     async def kill(self, name: str) -> None:
         """End an engine in the middle of a step; whatever it was doing goes with it."""

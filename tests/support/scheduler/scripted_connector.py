@@ -235,7 +235,7 @@ class ScriptedConnector:
             first = self.groups.first_block(group, num_tokens - 1)
             assert len(lent) == end - first, "the blocks cover what the last token sees"
             assert told[:first] == [ABSENT_BLOCK] * len(told[:first]), "announced, but not handed over"
-            # What lies before the window of the whole prompt is not announced; who is drained before its end hands it over.
+            # Nothing before the window of a whole prompt is announced; drained before its end, it is handed over.
             pairs = zip(lent, told[first:], strict=False)
             assert all(ours in (theirs, ABSENT_BLOCK) for theirs, ours in pairs), "what was announced is handed over"
         self.open_leases[lease_id] = OpenLease(request_id, block_ids, num_tokens)
