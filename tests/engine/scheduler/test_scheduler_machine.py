@@ -36,7 +36,7 @@ from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_w
 from tests.support.scheduler.scripted_connector import PEER
 
 NUM_WORLDS = int(os.environ.get("BATON_SCHEDULER_WORLDS", "2000"))
-MAX_IN_FLIGHT = 3
+MAX_IN_FLIGHT, ALL = 3, list(HealthCheck)
 
 pytestmark = pytest.mark.timeout(max(900, NUM_WORLDS))
 
@@ -113,8 +113,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         output = tuple(undisturbed_output(request, self.world.max_total_tokens)[:num_output_tokens])
         request = replace(request, output_token_ids=output)
         if share is not None:
-            computed = prompt + output[:-1]
-            computed = computed[: max(int(len(computed) * share), 1)]
+            known = prompt + output[:-1]
+            computed = known[: max(int(len(known) * share), 1)]
             request = replace(request, kv_transfer=self.world.connector.offer(computed, is_known=is_known))
         earlier = self.world.requests.get(request.request_id)
         if len(prompt) <= min(MAX_MODEL_LEN - 1, self.world.max_total_tokens - 1):
@@ -399,5 +399,5 @@ TestSchedulerMachine.settings = settings(
     derandomize=True,
     deadline=None,
     database=None,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=ALL,
 )

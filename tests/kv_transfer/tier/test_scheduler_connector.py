@@ -71,7 +71,7 @@ def test_lost_content_is_offered_no_more_and_reported_once() -> None:
 def test_content_that_is_read_while_the_cache_is_reset_is_dropped_after_its_load() -> None:
     tier = _tier(kept=(A, B))
     assert _offered(tier, A) == 1
-    tier.begin_load(request_id="r", params=None, first_block=0, block_ids=(5,))
+    tier.begin_load(request_id="r", params=None, first_block=0, block_ids=((5,),))
 
     assert tier.forget_evicted() == 2
 
