@@ -36,7 +36,8 @@ from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_w
 from tests.support.scheduler.scripted_connector import PEER
 
 NUM_WORLDS = int(os.environ.get("BATON_SCHEDULER_WORLDS", "2000"))
-MAX_IN_FLIGHT, ALL = 3, list(HealthCheck)
+MAX_IN_FLIGHT = 3
+ALL = list(HealthCheck)
 
 pytestmark = pytest.mark.timeout(max(900, NUM_WORLDS))
 
@@ -394,10 +395,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=NUM_WORLDS,
-    stateful_step_count=50,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=ALL,
+    max_examples=NUM_WORLDS, stateful_step_count=50, derandomize=True, deadline=None, suppress_health_check=ALL
 )
