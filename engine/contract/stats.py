@@ -76,11 +76,10 @@ class Counters:
 
     def values(self) -> dict[str, float]:
         """All of them, by their names."""
-        return dict(zip(_SCHEDULER_COUNTERS, _read_counters(self), strict=True))
+        return dict(vars(self))
 
 
-_SCHEDULER_COUNTERS: Final = tuple(counters_of(Counters))
-_read_counters: Final = attrgetter(*_SCHEDULER_COUNTERS)
+_SCHEDULER_COUNTERS: Final = frozenset(counters_of(Counters))
 
 
 @dataclass(kw_only=True, init=False)
@@ -106,14 +105,13 @@ class SchedulerStats(Counters):
 
     def __init__(self, *, held_blocks_by_group: tuple[int, ...] = (), **values: float) -> None:
         """What is not given is 0. Written at once: one is made in nearly every step."""
-        assert values.keys() <= _NAMES, values.keys() - _NAMES
-        self.__dict__.update(values, held_blocks_by_group=held_blocks_by_group)
+        values["held_blocks_by_group"] = held_blocks_by_group  # type: ignore[assignment]
+        vars(self).update(values)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
-_NAMES: Final = frozenset(item.name for item in fields(SchedulerStats))
 GAUGES: Final = tuple(item.name for item in fields(SchedulerStats) if item.name not in _SCHEDULER_COUNTERS)
 """What a load report tells beside counters."""
 

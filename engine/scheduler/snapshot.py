@@ -38,10 +38,13 @@ def take_snapshot(
         num_held_blocks=kv_cache.num_blocks - num_free - leases.num_leased_blocks,
         num_leased_blocks=leases.num_leased_blocks,
         num_early_blocks=early.num_blocks,
-        num_window_blocks=sum(
-            num for num, window in zip(held_by_group, kv_cache.groups.windows, strict=True) if window is not None
-        ),
+        num_window_blocks=_num_window_blocks(kv_cache, held_by_group) if kv_cache.has_windows else 0,
         held_blocks_by_group=held_by_group,
         queued_prefill_tokens=live_requests.queued_prefill_tokens + table.num_prefill_tokens_left(),
         **counted,
     )
+
+
+def _num_window_blocks(kv_cache: KVCacheManager, held_by_group: tuple[int, ...]) -> int:
+    windows = kv_cache.groups.windows
+    return sum(num for num, window in zip(held_by_group, windows, strict=True) if window is not None)

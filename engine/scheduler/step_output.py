@@ -79,7 +79,7 @@ class StepOutputProcessor:
         if num_full:
             full = found[row_passes.FULL, :num_full]
             self._publish_full_blocks(batch.rows[full], ends[full])
-        if self._kv_cache.groups.has_windows and (left := table.leave_windows(batch.rows, ends)):
+        if self._kv_cache.has_windows and (left := table.leave_windows(batch.rows, ends)):
             self._kv_cache.release_behind_window(left)
         if result.prompt_logprobs:
             self._collect(batch.rows, result.prompt_logprobs)
@@ -240,7 +240,8 @@ class StepOutputProcessor:
         table.publish_goal[rows] = goals + block_size
         num_bytes = block_size * table.token_ids.itemsize
         requests: list[Request] = table.owners[rows].tolist()
-        for number, (request, index, *ids) in enumerate(zip(requests, indices, *block_ids, strict=True)):
+        columns = zip(requests, indices, zip(*block_ids, strict=True), strict=True)
+        for number, (request, index, ids) in enumerate(columns):
             hashes = request.block_hashes
             if index == len(hashes):
                 parent = hashes[-1] if hashes else request.root
@@ -272,15 +273,16 @@ class StepOutputProcessor:
 
     def _publish(self, request: Request, index: int, block_ids: Sequence[int]) -> None:
         """Offer one block a group; what left its window, or lay before it from the start, is not here to offer."""
-        block_hash = request.block_hashes[index]
+        block_hash, first = request.block_hashes[index], block_ids[0]
         if len(self._pending):
             self._pending.published(block_hash)
-        if (
-            block_ids[0] != ABSENT_BLOCK
-            and self._kv_cache.publish(block_ids[0], block_hash)
-            and self._kv_cache.records_events
-        ):
+        kv_cache = self._kv_cache
+        if first != ABSENT_BLOCK and kv_cache.publish(first, block_hash) and kv_cache.records_events:
             self._record(request, index, block_hash)
+        if len(block_ids) > 1:
+            self._publish_other_groups(block_hash, block_ids)
+
+    def _publish_other_groups(self, block_hash: BlockHash, block_ids: Sequence[int]) -> None:
         for group, block_id in enumerate(block_ids[1:], start=1):
             if block_id != ABSENT_BLOCK:
                 self._kv_cache.publish(block_id, group_hash(block_hash, group))

@@ -55,6 +55,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.groups = CacheGroups(tuple(windows), block_size)
+        self.has_windows = self.groups.has_windows
         self.needs = BlockNeeds(self.groups, chunk_tokens=chunk_tokens)
         self.lifetimes = CacheLifetimes()
         self._index = PrefixIndex(num_blocks)
@@ -62,6 +63,8 @@ class KVCacheManager:
         self._events = events
         self._tier = tier
         self._only_in_tier: set[BlockHash] = set()
+        self.records_events = events is not None
+        """True when somebody mirrors the index: then every publication is followed by ``record_stored``."""
         self._clock = clock
         self._published_at: dict[int, float] = {}
         self._fence: deque[tuple[int, list[int]]] = deque()
@@ -157,11 +160,6 @@ class KVCacheManager:
     def allocate_by_group(self, num_blocks: Sequence[int]) -> BlockTables:
         """Take so many blocks of each group; see ``BlockPool.allocate``."""
         return self._pool.allocate_by_group(num_blocks)
-
-    @property
-    def records_events(self) -> bool:
-        """True when somebody mirrors the index: then every publication is followed by ``record_stored``."""
-        return self._events is not None
 
     def publish(self, block_id: int, block_hash: BlockHash) -> bool:
         """Offer a held block whose KV is computed and confirmed; False when its content is already offered."""

@@ -236,17 +236,21 @@ class RowTable:
         Returns:
             The rows and columns of ``block_ids`` in the block tables, for the runner.
         """
-        repeated = np.repeat(rows, counts)
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
         num_blocks = self.num_blocks[group]
-        columns = num_blocks[repeated] + (np.arange(block_ids.size, dtype=np.int32) - starts.astype(np.int32))
-        self.block_table[group, repeated, columns] = block_ids
+        if block_ids.size == rows.size and (counts == 1).all():
+            repeated, columns = rows, num_blocks[rows]
+        else:
+            repeated = np.repeat(rows, counts)
+            starts = np.repeat(np.cumsum(counts) - counts, counts)
+            columns = num_blocks[repeated] + (np.arange(block_ids.size, dtype=np.int32) - starts.astype(np.int32))
+        self.block_table[group][repeated, columns] = block_ids
         num_blocks[rows] += counts
         return repeated.astype(np.int32), columns
 
     def set_capacity(self, rows: RowArray) -> None:
         """Take note that blocks were appended to the tables of these rows."""
-        self.capacity[rows] = self.num_blocks[:, rows].min(axis=0) * np.int32(self.block_size)
+        num_blocks = self.num_blocks[0, rows] if len(self.num_blocks) == 1 else self.num_blocks[:, rows].min(axis=0)
+        self.capacity[rows] = num_blocks * np.int32(self.block_size)
 
     def trim_blocks(self, row: int) -> list[int]:
         """Take the blocks off a row's tables that its known tokens do not need.

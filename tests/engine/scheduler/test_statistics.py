@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.contract.block_hash import BlockHash
+from engine.contract.stats import SchedulerStats
 from engine.contract.step import ModelRunnerOutput
 from engine.scheduler.blocks.kv_cache_manager import LIFETIME_SAMPLE, KVCacheManager
 from tests.support.scheduler.scheduler_requests import fresh_prompt, make_config, make_request
@@ -29,6 +30,18 @@ def test_c13_gauges() -> None:
     assert (stats.num_blocks, stats.num_free_blocks, stats.num_held_blocks) == (32, 25, 7)
     assert stats.queued_prefill_tokens == 7
     assert stats.num_requests == 4
+
+
+@pytest.mark.behaviour("C13")
+def test_c13_a_snapshot_tells_what_it_declares_and_never_changes() -> None:
+    world = SchedulerWorld(make_config(seqs=2), num_blocks=32)
+    before = world.scheduler.stats()
+    world.add(make_request("a", 7))
+
+    assert vars(before).keys() == {item.name for item in dataclasses.fields(SchedulerStats)}
+    assert (before.num_requests, world.scheduler.stats().num_requests) == (0, 1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.num_requests = 2
 
 
 @pytest.mark.behaviour("C13")
