@@ -12,8 +12,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from benchmarks.cpu_watch import CpuWatch, spent
 from benchmarks.token_stream import Answer, LoadError, StreamClient
 
 LIMIT_S = 300.0
@@ -46,17 +47,21 @@ class ClosedFigures:
     itl_p50_ms: float
     tpot_p50_ms: float
     tokens_per_read: float
+    cpu_ms_per_token: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class Course:
-    """How far a load is: ``answers`` are those after the first ones, ``begin_s`` is when its window began."""
+    """How far a load is: ``answers`` are those after the first ones, ``begin_s`` is when its window began, and
+    ``cpu_s`` what the server's processes took in it."""
 
     load: ClosedLoad
     clock: Callable[[], float]
     num_warm: int = 0
     begin_s: float = math.inf
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     answers: list[Answer] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def end_s(self) -> float:
@@ -68,19 +73,24 @@ class Course:
         self.num_warm += 1
         if self.num_warm == self.load.concurrency:
             self.begin_s = self.clock()
+            self.begun.set()
 
 
-async def run_closed(url: str, load: ClosedLoad) -> ClosedFigures:
-    """The figures of a load.
+async def run_closed(url: str, load: ClosedLoad, watch: CpuWatch | None = None) -> ClosedFigures:
+    """The figures of a load, with the CPU time that ``watch`` sees.
 
     Raises:
         LoadError: A request failed, the load took too long, or its window is too short.
     """
-    course = await send_closed(url, load)
-    return figures(course.answers, course.begin_s, course.end_s)
+    course = await send_closed(url, load, watch=watch)
+    seen = figures(course.answers, course.begin_s, course.end_s)
+    num_tokens = seen.tokens_per_s * load.window_s
+    return replace(seen, cpu_ms_per_token={name: cpu_s * 1e3 / num_tokens for name, cpu_s in course.cpu_s.items()})
 
 
-async def send_closed(url: str, load: ClosedLoad, *, clock: Callable[[], float] = time.perf_counter) -> Course:
+async def send_closed(
+    url: str, load: ClosedLoad, *, clock: Callable[[], float] = time.perf_counter, watch: CpuWatch | None = None
+) -> Course:
     """Keep ``concurrency`` requests in flight over the window, then wait for the last answers.
 
     Raises:
@@ -88,13 +98,24 @@ async def send_closed(url: str, load: ClosedLoad, *, clock: Callable[[], float] 
     """
     course = Course(load=load, clock=clock)
     limit_s = load.window_s + LIMIT_S
+    clients = [_client(url, course, number) for number in range(load.concurrency)]
     try:
         async with asyncio.timeout(limit_s):
-            await asyncio.gather(*(_client(url, course, number) for number in range(load.concurrency)))
+            await asyncio.gather(*clients, _watch(course, watch))
     except TimeoutError as error:
         num_answers = course.num_warm + len(course.answers)
         raise LoadError(f"only {num_answers} answers at concurrency {load.concurrency} in {limit_s:.0f} s") from error
     return course
+
+
+async def _watch(course: Course, watch: CpuWatch | None) -> None:
+    """Note the CPU time that the server takes in the window."""
+    if watch is None:
+        return
+    await course.begun.wait()
+    before = await asyncio.to_thread(watch.take)
+    await asyncio.sleep(course.load.window_s)
+    course.cpu_s = spent(before, await asyncio.to_thread(watch.take))
 
 
 async def _client(url: str, course: Course, number: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,8 +28,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def served_cluster(arguments: Sequence[str]) -> Iterator[str]:
-    """Run ``baton serve`` with ``arguments`` on a free port; yields its URL once it is ready."""
+def served_cluster(arguments: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run ``baton serve`` with ``arguments`` on a free port; yields its URL once it is ready.
+
+    ``environment`` is added to this process's.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
@@ -36,6 +40,7 @@ def served_cluster(arguments: Sequence[str]) -> Iterator[str]:
             [str(Path(sys.executable).with_name("baton")), "serve", "--port", str(port), *arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
         )
         try:
             wait_until_ready(f"{url}/ready", process, START_TIMEOUT_S)

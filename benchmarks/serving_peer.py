@@ -2,14 +2,18 @@
 
     python -m benchmarks.serving_peer --dtype bfloat16 --json benchmarks/results/serving_peer_bfloat16.json
 
-Baton runs 1 prefill and 1 decode worker with one thread each, vLLM's CPU build one engine with two; router, API server
-and client share the same cores. Both get the same prompts of token ids in a closed loop (benchmarks/closed_load.py).
-One server runs at a time; ``--repeats`` rounds start each once, in turn first. The first run installs the peer under
-``.cache``. A round takes the start of both servers and about 30 s for each concurrency and side.
+Three sides: ``default``, a cluster of 1 prefill and 1 decode worker with one thread each; ``unified``, one whose decode
+worker computes every prompt itself and has both threads, while the prefill worker sleeps; and ``vllm``, vLLM's CPU
+build, one engine with two threads. Router, API server and client share the same cores. All get the same prompts of
+token ids in a closed loop (benchmarks/closed_load.py). One server runs at a time; ``--repeats`` rounds start each once,
+in turn first. The first run installs the peer under ``.cache``. A round takes the start of the servers and about 30 s
+for each concurrency and side.
 
-Rows are medians over the rounds: ``<side>/tokens_per_s/<dtype>/<concurrency>``, ``<side>/ttft_p50_ms/...`` and
-``<side>/itl_p50_ms/...``. ``ratio/http/<dtype>/<concurrency>`` is Baton's rate over vLLM's, ``ratio/http_ttft/...`` and
-``ratio/http_itl/...`` vLLM's time over Baton's: above 1 is faster. ``baton/transferred/<dtype>`` shows the hand-overs.
+Rows are medians over the rounds: ``<side>/tokens_per_s/<dtype>/<concurrency>``, ``<side>/ttft_p50_ms/...``,
+``<side>/itl_p50_ms/...``, ``<side>/cpu_ms_per_token/...`` of all its processes with each process's in the detail, and
+for Baton ``<side>/cpu_ms_outside_engines/...``: the same without the threads that compute. ``ratio/http/<side>/...`` is
+a side's rate over vLLM's, ``ratio/http_ttft/...`` and ``ratio/http_itl/...`` vLLM's time over the side's: above 1 is
+faster. ``default/transferred/<dtype>`` shows the hand-overs.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ import signal
 import statistics
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -31,25 +37,38 @@ import torch
 import yaml
 
 from benchmarks.closed_load import ClosedFigures, ClosedLoad, run_closed, send_closed
+from benchmarks.cpu_watch import ENGINE_THREADS, MARK, CpuWatch
 from benchmarks.peers.process import PEERS, peer_python
 from benchmarks.peers.vllm_server import NAME, served_vllm
 from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
 
-BATON, VLLM = "baton", "vllm"
+DEFAULT, UNIFIED, VLLM = "default", "unified", "vllm"
+SIDES = (DEFAULT, UNIFIED, VLLM)
+OUTSIDE = "cpu_ms_outside_engines"
 MAX_MODEL_LEN = 1024
 SCHEDULER = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 METRICS = {"tokens_per_s": "tokens/s", "ttft_p50_ms": "ms", "itl_p50_ms": "ms"}
 WARM_WINDOW_S = 2.0
+MENTIONED_MS = 0.005
 
-Server = Callable[[], AbstractContextManager[str]]
+Server = Callable[[Mapping[str, str]], AbstractContextManager[str]]
+"""Starts with these variables added to its environment."""
+
 Rounds = dict[tuple[str, int], list[ClosedFigures]]
 """Of a side and a concurrency: the figures of each round."""
 
 
-def baton_config(model: Path, dtype: str) -> dict[str, object]:
-    """A cluster of 1 prefill and 1 decode worker with one thread each."""
+def baton_config(side: str, model: Path, dtype: str) -> dict[str, object]:
+    """Two threads: one for each of two workers, or both for one that does everything."""
+    one_thread = {"num_threads": 1}
+    is_unified = side == UNIFIED
+    layout = {
+        "prefill": one_thread,
+        "decode": {"num_threads": 2} if is_unified else one_thread,
+        "router": {"local_prefill_tokens": 1 << 20} if is_unified else {},
+    }
     return {
         "model": str(model),
         "dtype": dtype,
@@ -57,18 +76,17 @@ def baton_config(model: Path, dtype: str) -> dict[str, object]:
         "max_model_len": MAX_MODEL_LEN,
         "scheduler": SCHEDULER,
         "cache": {"kv_cache_bytes": 1 << 30},
-        "prefill": {"num_threads": 1},
-        "decode": {"num_threads": 1},
+        **layout,
     }
 
 
 @contextlib.contextmanager
-def served_baton(model: Path, dtype: str) -> Iterator[str]:
+def served_baton(side: str, model: Path, dtype: str, environment: Mapping[str, str]) -> Iterator[str]:
     """Run the cluster; yields its URL once it is ready."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(baton_config(model, dtype), file)
+        yaml.safe_dump(baton_config(side, model, dtype), file)
         file.flush()
-        with served_cluster(["--config", file.name]) as url:
+        with served_cluster(["--config", file.name], environment=environment) as url:
             yield url
 
 
@@ -84,7 +102,9 @@ def load_of(concurrency: int, round_number: int, args: argparse.Namespace) -> Cl
     )
 
 
-def measure_side(name: str, url: str, round_number: int, args: argparse.Namespace) -> dict[int, ClosedFigures]:
+def measure_side(
+    name: str, url: str, watch: CpuWatch, round_number: int, args: argparse.Namespace
+) -> dict[int, ClosedFigures]:
     """One running server at every concurrency, after a warm-up at the highest that does not count."""
     warm = ClosedLoad(
         concurrency=max(args.concurrency),
@@ -97,27 +117,31 @@ def measure_side(name: str, url: str, round_number: int, args: argparse.Namespac
     asyncio.run(send_closed(url, warm))
     measured = {}
     for concurrency in args.concurrency:
-        seen = asyncio.run(run_closed(url, load_of(concurrency, round_number, args)))
+        seen = asyncio.run(run_closed(url, load_of(concurrency, round_number, args), watch))
         measured[concurrency] = seen
+        cpu = ", ".join(f"{process} {ms:.2f}" for process, ms in seen.cpu_ms_per_token.items() if ms >= MENTIONED_MS)
         print(
             f"round {round_number + 1}, {name} at concurrency {concurrency}: {seen.tokens_per_s:.0f} tokens/s, "
-            f"ttft {seen.ttft_p50_ms:.0f} ms, itl {seen.itl_p50_ms:.1f} ms, {seen.num_requests} requests",
+            f"ttft {seen.ttft_p50_ms:.0f} ms, itl {seen.itl_p50_ms:.1f} ms, {seen.num_requests} requests; "
+            f"CPU in ms a token: {cpu}",
             flush=True,
         )
     return measured
 
 
 def measure(servers: Mapping[str, Server], args: argparse.Namespace) -> tuple[Rounds, float]:
-    """All rounds, and the bytes that Baton handed over in them; each side is first in turn."""
+    """All rounds, and the bytes that the default cluster handed over in them; each side is first in turn."""
     rounds: Rounds = {(name, concurrency): [] for name in servers for concurrency in args.concurrency}
     transferred = 0.0
     for round_number in range(args.repeats):
-        names = list(servers) if round_number % 2 == 0 else list(reversed(servers))
+        names = list(servers) if round_number % 2 == 0 else list(servers)[::-1]
         for name in names:
-            with servers[name]() as url:
-                for concurrency, seen in measure_side(name, url, round_number, args).items():
-                    rounds[name, concurrency].append(seen)
-                if name == BATON:
+            mark = uuid.uuid4().hex
+            with servers[name]({MARK: mark}) as url:
+                seen = measure_side(name, url, CpuWatch(mark), round_number, args)
+                for concurrency, figures in seen.items():
+                    rounds[name, concurrency].append(figures)
+                if name == DEFAULT:
                     status = httpx.get(f"{url}/status", timeout=30, trust_env=False).json()
                     transferred += float(status["totals"]["transferred_bytes"])
     return rounds, transferred
@@ -143,14 +167,27 @@ def side_rows(dtype: str, rounds: Rounds) -> list[Row]:
                     detail=detail,
                 )
             )
+        rows += cpu_rows(name, f"{dtype}/{concurrency}", [figures.cpu_ms_per_token for figures in seen])
     return rows
 
 
-def ratio_rows(dtype: str, rounds: Rounds, concurrencies: Sequence[int]) -> list[Row]:
-    """Baton beside vLLM: ratios of medians, with the lowest and the highest ratio of one round."""
+def cpu_rows(side: str, case: str, seen: Sequence[Mapping[str, float]]) -> list[Row]:
+    """Milliseconds of CPU for each token: of all processes, and of all that is not an engine's computing."""
+    processes = sorted({name for of_round in seen for name in of_round})
+    medians = {name: statistics.median(of_round.get(name, 0.0) for of_round in seen) for name in processes}
+    total = statistics.median(sum(of_round.values()) for of_round in seen)
+    rows = [Row(name=f"{side}/cpu_ms_per_token/{case}", value=total, unit="ms", detail=dict(medians))]
+    if side != VLLM:
+        outside = statistics.median(sum(of_round.values()) - of_round.get(ENGINE_THREADS, 0.0) for of_round in seen)
+        rows.append(Row(name=f"{side}/{OUTSIDE}/{case}", value=outside, unit="ms"))
+    return rows
+
+
+def ratio_rows(dtype: str, rounds: Rounds, side: str, concurrencies: Sequence[int]) -> list[Row]:
+    """A side beside vLLM: ratios of medians, with the lowest and the highest ratio of one round."""
     rows = []
     for concurrency in concurrencies:
-        ours, theirs = rounds[BATON, concurrency], rounds[VLLM, concurrency]
+        ours, theirs = rounds[side, concurrency], rounds[VLLM, concurrency]
         for metric, name in {"tokens_per_s": "http", "ttft_p50_ms": "http_ttft", "itl_p50_ms": "http_itl"}.items():
             over, under = (ours, theirs) if metric == "tokens_per_s" else (theirs, ours)
             upper = [float(getattr(figures, metric)) for figures in over]
@@ -158,7 +195,7 @@ def ratio_rows(dtype: str, rounds: Rounds, concurrencies: Sequence[int]) -> list
             each = [a / b for a, b in zip(upper, lower, strict=True)]
             rows.append(
                 Row(
-                    name=f"ratio/{name}/{dtype}/{concurrency}",
+                    name=f"ratio/{name}/{side}/{dtype}/{concurrency}",
                     value=statistics.median(upper) / statistics.median(lower),
                     unit="x",
                     detail={"lowest": min(each), "highest": max(each)},
@@ -176,6 +213,7 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(SIDES))
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 16, 32], help="requests in flight")
     parser.add_argument("--repeats", type=int, default=3, help="rounds; each starts both servers")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each concurrency is measured")
@@ -186,22 +224,28 @@ def main() -> None:
     if min(args.repeats, *args.concurrency) < 1 or args.output_tokens < 2:
         parser.error("--repeats and --concurrency must be at least 1, --output-tokens at least 2")
     signal.signal(signal.SIGTERM, end_on_signal)
-    peer_python(NAME)  # installs it before anything is timed
+    if VLLM in args.sides:
+        peer_python(NAME)  # installs it before anything is timed
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         write_random_llama(model, getattr(torch, args.dtype))
         name_all_tokens(model)
         limits = {"max_model_len": MAX_MODEL_LEN, **SCHEDULER}
         servers: dict[str, Server] = {
-            BATON: lambda: served_baton(model, args.dtype),
-            VLLM: lambda: served_vllm(model, dtype=args.dtype, num_threads=2, limits=limits),
+            side: partial(served_baton, side, model, args.dtype) for side in (DEFAULT, UNIFIED) if side in args.sides
         }
+        if VLLM in args.sides:
+            servers[VLLM] = partial(served_vllm, model, dtype=args.dtype, num_threads=2, limits=limits)
         try:
             rounds, transferred = measure(servers, args)
         except RuntimeError as error:
             sys.exit(f"{type(error).__name__}: {error}")
-    rows = [*side_rows(args.dtype, rounds), *ratio_rows(args.dtype, rounds, args.concurrency)]
-    rows.append(Row(name=f"baton/transferred/{args.dtype}", value=transferred, unit="bytes"))
+    rows = side_rows(args.dtype, rounds)
+    for side in servers if VLLM in servers else ():
+        if side != VLLM:
+            rows += ratio_rows(args.dtype, rounds, side, args.concurrency)
+    if DEFAULT in servers:
+        rows.append(Row(name=f"{DEFAULT}/transferred/{args.dtype}", value=transferred, unit="bytes"))
     publish(
         rows,
         packages=("torch", "ray", "nixl"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.peers.process import ENVIRONMENTS, peer_environment, peer_python
@@ -31,12 +31,14 @@ def server_command(python: Path, model: Path, *, dtype: str, port: int, limits: 
 
 
 @contextlib.contextmanager
-def served_vllm(model: Path, *, dtype: str, num_threads: int, limits: dict[str, int]) -> Iterator[str]:
-    """Run the server on a free port; yields its URL once it is ready."""
+def served_vllm(
+    model: Path, environment: Mapping[str, str], *, dtype: str, num_threads: int, limits: dict[str, int]
+) -> Iterator[str]:
+    """Run the server on a free port, with ``environment`` beside its own; yields its URL once it is ready."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     python = peer_python(NAME)
-    environment = {**peer_environment(NAME, num_threads), "VLLM_LOGGING_LEVEL": "WARNING"}
+    environment = {**peer_environment(NAME, num_threads), "VLLM_LOGGING_LEVEL": "WARNING", **environment}
     with served_group(
         server_command(python, model, dtype=dtype, port=port, limits=limits),
         ready_url=f"{url}/health",

@@ -28,6 +28,7 @@ from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, St
 from engine.contract.role import Role
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
+from engine.frontend.os_threads import os_thread_name
 from kv_transfer.connector import Connector, WakeCallback
 from kv_transfer.errors import HandshakeRefusedError, KVTransferError
 from kv_transfer.factory import build_connector
@@ -110,14 +111,15 @@ class Worker:
         identity = PeerIdentity(engine_id=self._replica_id, incarnation=uuid.uuid4().hex)
 
         def connect(layout: KVLayout, region: KVRegion, wake: WakeCallback) -> Connector:
-            return build_connector(
-                settings.transfer,
-                identity=identity,
-                rendezvous=self._rendezvous,
-                layout=layout,
-                region=region,
-                wake=wake,
-            )
+            with os_thread_name(f"kv {settings.role.name}"):
+                return build_connector(
+                    settings.transfer,
+                    identity=identity,
+                    rendezvous=self._rendezvous,
+                    layout=layout,
+                    region=region,
+                    wake=wake,
+                )
 
         node_ip: str = get_node_ip_address()  # type: ignore[no-untyped-call]
         is_local = settings.transfer.transport == "local"

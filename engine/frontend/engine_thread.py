@@ -14,6 +14,7 @@ from engine.contract.errors import EngineDeadError, EngineStalledError
 from engine.contract.messages import CacheChanges, LoadReport
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.feeds import LoadFeed
+from engine.frontend.os_threads import os_thread_name
 from engine.frontend.progress import Progress
 from engine.scheduler.step_result import NOTHING_NEW, StepResult
 
@@ -180,6 +181,10 @@ class EngineThread:
     # ---- the thread's side
 
     def _run(self, built: Future[LoadReport]) -> None:
+        with os_thread_name(f"engine {self._name}"):
+            self._build_and_step(built)
+
+    def _build_and_step(self, built: Future[LoadReport]) -> None:
         built.set_running_or_notify_cancel()
         try:
             core = self._build()
