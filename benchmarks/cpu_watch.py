@@ -1,0 +1,77 @@
+"""CPU time by process of a server and all that it starts, and of an engine's threads apart from the rest of a process.
+
+What belongs to a server carries a variable in its environment: daemons that left the process tree are found as well.
+Threads are told apart by the name that the system knows them by (``engine.frontend.os_threads``). Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+MARK = "BATON_BENCHMARK_SERVER"
+"""Set in a server's environment; its children inherit it."""
+
+ENGINE_THREADS = "engine threads"
+"""The row of the threads that compute: an engine's, and the team that it computes with."""
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_NAMES = {
+    "ray::ServeReplica:baton:": "",
+    "ray::": "",
+    "VLLM::": "vllm ",
+}
+_UTIME, _STIME = 11, 12
+
+
+class CpuWatch:
+    """Looks at the processes that carry ``mark``."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def take(self) -> dict[str, float]:
+        """CPU seconds of each process so far, by its name; of an engine's threads under ``ENGINE_THREADS``."""
+        seconds: dict[str, float] = defaultdict(float)
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) != self._mark:
+                    continue
+                name = _plain_name(process)
+                for thread, thread_s in _thread_seconds(process.pid):
+                    seconds[ENGINE_THREADS if thread.startswith("engine ") else name] += thread_s
+            except (psutil.Error, FileNotFoundError, ProcessLookupError):
+                continue
+        return seconds
+
+
+def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """CPU seconds between two looks, by process, the most first."""
+    seconds = {name: total - before.get(name, 0.0) for name, total in after.items()}
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+def _plain_name(process: psutil.Process) -> str:
+    """A process's title without what only tells how it was started."""
+    title = (process.cmdline() or [process.name()])[0]
+    for prefix, plain in _NAMES.items():
+        if title.startswith(prefix):
+            return plain + title[len(prefix) :].split(" ")[0].split(".")[0]
+    return Path(title.split(" ")[0]).name
+
+
+def _thread_seconds(pid: int) -> list[tuple[str, float]]:
+    """Name and CPU seconds of each thread."""
+    threads = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            head, _, numbers = (task / "stat").read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        fields = numbers.split()
+        threads.append((head.partition("(")[2], (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S))
+    return threads
