@@ -116,4 +116,6 @@ def worker_info(
         dtype=facts.layout.dtype,
         stream_chunk_tokens=stream_chunk_tokens,
         transport=transport,
+        num_threads=facts.num_threads,
+        thread_speedup=facts.thread_speedup,
     )

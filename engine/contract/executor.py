@@ -17,6 +17,8 @@ class EngineFacts:
     device: the kind of device that computes, "cpu" or "cuda"; memory: the kind of memory that the KV cache lies in.
     max_model_len: the most tokens, prompt and output together, that a request may have.
     eos_token_ids: the tokens that the checkpoint says end an output.
+    num_threads: how many threads compute on a CPU; 0 where a GPU does. thread_speedup: how many times as fast as one of
+        them they were with a matrix product, when the engine was built.
     """
 
     layout: KVLayout
@@ -26,6 +28,8 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...]
     device: str
     memory: MemoryKind
+    num_threads: int = 0
+    thread_speedup: float = 0.0
 
 
 class StepRunner(Protocol):

@@ -267,6 +267,7 @@ class WorkerInfo:
 
     ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
     ``transport``: over what its KV travels, for people to read.
+    ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does).
     """
 
     role: str
@@ -284,3 +285,5 @@ class WorkerInfo:
     dtype: str
     stream_chunk_tokens: int = 0
     transport: str = ""
+    num_threads: int = 0
+    thread_speedup: float = 0.0

@@ -40,6 +40,8 @@ class SingleProcessExecutor:
             eos_token_ids=runner.eos_token_ids,
             device=runner.device.type,
             memory=runner.region.memory,
+            num_threads=runner.num_threads,
+            thread_speedup=runner.thread_speedup,
         )
 
     @property

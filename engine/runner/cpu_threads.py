@@ -21,8 +21,8 @@ NUM_TRIES = 5
 def measure_speedup(dtype: torch.dtype) -> float:
     """How many times as fast a matrix product is with all of torch's threads as with one; 1.0 where there is only one.
 
-    The best of several tries of each, in turn, so that a moment in which others use the cores counts little. The product
-    is what linear layers compute, by the same library and the same team of threads.
+    The best of several tries of each, in turn, so that a moment in which others use the cores counts little. It is the
+    product of linear layers, by the same library and the same team of threads.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1:
@@ -52,8 +52,8 @@ def check_threads(dtype: torch.dtype) -> float:
     num_threads, speedup = torch.get_num_threads(), measure_speedup(dtype)
     if speedup < (1 + num_threads) / 2:
         logger.warning(
-            "asked for %d threads, but a matrix product is only %.1f times as fast as with one: other processes use the "
-            "cores, or fewer are usable here (num_threads in the configuration sets how many an engine uses)",
+            "asked for %d threads, but a matrix product is only %.1f times as fast as with one: other processes use "
+            "the cores, or fewer are usable here (num_threads in the configuration sets how many an engine uses)",
             num_threads,
             speedup,
         )

@@ -37,6 +37,7 @@ from engine.model.model_config import ModelConfig
 from engine.model.registry import load_model_config
 from engine.model.step_context import StepContext
 from engine.model.weights.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
+from engine.runner.cpu_threads import check_threads
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
 from engine.runner.input_batch import InputBatch
@@ -104,6 +105,7 @@ class ModelRunner:
             windows=[group.window for group in self.layout.groups],
         )
         self._is_cpu = self.device.type == "cpu"
+        self.num_threads, self.thread_speedup = 0, 0.0
         # Nothing asks for gradients; entering the mode costs a step on a CPU, whose caches are cold then, 30 us.
         self._enters_inference_mode = not self._is_cpu or self._graphs is not None
         most_likely = MostLikely()
@@ -223,8 +225,10 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run a prefill chunk and a decode row once, so that the first request does not pay for compilation.
 
-        Writes to a cache of its own.
+        Writes to a cache of its own. On a CPU it also measures what the threads are worth.
         """
+        if self._is_cpu:
+            self.num_threads, self.thread_speedup = torch.get_num_threads(), check_threads(self.dtype)
         with torch.inference_mode():
             scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
             for num_tokens in (min(16, self.max_model_len), 1):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +17,8 @@ from typing import Any
 import pytest
 
 from benchmarks.closed_load import ClosedFigures, ClosedLoad, figures, send_closed
-from benchmarks.serving_peer import baton_config, ratio_rows, side_rows
+from benchmarks.cpu_watch import ENGINE_THREADS, MARK, CpuWatch, spent
+from benchmarks.serving_peer import baton_config, cpu_rows, ratio_rows, side_rows
 from benchmarks.token_stream import Answer, AnswerParser, Arrival, LoadError, StreamClient
 from cluster.config.config import BatonConfig
 
@@ -192,7 +196,7 @@ def test_window_without_an_answer_is_refused() -> None:
         figures(answers, 10.0, 12.0)
 
 
-def seen_figures(tokens_per_s: float, ttft_ms: float, itl_ms: float) -> ClosedFigures:
+def seen_figures(tokens_per_s: float, ttft_ms: float, itl_ms: float, **cpu_ms: float) -> ClosedFigures:
     return ClosedFigures(
         tokens_per_s=tokens_per_s,
         num_requests=10,
@@ -200,34 +204,78 @@ def seen_figures(tokens_per_s: float, ttft_ms: float, itl_ms: float) -> ClosedFi
         itl_p50_ms=itl_ms,
         tpot_p50_ms=itl_ms,
         tokens_per_read=1.0,
+        cpu_ms_per_token=cpu_ms,
     )
 
 
 def test_ratios_above_one_mean_that_the_cluster_is_faster() -> None:
     rounds = {
-        ("baton", 8): [seen_figures(300, 20, 10), seen_figures(200, 30, 12), seen_figures(250, 25, 11)],
+        ("unified", 8): [seen_figures(300, 20, 10), seen_figures(200, 30, 12), seen_figures(250, 25, 11)],
         ("vllm", 8): [seen_figures(200, 40, 11), seen_figures(100, 50, 10), seen_figures(250, 60, 22)],
     }
 
-    ratios = {row.name: row for row in ratio_rows("float32", rounds, [8])}
+    ratios = {row.name: row for row in ratio_rows("float32", rounds, "unified", [8])}
     sides = {row.name: row.value for row in side_rows("float32", rounds)}
 
-    assert sides["baton/tokens_per_s/float32/8"] == 250
+    assert sides["unified/tokens_per_s/float32/8"] == 250
     assert sides["vllm/itl_p50_ms/float32/8"] == 11
     assert {name: row.value for name, row in ratios.items()} == {
-        "ratio/http/float32/8": 250 / 200,
-        "ratio/http_ttft/float32/8": 50 / 25,
-        "ratio/http_itl/float32/8": 1.0,
+        "ratio/http/unified/float32/8": 250 / 200,
+        "ratio/http_ttft/unified/float32/8": 50 / 25,
+        "ratio/http_itl/unified/float32/8": 1.0,
     }
-    assert ratios["ratio/http/float32/8"].detail == {"lowest": 1.0, "highest": 2.0}
+    assert ratios["ratio/http/unified/float32/8"].detail == {"lowest": 1.0, "highest": 2.0}
 
 
-def test_cluster_beside_the_peer_has_one_thread_in_each_pool() -> None:
-    config = BatonConfig.model_validate(baton_config(Path("/model"), "bfloat16"))
+def test_cpu_outside_the_engines_is_all_but_the_threads_that_compute() -> None:
+    cases = [{ENGINE_THREADS: 4.0, "router": 0.3}, {ENGINE_THREADS: 3.0, "router": 0.2, "gcs": 0.2}]
+
+    rows = {row.name: row for row in cpu_rows("default", "float32/8", cases)}
+
+    assert rows["default/cpu_ms_per_token/float32/8"].value == pytest.approx((4.3 + 3.4) / 2)
+    assert rows["default/cpu_ms_per_token/float32/8"].detail == pytest.approx(
+        {ENGINE_THREADS: 3.5, "router": 0.25, "gcs": 0.1}
+    )
+    assert rows["default/cpu_ms_outside_engines/float32/8"].value == pytest.approx((0.3 + 0.4) / 2)
+    assert len(cpu_rows("vllm", "float32/8", cases)) == 1, "its threads bear no names that tell them apart"
+
+
+@pytest.mark.parametrize(("side", "decode_threads"), [("default", 1), ("unified", 2)])
+def test_cluster_beside_the_peer_computes_with_two_threads(side: str, decode_threads: int) -> None:
+    config = BatonConfig.model_validate(baton_config(side, Path("/model"), "bfloat16"))
 
     prefill = config.engine_config("prefill", model=Path("/model"), num_threads=4)
     decode = config.engine_config("decode", model=Path("/model"), num_threads=4)
     assert (config.prefill_replicas, config.decode_replicas) == (1, 1)
-    assert (prefill.model.num_threads, decode.model.num_threads) == (1, 1)
+    assert (prefill.model.num_threads, decode.model.num_threads) == (1, decode_threads)
     assert (prefill.model.dtype, decode.model.dtype) == ("bfloat16", "bfloat16")
     assert decode.scheduler.max_num_seqs == 64
+    assert (config.router.local_prefill_tokens > 1024) is (side == "unified")
+
+
+def test_cpu_of_marked_processes_is_counted_with_the_engines_threads_apart() -> None:
+    code = """
+import threading, time
+from engine.frontend.os_threads import os_thread_name
+def spin(until_s):
+    while time.thread_time() < until_s: pass
+def compute():
+    with os_thread_name("engine decode"):
+        spin(0.2)
+        print("done", flush=True); input()
+thread = threading.Thread(target=compute); thread.start()
+spin(0.1); thread.join()
+"""
+    environment = {**os.environ, MARK: "this one"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        seen = CpuWatch("this one").take()
+        process.communicate("\n")
+
+    assert seen[ENGINE_THREADS] >= 0.15
+    assert sum(seen.values()) > seen[ENGINE_THREADS]
+    assert CpuWatch("this one").take() == {}
+    assert spent({"a": 1.0, "b": 2.0}, {"a": 1.5, "b": 4.0, "c": 1.0}) == {"b": 2.0, "c": 1.0, "a": 0.5}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.build import build_engine, join_engine, worker_info
 from engine.contract.executor import EngineFacts
@@ -42,10 +43,12 @@ def test_it_describes_the_engine_it_loaded(checkpoint: Callable[[str], Path]) ->
 def test_a_worker_tells_others_what_its_executor_said(checkpoint: Callable[[str], Path]) -> None:
     built = build_engine(small_engine_config(checkpoint("llama"), num_blocks=70))
 
+    assert built.facts.num_threads == torch.get_num_threads()
     info = worker_info(
         built.facts, role="decode", identity=PeerIdentity(engine_id="e", incarnation="1"), node_ip="", model_name="m"
     )
 
+    assert (info.num_threads, info.thread_speedup) == (built.facts.num_threads, built.facts.thread_speedup)
     assert (info.num_blocks, info.block_size) == (70, built.facts.layout.block_size)
     assert (info.vocab_size, info.max_model_len) == (built.facts.vocab_size, built.facts.max_model_len)
     assert (info.device, info.dtype) == ("DRAM", "float32")

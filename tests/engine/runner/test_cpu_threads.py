@@ -1,0 +1,69 @@
+"""How many threads compute, and whether the machine gives them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.frontend.os_threads import os_thread_name
+from engine.runner import cpu_threads
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_measuring_leaves_the_number_of_threads_as_it_was(dtype: torch.dtype) -> None:
+    torch.set_num_threads(2)
+
+    assert cpu_threads.measure_speedup(dtype) > 0
+    assert torch.get_num_threads() == 2
+
+
+def test_one_thread_is_as_fast_as_one() -> None:
+    torch.set_num_threads(1)
+
+    assert cpu_threads.check_threads(torch.float32) == 1.0
+
+
+@pytest.mark.parametrize(("speedup", "is_told"), [(1.0, True), (1.4, True), (1.5, False), (1.9, False)])
+def test_threads_that_the_machine_does_not_give_are_told(
+    speedup: float, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.set_num_threads(2)
+    monkeypatch.setattr(cpu_threads, "measure_speedup", lambda _: speedup)
+
+    assert cpu_threads.check_threads(torch.float32) == speedup
+    assert ("asked for 2 threads" in caplog.text) is is_told
+
+
+def test_a_team_of_threads_bears_the_name_of_the_thread_that_computes() -> None:
+    def names() -> list[str]:
+        return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+    def compute() -> None:
+        torch.set_num_threads(2)
+        with os_thread_name("engine under test"):
+            torch.ones(512, 512) @ torch.ones(512, 512)
+            seen.extend(names())
+        seen_after.extend([Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()])
+
+    seen: list[str] = []
+    seen_after: list[str] = []
+    own = Path("/proc/self/task") / str(threading.get_native_id()) / "comm"
+    before = own.read_text().strip()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+
+    assert seen.count("engine under te") >= 2
+    assert seen_after == [before]
+    assert own.read_text().strip() == before
