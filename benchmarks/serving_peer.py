@@ -11,7 +11,8 @@ for each concurrency and side.
 
 Rows are medians over the rounds: ``<side>/tokens_per_s/<dtype>/<concurrency>``, ``<side>/ttft_p50_ms/...``,
 ``<side>/itl_p50_ms/...``, ``<side>/cpu_ms_per_token/...`` of all its processes with each process's in the detail, and
-for Baton ``<side>/cpu_ms_outside_engines/...``: the same without the threads that compute. ``ratio/http/<side>/...`` is
+for Baton ``<side>/cpu_ms_outside_engines/...``: the same without the threads that compute. ``<side>/idle_cpu/<dtype>``
+is what a server takes while nobody asks. ``ratio/http/<side>/...`` is
 a side's rate over vLLM's, ``ratio/http_ttft/...`` and ``ratio/http_itl/...`` vLLM's time over the side's: above 1 is
 faster. ``default/transferred/<dtype>`` shows the hand-overs.
 """
@@ -25,9 +26,12 @@ import signal
 import statistics
 import sys
 import tempfile
+import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -37,7 +41,7 @@ import torch
 import yaml
 
 from benchmarks.closed_load import ClosedFigures, ClosedLoad, run_closed, send_closed
-from benchmarks.cpu_watch import ENGINE_THREADS, MARK, CpuWatch
+from benchmarks.cpu_watch import ENGINE_THREADS, MARK, CpuWatch, spent
 from benchmarks.peers.process import PEERS, peer_python
 from benchmarks.peers.vllm_server import NAME, served_vllm
 from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens, write_random_llama
@@ -51,13 +55,21 @@ MAX_MODEL_LEN = 1024
 SCHEDULER = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
 METRICS = {"tokens_per_s": "tokens/s", "ttft_p50_ms": "ms", "itl_p50_ms": "ms"}
 WARM_WINDOW_S = 2.0
+REST_S, IDLE_S = 3.0, 10.0
 MENTIONED_MS = 0.005
 
 Server = Callable[[Mapping[str, str]], AbstractContextManager[str]]
 """Starts with these variables added to its environment."""
 
-Rounds = dict[tuple[str, int], list[ClosedFigures]]
-"""Of a side and a concurrency: the figures of each round."""
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The figures of each round, by side and concurrency; by side the CPU time of a second of rest, by process; and the
+    bytes that the default cluster handed over."""
+
+    closed: dict[tuple[str, int], list[ClosedFigures]] = field(default_factory=lambda: defaultdict(list))
+    idle_s: dict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
+    transferred_bytes: list[float] = field(default_factory=list)
 
 
 def baton_config(side: str, model: Path, dtype: str) -> dict[str, object]:
@@ -102,10 +114,9 @@ def load_of(concurrency: int, round_number: int, args: argparse.Namespace) -> Cl
     )
 
 
-def measure_side(
-    name: str, url: str, watch: CpuWatch, round_number: int, args: argparse.Namespace
-) -> dict[int, ClosedFigures]:
-    """One running server at every concurrency, after a warm-up at the highest that does not count."""
+def measure_side(name: str, url: str, watch: CpuWatch, rounds: Rounds, args: argparse.Namespace) -> None:
+    """One running server at rest and at every concurrency, after a warm-up at the highest that does not count."""
+    round_number = len(rounds.idle_s[name])
     warm = ClosedLoad(
         concurrency=max(args.concurrency),
         window_s=WARM_WINDOW_S,
@@ -115,10 +126,15 @@ def measure_side(
         seed=f"warm {round_number}",
     )
     asyncio.run(send_closed(url, warm))
-    measured = {}
+    time.sleep(REST_S)
+    before = watch.take()
+    time.sleep(IDLE_S)
+    idle_s = {process: cpu_s / IDLE_S for process, cpu_s in spent(before, watch.take()).items()}
+    rounds.idle_s[name].append(idle_s)
+    print(f"round {round_number + 1}, {name} at rest: {sum(idle_s.values()):.1%} of a core", flush=True)
     for concurrency in args.concurrency:
         seen = asyncio.run(run_closed(url, load_of(concurrency, round_number, args), watch))
-        measured[concurrency] = seen
+        rounds.closed[name, concurrency].append(seen)
         cpu = ", ".join(f"{process} {ms:.2f}" for process, ms in seen.cpu_ms_per_token.items() if ms >= MENTIONED_MS)
         print(
             f"round {round_number + 1}, {name} at concurrency {concurrency}: {seen.tokens_per_s:.0f} tokens/s, "
@@ -126,34 +142,34 @@ def measure_side(
             f"CPU in ms a token: {cpu}",
             flush=True,
         )
-    return measured
 
 
-def measure(servers: Mapping[str, Server], args: argparse.Namespace) -> tuple[Rounds, float]:
-    """All rounds, and the bytes that the default cluster handed over in them; each side is first in turn."""
-    rounds: Rounds = {(name, concurrency): [] for name in servers for concurrency in args.concurrency}
-    transferred = 0.0
+def measure(servers: Mapping[str, Server], args: argparse.Namespace) -> Rounds:
+    """All rounds; each side is first in turn."""
+    rounds = Rounds()
     for round_number in range(args.repeats):
         names = list(servers) if round_number % 2 == 0 else list(servers)[::-1]
         for name in names:
             mark = uuid.uuid4().hex
             with servers[name]({MARK: mark}) as url:
-                seen = measure_side(name, url, CpuWatch(mark), round_number, args)
-                for concurrency, figures in seen.items():
-                    rounds[name, concurrency].append(figures)
+                measure_side(name, url, CpuWatch(mark), rounds, args)
                 if name == DEFAULT:
                     status = httpx.get(f"{url}/status", timeout=30, trust_env=False).json()
-                    transferred += float(status["totals"]["transferred_bytes"])
-    return rounds, transferred
+                    rounds.transferred_bytes.append(float(status["totals"]["transferred_bytes"]))
+    return rounds
 
 
 def side_rows(dtype: str, rounds: Rounds) -> list[Row]:
-    """The figures of each side at each concurrency."""
+    """The figures of each side at rest and at each concurrency."""
     rows = []
-    for (name, concurrency), seen in rounds.items():
+    for name, at_rest in rounds.idle_s.items():
+        total, by_process = _medians(at_rest)
+        detail: dict[str, float | str] = {process: cpu_s * 100 for process, cpu_s in by_process.items()}
+        rows.append(Row(name=f"{name}/idle_cpu/{dtype}", value=total * 100, unit="% of a core", detail=detail))
+    for (name, concurrency), seen in rounds.closed.items():
         for metric, unit in METRICS.items():
             values = [float(getattr(figures, metric)) for figures in seen]
-            detail: dict[str, float | str] = {"lowest": min(values), "highest": max(values)}
+            detail = {"lowest": min(values), "highest": max(values)}
             if metric == "tokens_per_s":
                 detail["requests"] = float(sum(figures.num_requests for figures in seen))
             if metric == "itl_p50_ms":
@@ -173,21 +189,26 @@ def side_rows(dtype: str, rounds: Rounds) -> list[Row]:
 
 def cpu_rows(side: str, case: str, seen: Sequence[Mapping[str, float]]) -> list[Row]:
     """Milliseconds of CPU for each token: of all processes, and of all that is not an engine's computing."""
-    processes = sorted({name for of_round in seen for name in of_round})
-    medians = {name: statistics.median(of_round.get(name, 0.0) for of_round in seen) for name in processes}
-    total = statistics.median(sum(of_round.values()) for of_round in seen)
-    rows = [Row(name=f"{side}/cpu_ms_per_token/{case}", value=total, unit="ms", detail=dict(medians))]
+    total, by_process = _medians(seen)
+    rows = [Row(name=f"{side}/cpu_ms_per_token/{case}", value=total, unit="ms", detail=dict(by_process))]
     if side != VLLM:
         outside = statistics.median(sum(of_round.values()) - of_round.get(ENGINE_THREADS, 0.0) for of_round in seen)
         rows.append(Row(name=f"{side}/{OUTSIDE}/{case}", value=outside, unit="ms"))
     return rows
 
 
+def _medians(seen: Sequence[Mapping[str, float]]) -> tuple[float, dict[str, float]]:
+    """Over rounds: of all processes together, and of each."""
+    processes = sorted({name for of_round in seen for name in of_round})
+    by_process = {name: statistics.median(of_round.get(name, 0.0) for of_round in seen) for name in processes}
+    return statistics.median(sum(of_round.values()) for of_round in seen), by_process
+
+
 def ratio_rows(dtype: str, rounds: Rounds, side: str, concurrencies: Sequence[int]) -> list[Row]:
     """A side beside vLLM: ratios of medians, with the lowest and the highest ratio of one round."""
     rows = []
     for concurrency in concurrencies:
-        ours, theirs = rounds[side, concurrency], rounds[VLLM, concurrency]
+        ours, theirs = rounds.closed[side, concurrency], rounds.closed[VLLM, concurrency]
         for metric, name in {"tokens_per_s": "http", "ttft_p50_ms": "http_ttft", "itl_p50_ms": "http_itl"}.items():
             over, under = (ours, theirs) if metric == "tokens_per_s" else (theirs, ours)
             upper = [float(getattr(figures, metric)) for figures in over]
@@ -237,7 +258,7 @@ def main() -> None:
         if VLLM in args.sides:
             servers[VLLM] = partial(served_vllm, model, dtype=args.dtype, num_threads=2, limits=limits)
         try:
-            rounds, transferred = measure(servers, args)
+            rounds = measure(servers, args)
         except RuntimeError as error:
             sys.exit(f"{type(error).__name__}: {error}")
     rows = side_rows(args.dtype, rounds)
@@ -245,7 +266,7 @@ def main() -> None:
         if side != VLLM:
             rows += ratio_rows(args.dtype, rounds, side, args.concurrency)
     if DEFAULT in servers:
-        rows.append(Row(name=f"{DEFAULT}/transferred/{args.dtype}", value=transferred, unit="bytes"))
+        rows.append(Row(name=f"{DEFAULT}/transferred/{args.dtype}", value=sum(rounds.transferred_bytes), unit="bytes"))
     publish(
         rows,
         packages=("torch", "ray", "nixl"),

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.closed_load import ClosedFigures, ClosedLoad, figures, send_closed
 from benchmarks.cpu_watch import ENGINE_THREADS, MARK, CpuWatch, spent
-from benchmarks.serving_peer import baton_config, cpu_rows, ratio_rows, side_rows
+from benchmarks.serving_peer import Rounds, baton_config, cpu_rows, ratio_rows, side_rows
 from benchmarks.token_stream import Answer, AnswerParser, Arrival, LoadError, StreamClient
 from cluster.config.config import BatonConfig
 
@@ -209,15 +209,19 @@ def seen_figures(tokens_per_s: float, ttft_ms: float, itl_ms: float, **cpu_ms: f
 
 
 def test_ratios_above_one_mean_that_the_cluster_is_faster() -> None:
-    rounds = {
+    closed = {
         ("unified", 8): [seen_figures(300, 20, 10), seen_figures(200, 30, 12), seen_figures(250, 25, 11)],
         ("vllm", 8): [seen_figures(200, 40, 11), seen_figures(100, 50, 10), seen_figures(250, 60, 22)],
     }
 
+    rounds = Rounds(
+        closed=closed, idle_s={"unified": [{"router": 0.01}, {"router": 0.02}, {"router": 0.04, "gcs": 0.01}]}
+    )
     ratios = {row.name: row for row in ratio_rows("float32", rounds, "unified", [8])}
     sides = {row.name: row.value for row in side_rows("float32", rounds)}
 
     assert sides["unified/tokens_per_s/float32/8"] == 250
+    assert sides["unified/idle_cpu/float32"] == pytest.approx(2.0)
     assert sides["vllm/itl_p50_ms/float32/8"] == 11
     assert {name: row.value for name, row in ratios.items()} == {
         "ratio/http/unified/float32/8": 250 / 200,
