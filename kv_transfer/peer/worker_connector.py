@@ -43,6 +43,7 @@ from kv_transfer.peer.notifications import (
 )
 from kv_transfer.peer.part_reads import ReaderLimits
 from kv_transfer.peer.peers import PeerTable
+from kv_transfer.peer.poll_period import LAST_PERIOD_S, LISTEN_PERIOD_S, QUIET_PERIOD_S, PollPeriod
 from kv_transfer.peer.reader import Reader
 from kv_transfer.stats import TransferStats
 from kv_transfer.transfer_options import TransferOptions
@@ -50,10 +51,6 @@ from kv_transfer.transport import Transport, TransportError
 
 logger = logging.getLogger(f"baton.{__name__}")
 
-_FIRST_PERIOD_S = 0.0002
-_LAST_PERIOD_S = 0.001
-_LISTEN_PERIOD_S = 0.005
-_IDLE_POLL_PERIOD_S = 0.02
 _IDLE_PERIOD_S = 0.25
 _JOIN_TIMEOUT_S = 30.0
 _DRAIN_TIMEOUT_S = 5.0
@@ -64,10 +61,9 @@ Event = TypeVar("Event")
 class TransferWorker:
     """Implements ``PeerWorkerConnector`` over a ``Transport``, which only its thread touches.
 
-    The thread sleeps until there is something to do. Where the transport must be polled it looks every 0.2 ms, and
-    after a while every 1 ms, as long as a load or a lease is outstanding (5 % of a core), every 5 ms while a prompt is
-    computed that is announced here or to us (where announcements are not paced), and every 20 ms otherwise (for
-    what late readers ask). Deadlines are looked at four times a second at least.
+    The thread sleeps until there is something to do. Where the transport must be polled it looks as often as
+    ``PollPeriod`` says, and every 5 ms while a prompt is computed that is announced here or to us (20 ms where
+    announcements are paced). Deadlines are looked at four times a second at least.
     """
 
     def __init__(
@@ -101,7 +97,7 @@ class TransferWorker:
         self._condition = threading.Condition()
         self._has_news = False
         self._is_closing = self._is_stopped = self._has_failed = False
-        self._period_s = _FIRST_PERIOD_S
+        self._poll_period = PollPeriod()
         self._peers = PeerTable(
             hello=self._hello,
             transport=transport,
@@ -325,21 +321,21 @@ class TransferWorker:
             if self._inbox or self._has_news or self._is_closing:
                 self._has_news = False
                 return
-            if did_anything and self._reader.needs_polling:
-                self._period_s = _FIRST_PERIOD_S
-                return
-            self._condition.wait(self._next_period_s(did_anything=did_anything))
+            if did_anything:
+                self._poll_period.restart()
+                if self._reader.needs_polling:
+                    return
+            self._condition.wait(self._next_period_s())
             self._has_news = False
 
-    def _next_period_s(self, *, did_anything: bool) -> float:
-        listen_period_s = _IDLE_POLL_PERIOD_S if self._announcements.is_paced else _LISTEN_PERIOD_S
+    def _next_period_s(self) -> float:
+        listen_period_s = QUIET_PERIOD_S if self._announcements.is_paced else LISTEN_PERIOD_S
         if not self._transport.needs_polling:
             return listen_period_s if self._announcements.has_due else _IDLE_PERIOD_S
-        if not (self._reader.needs_polling or self._leases.num_live):
-            is_listening = self._announcements.num_open or self._reader.streams.is_listening
-            return listen_period_s if is_listening else _IDLE_POLL_PERIOD_S
-        self._period_s = _FIRST_PERIOD_S if did_anything else min(1.1 * self._period_s, _LAST_PERIOD_S)
-        return self._period_s
+        if self._reader.needs_polling or self._leases.num_live:
+            return self._poll_period.next_busy_s()
+        is_listening = self._announcements.num_open or self._reader.streams.is_listening
+        return listen_period_s if is_listening else self._poll_period.next_quiet_s()
 
     def _shut_down(self) -> None:
         """Runs in the thread, as its last act. What was posted until now is still answered.
@@ -381,7 +377,7 @@ class TransferWorker:
         self._reader.advance()
         while self._reader.reads.has_any and self._clock() < deadline_s:
             with self._condition:
-                self._condition.wait(_LAST_PERIOD_S)
+                self._condition.wait(LAST_PERIOD_S)
             self._reader.advance()
 
 
