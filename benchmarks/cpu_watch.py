@@ -6,6 +6,7 @@ Threads are told apart by the name that the system knows them by (``engine.front
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Mapping
@@ -37,16 +38,23 @@ class CpuWatch:
     def take(self) -> dict[str, float]:
         """CPU seconds of each process so far, by its name; of an engine's threads under ``ENGINE_THREADS``."""
         seconds: dict[str, float] = defaultdict(float)
-        for process in psutil.process_iter():
+        for process in self._processes():
             try:
-                if process.environ().get(MARK) != self._mark:
-                    continue
                 name = _plain_name(process)
                 for thread, thread_s in _thread_seconds(process.pid):
                     seconds[ENGINE_THREADS if thread.startswith("engine ") else name] += thread_s
             except (psutil.Error, FileNotFoundError, ProcessLookupError):
                 continue
         return seconds
+
+    def _processes(self) -> set[psutil.Process]:
+        """All of the server's: a title may have overwritten a process's environment, but not its parent's."""
+        found: set[psutil.Process] = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, FileNotFoundError, ProcessLookupError):
+                if process.environ().get(MARK) == self._mark:
+                    found |= {process, *process.children(recursive=True)}
+        return found
 
 
 def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
