@@ -26,6 +26,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import CheckpointError, ConfigError
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
 from engine.contract.role import Role
+from engine.device.openmp import prepare_openmp
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.os_threads import os_thread_name
@@ -103,6 +104,7 @@ class Worker:
 
     def _build(self) -> EngineCore:
         """The engine; run by its own thread."""
+        prepare_openmp(self._settings.engine.model.num_threads)
         # Here and not above: the command that deploys this class has no use for torch, and would wait for it.
         with loading():
             from engine.build import build_engine, worker_info
