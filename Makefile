@@ -34,14 +34,16 @@ $(STAMP): pyproject.toml
 serve: $(STAMP)
 	@exec $(BIN)/baton serve $(ARGS)
 
-# Clusters have the machine to themselves; all other tests run in two processes, file by file.
+# Two processes each time: first all that needs no cluster, file by file; then clusters, whose tests mostly wait, with all
+# tests of one cluster in one process, and the longest first (tests/support/cluster/side_by_side.py).
 # make test TESTS=tests/router: only some of them, one after another.
-ALONE := tests/e2e tests/faults
+CLUSTERS := tests/faults tests/e2e
 TESTS ?=
 test: $(STAMP)
 ifeq ($(TESTS),)
-	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(ALONE:%=--ignore=%); others=$$?; \
-		$(TEST_ENV) $(BIN)/python -m pytest $(ALONE) && exit $$others
+	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(CLUSTERS:%=--ignore=%); others=$$?; \
+		$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(CLUSTERS) && \
+		exit $$others
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)
 endif

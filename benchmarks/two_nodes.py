@@ -14,7 +14,8 @@ import yaml
 
 from cluster.client import bearer
 from router.security import hash_key, new_key
-from tests.support.cluster.cluster import BATON, free_port
+from tests.support.cluster.cluster import BATON
+from tests.support.cluster.ports import free_port
 from tests.support.cluster.shared_ray import SECOND_NODE_IP, SharedRayProcess, run_on, second_node, shared_ray
 
 __all__ = ["SECOND_NODE_IP", "TwoNodes", "two_nodes"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 
 
-def marked_tests(mark: str) -> dict[Any, list[str]]:
-    """The tests that carry each argument of ``pytest.mark.<mark>``, as ``path::name`` below tests/, sorted."""
+@cache
+def marked_tests(mark: str) -> Mapping[Any, list[str]]:
+    """The tests that carry each argument of ``pytest.mark.<mark>``, as ``path::name`` below tests/, sorted.
+
+    The files are read once: that takes most of a second.
+    """
     found = defaultdict(list)
     for path in sorted(TESTS.rglob("test_*.py")):
         for argument, test in _marks_of(path, f"pytest.mark.{mark}"):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 
 from scripts.marked_tests import ROOT, marked_tests
@@ -56,7 +57,7 @@ BEHAVIOURS = {
 """Every behaviour that the scheduler owes, by its id. One that is added here needs a test that carries its id."""
 
 
-def behaviours_with_tests() -> dict[str, list[str]]:
+def behaviours_with_tests() -> Mapping[str, list[str]]:
     """The tests that carry each id, as the files say."""
     return marked_tests("behaviour")
 

@@ -13,6 +13,8 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from xdist.scheduler import Scheduling
+
     from tests.support.engine.oracle_cases import OracleCase
 
 NAMED_TESTS = tuple(Path(__file__).with_name(name) for name in ("cluster", "gpu"))
@@ -57,15 +59,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 CLUSTER_FOLDERS = ("e2e", "faults")
 """Folders whose tests start clusters."""
 
-CLUSTER_TEST_TIMEOUT_S = 600
-"""A test that starts a cluster may take so long: on a busy machine the start alone takes minutes."""
+CLUSTER_TEST_TIMEOUT_S = 900
+"""A test that starts a cluster may take so long: on a busy machine the start alone takes minutes. Its waits are shorter
+(`READY_TIMEOUT_S`, `START_TIMEOUT_S`), and tell what did not come."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of clusters time, unless they say themselves how much they need."""
+    """Give tests of clusters time; those that share clusters come last: else these would run beside the rest."""
+    from tests.support.cluster.side_by_side import shares_clusters
+
     for item in items:
         if item.path.parent.name in CLUSTER_FOLDERS and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(CLUSTER_TEST_TIMEOUT_S))
+    items.sort(key=lambda item: item.path.parent.name in CLUSTER_FOLDERS and shares_clusters(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)  # a run in one process may do without xdist
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Scheduling | None:
+    """Let one process run all tests of a cluster, where the tests of clusters run in several."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from tests.support.cluster.side_by_side import ClusterScheduling
+
+    return ClusterScheduling(config)
 
 
 # How long an example takes says something of the machine, not of the code.

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster.side_by_side import SHARED_CLUSTERS
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cluster", "prefill", "decode", "kv_transfer", "router", "engine")
 CHECKED = (*PACKAGES, "tests", "benchmarks", "scripts")
@@ -88,6 +90,13 @@ def test_fixtures_of_a_folder_end_with_it() -> None:
 
     assert shared
     assert [path.parent.name for path in shared if not path.with_name("__init__.py").exists()] == []
+
+
+def test_tests_of_a_shared_cluster_know_that_they_share_it() -> None:
+    """Otherwise each process that runs tests of clusters would start it."""
+    tree = ast.parse((ROOT / "tests" / "e2e" / "conftest.py").read_text())
+
+    assert {function.name for function in functions_of(tree)} == SHARED_CLUSTERS
 
 
 @pytest.mark.parametrize("package", PACKAGES)

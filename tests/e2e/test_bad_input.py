@@ -12,8 +12,6 @@ import pytest
 from tests.support.cluster.cluster import ClusterProcess, assert_left_nothing, run_baton
 from tests.support.engine.checkpoints import make_checkpoint
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def assert_refused(*arguments: str, naming: tuple[str, ...]) -> None:
     """The command ends with code 2 and one line on standard error that holds all of ``naming``."""

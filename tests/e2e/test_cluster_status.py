@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.http_completions import wait_for_rest
 
 NUM_TOKENS = 8
 NUM_REPLICAS = 3
@@ -44,14 +45,14 @@ def test_prefill_and_decode_are_processes_of_the_command(client: httpx.Client, c
     assert set(pids) <= {process.pid for process in cluster.processes()}
 
 
-def test_transferred_bytes_are_the_blocks_of_the_prompt(client: httpx.Client) -> None:
-    before = client.get("/status").json()
+def test_transferred_bytes_are_the_blocks_of_the_prompt(client: httpx.Client, cluster: ClusterProcess) -> None:
+    before = wait_for_rest(cluster.url)
     block = before["pools"]["decode"][0]
     prompt = [3 + index % 250 for index in range(5 * block["block_size"] + 3)]
 
     complete(client, prompt)
 
-    after = client.get("/status").json()
+    after = wait_for_rest(cluster.url)
     moved = {
         name: after["totals"][name] - before["totals"][name]
         for name in ("transfers", "transferred_blocks", "transferred_bytes")
@@ -59,10 +60,10 @@ def test_transferred_bytes_are_the_blocks_of_the_prompt(client: httpx.Client) ->
     assert moved == {"transfers": 1, "transferred_blocks": 6, "transferred_bytes": 6 * block["block_bytes"]}
 
 
-def test_workers_hold_nothing_at_rest(client: httpx.Client) -> None:
+def test_workers_hold_nothing_at_rest(client: httpx.Client, cluster: ClusterProcess) -> None:
     complete(client, list(range(3, 60)))
 
-    pools = client.get("/status").json()["pools"]
+    pools = wait_for_rest(cluster.url)["pools"]
 
     for replica in (*pools["prefill"], *pools["decode"]):
         held = [replica[key] for key in ("num_running", "num_waiting", "num_loading", "num_leased_blocks")]

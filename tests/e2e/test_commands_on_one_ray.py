@@ -14,15 +14,14 @@ import pytest
 import yaml
 
 from cluster.deploy.readiness import wait_until_ready
-from tests.support.cluster.cluster import POLL_PERIOD_S, ClusterProcess, free_port, run_baton
-from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.cluster.cluster import POLL_PERIOD_S, ClusterProcess, run_baton
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status, wait_for_rest
+from tests.support.cluster.ports import free_port
 from tests.support.cluster.shared_ray import SharedRayProcess, shared_ray
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 240.0
 UNTHINKABLE = 10**12
 """KV blocks that no machine has the address space for: a worker fails when it allocates them, and not before."""
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ async def test_claim_of_a_killed_command_is_free_and_an_update_that_fails_is_tak
     assert set(answers) == set(before), "nothing was noticed while it was tried"
     assert ids_of(url)["prefill"] == workers["prefill"], "what did not change goes on as it is"
     assert "the one that runs" in baton(ray, "deploy", *write(tmp_path, config)).stderr
-    assert_at_rest(read_status(url))
+    assert_at_rest(wait_for_rest(url))
     shut_down(ray)
 
 

@@ -5,37 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.cluster.cluster import ClusterProcess
-from tests.support.cluster.http_completions import read_status
+from tests.support.cluster.http_completions import assert_at_rest, is_at_rest, read_status, wait_for_rest
 
 LONG = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
 REST_TIMEOUT_S = 120.0
-BUSY = ("num_running", "num_waiting", "num_loading", "num_leased_blocks")
-
-
-def is_at_rest(status: dict[str, Any]) -> bool:
-    return not any(replica[name] for pool in status["pools"].values() for replica in pool for name in BUSY)
-
-
-async def until_rest(url: str) -> None:
-    """Wait until nothing of anybody's is left; what became of it is counted."""
-    deadline_s = time.monotonic() + REST_TIMEOUT_S
-    while not is_at_rest(await asyncio.to_thread(read_status, url)):
-        assert time.monotonic() < deadline_s, "requests of clients that left are still there"
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_one_that_leaves_is_gone(cluster: ClusterProcess, stream: bool) -> None:
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60, trust_env=False) as client:
-        await until_rest(cluster.url)
-        before = await asyncio.to_thread(read_status, cluster.url)
+        before = await asyncio.to_thread(wait_for_rest, cluster.url)
         body = {"prompt": [5] * 40, "stream": stream, **LONG}
         answer = asyncio.create_task(client.post("/v1/completions", json=body))
         async with asyncio.timeout(REST_TIMEOUT_S):
@@ -44,9 +28,9 @@ async def test_one_that_leaves_is_gone(cluster: ClusterProcess, stream: bool) ->
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
 
-        await until_rest(cluster.url)
-        after = await asyncio.to_thread(read_status, cluster.url)
+        after = await asyncio.to_thread(wait_for_rest, cluster.url)
 
+    assert_at_rest(after)
     new = {name: after["totals"][name] - before["totals"][name] for name in ("cancelled", "finished", "failed")}
     assert new == {"cancelled": 1, "finished": 0, "failed": 0}
 
@@ -62,10 +46,11 @@ async def test_many_that_leave_at_random_moments_leave_nothing(cluster: ClusterP
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60, trust_env=False, limits=limits) as client:
-        before = read_status(cluster.url)["totals"]
+        before = wait_for_rest(cluster.url)["totals"]
         await asyncio.gather(*(visit(client, number) for number in range(40)))
-        await until_rest(cluster.url)
-        after = read_status(cluster.url)["totals"]
+        status = await asyncio.to_thread(wait_for_rest, cluster.url)
 
+    assert_at_rest(status)
+    after = status["totals"]
     assert after["cancelled"] > before["cancelled"]
     assert after["requests"] == after["finished"] + after["cancelled"] + after["failed"]

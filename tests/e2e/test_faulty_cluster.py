@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tests.support.cluster.cluster import running_cluster
-from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
-from tests.support.engine.kv_engine import wait_until
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, wait_for_rest
 from tests.support.engine.oracle_cases import NUM_TOKENS, OracleCase
 
 FAULTS = {
@@ -23,10 +21,6 @@ FAULTS = {
     "lease_expired": 0.2,
     "peer_replaced": 0.05,
 }
-
-
-def _num_leased(status: dict[str, Any]) -> int:
-    return sum(replica["num_leased_blocks"] for pool in status["pools"].values() for replica in pool)
 
 
 async def test_faults_and_evictions_change_no_token_and_are_shown(oracle_case: Callable[[str], OracleCase]) -> None:
@@ -50,8 +44,7 @@ async def test_faults_and_evictions_change_no_token_and_are_shown(oracle_case: C
             assert tuple(tokens) == case.expected
 
         # A hand-over whose release was lost ends with its lease.
-        wait_until(lambda: not _num_leased(read_status(cluster.url)))
-        status = read_status(cluster.url)
+        status = wait_for_rest(cluster.url)
         totals, counters = status["totals"], status["totals"]["counters"]
         assert totals["failed_loads"] > 0
         assert totals["failed_blocks"] > 0

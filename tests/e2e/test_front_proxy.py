@@ -16,7 +16,7 @@ import pytest
 from cluster.chaos.runner import ChaosRunner
 from cluster.chaos.scenario import LoadSection, load_scenario
 from tests.support.cluster.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess, assert_left_nothing
-from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status, wait_for_rest
 
 SCENARIO = Path(__file__).parents[2] / "deploy" / "chaos" / "proxy-killed.yaml"
 PROXY, ROUTER = "ray::ProxyActor", "ray::ServeReplica:baton:router"
@@ -35,8 +35,6 @@ GONE_S = 30.0
 STALLED_S = 2.0
 """A client whose bytes nobody takes for so long is being held back."""
 
-pytestmark = pytest.mark.timeout(400)
-
 
 async def test_killed_proxy_costs_its_connections_and_is_replaced(interrupted: Interrupted) -> None:
     """What was asked over them is computed for nobody, and so it is aborted on every worker."""
@@ -45,7 +43,7 @@ async def test_killed_proxy_costs_its_connections_and_is_replaced(interrupted: I
     scenario = load_scenario(SCENARIO).model_copy(update={"load": LONG})
 
     report = await ChaosRunner(scenario, url=cluster.url, headers={}, tell=print).run()
-    status = read_status(cluster.url)
+    status = wait_for_rest(cluster.url)
 
     print("\n".join(report.lines()))
     assert report.problems == [], report.lines()

@@ -13,10 +13,7 @@ import pytest
 from cluster.chaos.live_cluster import members
 from cluster.config.own_admin_key import with_own_key
 from tests.support.cluster.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess, running_cluster
-from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
-from tests.support.engine.kv_engine import wait_until
-
-pytestmark = pytest.mark.timeout(400)
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status, wait_for_rest
 
 NUM_TOKENS = 24
 PROMPTS = [[3 + (7 * index + offset) % 250 for offset in range(40 + index)] for index in range(8)]
@@ -77,17 +74,9 @@ async def test_worker_whose_read_hangs_is_replaced_and_no_request_is_lost(served
         assert told <= {None, "read hangs"}
         before = (await _status(cluster))["totals"]
         await complete_all(cluster.url, FRESH_PROMPTS, max_tokens=[4] * len(FRESH_PROMPTS))
-        wait_until(lambda: _is_at_rest(cluster))
-        status = await _status(cluster)
+        status = wait_for_rest(cluster.url)
+        assert_at_rest(status)
         after = status["totals"]
         assert after["failed"] == 0
         assert after["failed_loads"] == before["failed_loads"], "every peer is read from again"
         assert {row["unhealthy"] for row in members(status, "decode")} == {None}
-
-
-def _is_at_rest(cluster: ClusterProcess) -> bool:
-    try:
-        assert_at_rest(read_status(cluster.url))
-    except AssertionError:
-        return False
-    return True

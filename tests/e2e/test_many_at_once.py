@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster.cluster import ClusterProcess
-from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.cluster.http_completions import assert_at_rest, complete_all, wait_for_rest
 from tests.support.engine.checkpoints import VOCAB_SIZE
 
 NUM_REQUESTS = 64
@@ -35,4 +35,4 @@ async def test_all_at_once_is_one_at_a_time(
     assert together == alone
     assert spread == alone
     for url in (cluster.url, wide_cluster.url):
-        assert_at_rest(read_status(url))
+        assert_at_rest(wait_for_rest(url))

@@ -15,8 +15,6 @@ import ray
 from router.security import hash_key, new_key
 from tests.support.cluster.cluster import ClusterProcess, assert_left_nothing, run_baton
 
-pytestmark = pytest.mark.timeout(400)
-
 USER, ADMIN = new_key(), new_key()
 NUM_TOKENS = 80
 NUM_STREAMED = 400

@@ -29,8 +29,6 @@ CHECKOUT = Path(__file__).parents[2]
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 STREAM = "0001"
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:

@@ -17,8 +17,6 @@ from tests.support.cluster.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, Cluste
 
 LOAD = LoadSection(streams=16, distinct=20, prompt_tokens=(60, 120), output_tokens=(100, 200))
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture
 def scaled_cluster(served_model: Path) -> Iterator[ClusterProcess]:

@@ -1,9 +1,10 @@
-"""Deploying to a Ray that was there before, and stays."""
+"""Deploying to a Ray that was there before, and stays: each test leaves it as it was, for the next one."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -11,33 +12,37 @@ import pytest
 import yaml
 
 from cluster.deploy.readiness import wait_until_ready
-from tests.support.cluster.cluster import ClusterProcess, assert_left_nothing, free_port, run_baton
+from tests.support.cluster.cluster import ClusterProcess, assert_left_nothing, run_baton
+from tests.support.cluster.ports import free_port
 from tests.support.cluster.shared_ray import SharedRayProcess, run_on, serve_run, shared_ray
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-START_TIMEOUT_S = 180.0
-
-pytestmark = pytest.mark.timeout(900)
+START_TIMEOUT_S = 240.0
 
 
-def test_cluster_comes_to_an_existing_ray_and_leaves_it_running(served_model: Path) -> None:
-    with shared_ray() as ray:
-        only_token = {name: value for name, value in ray.environment.items() if name != "RAY_AUTH_MODE"}
-        cluster = ClusterProcess({"model": str(served_model), "address": ray.address}, environment=only_token)
-        try:
-            cluster.wait_until_ready()
-            assert any("Serve" in name for name in ray.children())
-            assert_second_cluster_is_refused(cluster, ray)
-            assert_deployment_over_it_is_refused(ray)
-            processes = cluster.processes()
+@pytest.fixture(scope="module")
+def ray() -> Iterator[SharedRayProcess]:
+    with shared_ray() as running:
+        yield running
 
-            assert cluster.stop() == 0, cluster.log
 
-            assert_left_nothing(cluster, processes)
-            assert ray.process.is_running()
-            ray.wait_until_serve_is_gone()
-        finally:
-            cluster.close()
+def test_cluster_comes_to_an_existing_ray_and_leaves_it_running(ray: SharedRayProcess, served_model: Path) -> None:
+    only_token = {name: value for name, value in ray.environment.items() if name != "RAY_AUTH_MODE"}
+    cluster = ClusterProcess({"model": str(served_model), "address": ray.address}, environment=only_token)
+    try:
+        cluster.wait_until_ready()
+        assert any("Serve" in name for name in ray.children())
+        assert_second_cluster_is_refused(cluster, ray)
+        assert_deployment_over_it_is_refused(ray)
+        processes = cluster.processes()
+
+        assert cluster.stop() == 0, cluster.log
+
+        assert_left_nothing(cluster, processes)
+        assert ray.process.is_running()
+        ray.wait_until_serve_is_gone()
+    finally:
+        cluster.close()
 
 
 def assert_second_cluster_is_refused(cluster: ClusterProcess, ray: SharedRayProcess) -> None:
@@ -70,33 +75,30 @@ def assert_deployment_over_it_is_refused(ray: SharedRayProcess) -> None:
     assert "of the `baton serve` that" in result.stderr
 
 
-def test_sample_for_serve_deploy_starts_and_is_shut_down_like_any_other(tmp_path: Path) -> None:
+def test_sample_for_serve_deploy_starts_and_is_shut_down_like_any_other(ray: SharedRayProcess, tmp_path: Path) -> None:
     content = yaml.safe_load((DEPLOY / "serve-config.yaml").read_text())
     content["http_options"] = {"host": "127.0.0.1", "port": free_port()}
     file = tmp_path / "serve-config.yaml"
     file.write_text(yaml.safe_dump(content))
     url = f"http://127.0.0.1:{content['http_options']['port']}"
 
-    with shared_ray() as ray:
-        serve_run(ray, file)
-        wait_until_ready(url, timeout_s=START_TIMEOUT_S)
-        answer = httpx.post(
-            f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60, trust_env=False
-        )
-        assert answer.status_code == httpx.codes.OK, answer.text
-        assert httpx.post(f"{url}/admin/drain", json={"replica": "x"}, timeout=60, trust_env=False).status_code == 403
+    serve_run(ray, file)
+    wait_until_ready(url, timeout_s=START_TIMEOUT_S)
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60, trust_env=False)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    assert httpx.post(f"{url}/admin/drain", json={"replica": "x"}, timeout=60, trust_env=False).status_code == 403
 
-        stopped = run_baton(
-            "shutdown", "--address", ray.address, environment=ray.environment, timeout_s=START_TIMEOUT_S
-        )
+    stopped = run_baton("shutdown", "--address", ray.address, environment=ray.environment, timeout_s=START_TIMEOUT_S)
 
-        assert stopped.returncode == 0, stopped.stderr
-        assert "stopped" in stopped.stderr
-        ray.wait_until_serve_is_gone()
+    assert stopped.returncode == 0, stopped.stderr
+    assert "stopped" in stopped.stderr
+    ray.wait_until_serve_is_gone()
 
 
-def test_deployment_that_nobody_waits_for_is_remembered(served_model: Path, tmp_path: Path) -> None:
-    def deploy(ray: SharedRayProcess, **changes: object) -> subprocess.CompletedProcess[str]:
+def test_deployment_that_nobody_waits_for_is_remembered(
+    ray: SharedRayProcess, served_model: Path, tmp_path: Path
+) -> None:
+    def deploy(**changes: object) -> subprocess.CompletedProcess[str]:
         file = tmp_path / "baton.yaml"
         file.write_text(yaml.safe_dump({**config, **changes}))
         return run_baton(
@@ -106,42 +108,41 @@ def test_deployment_that_nobody_waits_for_is_remembered(served_model: Path, tmp_
         )
 
     config = {"model": str(served_model), "port": free_port()}
-    with shared_ray() as ray:
-        first = ClusterProcess(config, command=("deploy", "--address", ray.address), environment=ray.environment)
-        try:
-            first.wait_for_output("starting workers and router")
-            assert first.stop() != 0
-            assert "Serve goes on" in first.log
-        finally:
-            first.close()
+    first = ClusterProcess(config, command=("deploy", "--address", ray.address), environment=ray.environment)
+    try:
+        first.wait_for_output("starting workers and router")
+        assert first.stop() != 0
+        assert "Serve goes on" in first.log
+    finally:
+        first.close()
 
-        other = deploy(ray, model=None)
-        same = deploy(ray)
+    other = deploy(model=None)
+    same = deploy()
 
-        assert other.returncode == 2, other.stderr
-        assert "breaking answers in progress (model" in other.stderr
-        assert same.returncode == 0, same.stderr
-        wait_until_ready(f"http://127.0.0.1:{config['port']}", timeout_s=START_TIMEOUT_S)
-        stopped = run_baton(
-            "shutdown", "--address", ray.address, environment=ray.environment, timeout_s=START_TIMEOUT_S
-        )
-        assert stopped.returncode == 0, stopped.stderr
+    assert other.returncode == 2, other.stderr
+    assert "breaking answers in progress (model" in other.stderr
+    assert same.returncode == 0, same.stderr
+    wait_until_ready(f"http://127.0.0.1:{config['port']}", timeout_s=START_TIMEOUT_S)
+    stopped = run_baton("shutdown", "--address", ray.address, environment=ray.environment, timeout_s=START_TIMEOUT_S)
+    assert stopped.returncode == 0, stopped.stderr
+    ray.wait_until_serve_is_gone()
 
 
-def test_serve_that_others_use_by_then_stays(served_model: Path) -> None:
-    with shared_ray() as ray:
-        cluster = ClusterProcess({"model": str(served_model), "address": ray.address}, environment=ray.environment)
-        try:
-            cluster.wait_until_ready()
-            theirs = "serve.deployment(lambda request: 'theirs').bind()"
-            run_on(ray, f"serve.run({theirs}, name='theirs', route_prefix='/x')")
+def test_serve_that_others_use_by_then_stays(ray: SharedRayProcess, served_model: Path) -> None:
+    cluster = ClusterProcess({"model": str(served_model), "address": ray.address}, environment=ray.environment)
+    try:
+        cluster.wait_until_ready()
+        theirs = "serve.deployment(lambda request: 'theirs').bind()"
+        run_on(ray, f"serve.run({theirs}, name='theirs', route_prefix='/x')")
 
-            assert cluster.stop() == 0, cluster.log
+        assert cluster.stop() == 0, cluster.log
 
-            assert httpx.get(f"{cluster.url}/x", timeout=60, trust_env=False).text == "theirs"
-            assert run_on(ray, "print(*serve.status().applications)") == "theirs"
-        finally:
-            cluster.close()
+        assert httpx.get(f"{cluster.url}/x", timeout=60, trust_env=False).text == "theirs"
+        assert run_on(ray, "print(*serve.status().applications)") == "theirs"
+        run_on(ray, "serve.shutdown()")
+        ray.wait_until_serve_is_gone()
+    finally:
+        cluster.close()
 
 
 def test_address_where_no_ray_answers_is_refused_at_once(served_model: Path) -> None:

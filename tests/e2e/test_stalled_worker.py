@@ -22,8 +22,6 @@ NUM_AFTER = 12
 LAST_REPORT_S = 0.25
 """Its last report may still have been on its way."""
 
-pytestmark = pytest.mark.timeout(300)
-
 
 async def complete(client: httpx.AsyncClient, number: int) -> None:
     prompt = [3 + (7 * number + offset) % 250 for offset in range(12)]

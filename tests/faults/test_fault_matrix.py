@@ -1,8 +1,7 @@
 """Each kind of fault on a live cluster of two Ray nodes, under 16 streams: nothing lost, nothing wrong, nothing held.
 
 Where two faults do not touch each other they share a run: half of the time is spent on starting what replaces the dead.
-`make soak` does the same many times over, and for longer. A folder of its own: the clusters that the end-to-end tests
-share are gone by then.
+`make soak` does the same many times over, and for longer.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from cluster.chaos.scenario import load_scenario, parse_scenario
 CHAOS = Path(__file__).parents[2] / "deploy" / "chaos"
 LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [20, 120], "output_tokens": [80, 240]}
 RECOVERY_S = 240
+LEASE_TTL_S = 10
+STANDSTILL_S = LEASE_TTL_S + 5
 Steps = Sequence[Mapping[str, Any]]
-
-pytestmark = pytest.mark.timeout(900)
 
 
 async def suffer(cluster: TwoNodes, name: str, *steps: Mapping[str, Any], **checks: Any) -> ChaosReport:
@@ -47,7 +46,7 @@ def cluster(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "decode_replicas": 2,
         "router_replicas": 2,
         "decode": {"max_per_node": 1},
-        "kv_transfer": {"allow_faults": True, "lease_ttl_s": 10},
+        "kv_transfer": {"allow_faults": True, "lease_ttl_s": LEASE_TTL_S},
     }
     with two_nodes(tmp_path_factory.mktemp("deployed"), config) as deployed:
         yield deployed
@@ -105,14 +104,14 @@ async def test_partition_is_not_noticed(cluster: TwoNodes) -> None:
 
 
 async def test_workers_that_stand_still_are_done_without(cluster: TwoNodes) -> None:
-    """Decode for 30 s; prefill for longer than its leases live."""
+    """Both for longer than leases live, and than a router waits for one that says nothing."""
     report = await suffer(
         cluster,
         "stand still",
         {"wait_for_tokens": 500},
-        {"pause": {"role": "decode", "seconds": 30, "min_running": 4}},
-        {"pause": {"role": "prefill", "seconds": 20}},
-        {"sleep": 31},
+        {"pause": {"role": "decode", "seconds": STANDSTILL_S, "min_running": 4}},
+        {"pause": {"role": "prefill", "seconds": STANDSTILL_S}},
+        {"sleep": STANDSTILL_S + 1},
     )
 
     assert report.counted["migrations"] > 0

@@ -35,7 +35,9 @@ class StubbornRay:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> PrivateRay:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PrivateRay:
+    """What it starts here ignores that it is asked to end, so waiting for it is of no use."""
+    monkeypatch.setattr("cluster.deploy.ray_home.TERMINATE_TIMEOUT_S", 0.5)
     return PrivateRay(folder=tmp_path, num_cpus=1, object_store_bytes=1, resources={})
 
 
@@ -50,10 +52,7 @@ def stubborn(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 
 @pytest.mark.parametrize("stubborn", [1], indirect=True)
-def test_processes_that_ray_did_not_start_outlive_it(
-    home: PrivateRay, stubborn: StubbornRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cluster.deploy.ray_home.TERMINATE_TIMEOUT_S", 0.5)
+def test_processes_that_ray_did_not_start_outlive_it(home: PrivateRay, stubborn: StubbornRay) -> None:
     with subprocess.Popen(SLEEPER) as other:
         home.start()
         home.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,9 +18,12 @@ import httpx
 import psutil
 import yaml
 
+from tests.support.cluster.ports import free_port
+
 BATON = Path(sys.executable).parent / "baton"
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S = 400.0
 STOP_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 240.0
 POLL_PERIOD_S = 0.1
 
 
@@ -159,7 +161,7 @@ def assert_left_nothing(cluster: ClusterProcess, processes: list[psutil.Process]
 
 
 def run_baton(
-    *arguments: str, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None
+    *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself."""
     return subprocess.run(
@@ -178,10 +180,3 @@ def is_ready(client: httpx.Client, url: str) -> bool:
         return client.get(f"{url}/ready").status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
-
-
-def free_port() -> int:
-    """A TCP port of the loopback address that was free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

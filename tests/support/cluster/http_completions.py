@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
 TIMEOUT_S = 240.0
+REST_POLL_PERIOD_S = 0.05
+HELD = ("num_running", "num_waiting", "num_loading", "num_leased_blocks", "num_held_blocks")
 
 
 async def complete_all(
@@ -51,10 +54,31 @@ def read_status(url: str) -> dict[str, Any]:
     return status
 
 
+def wait_for_rest(url: str) -> dict[str, Any]:
+    """The status once nothing is in progress (``assert_at_rest``), or as it is when that does not become so.
+
+    A client has its answer a moment before the workers are told that it is over, and hear that its blocks were read.
+    Where clients left, call it in a thread: their connections are closed by their event loop.
+    """
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_at_rest(status := read_status(url)) and time.monotonic() < deadline_s:
+        time.sleep(REST_POLL_PERIOD_S)
+    return status
+
+
+def is_at_rest(status: dict[str, Any]) -> bool:
+    """Whether no router and no worker has anything to do, or holds anything."""
+    rows = (*status["pools"]["prefill"], *status["pools"]["decode"])
+    return not (
+        any(router["server_load"] for router in status["routers"])
+        or any(row[name] for row in rows for name in HELD)
+        or any(row["num_free_blocks"] != row["num_blocks"] for row in rows)
+    )
+
+
 def assert_at_rest(status: dict[str, Any]) -> None:
     """I2: no worker runs, waits for, loads, or holds anything."""
-    names = ("num_running", "num_waiting", "num_loading", "num_leased_blocks", "num_held_blocks")
     for replica in (*status["pools"]["prefill"], *status["pools"]["decode"]):
-        assert {name: replica[name] for name in names} == dict.fromkeys(names, 0), replica
+        assert {name: replica[name] for name in HELD} == dict.fromkeys(HELD, 0), replica
         assert replica["num_free_blocks"] == replica["num_blocks"], replica
         assert replica["counters"]["num_integrity_failures"] == 0, replica

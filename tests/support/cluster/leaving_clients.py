@@ -23,7 +23,7 @@ MOMENTS: tuple[Moment, ...] = (
 )
 
 MAX_WAIT_S = 1.5
-CLIENT_TIMEOUT_S = 60.0
+CLIENT_TIMEOUT_S = 240.0
 EVENT = b"data: "
 
 

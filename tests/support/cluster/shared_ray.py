@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 
 from cluster.deploy.serve_env import node_environment
-from tests.support.cluster.cluster import POLL_PERIOD_S, STOP_TIMEOUT_S, free_port
+from tests.support.cluster.cluster import COMMAND_TIMEOUT_S, POLL_PERIOD_S, STOP_TIMEOUT_S
+from tests.support.cluster.ports import free_port
 
 RAY = Path(sys.executable).parent / "ray"
 SERVE = Path(sys.executable).parent / "serve"
@@ -26,6 +27,9 @@ ORPHAN_TIMEOUT_S = 5.0
 """For what outlives the Ray that it belonged to: a replica of Serve would drain for 30 s, for nobody."""
 
 SECOND_NODE_IP = "127.0.0.2"
+
+PORTS_OF_A_NODE = ("--min-worker-port=0", "--max-worker-port=0")
+"""Workers listen where the system lets them: by default every Ray of a machine tries the same ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,7 @@ def second_node(ray: SharedRayProcess) -> Iterator[psutil.Process]:
         command = [
             *(str(RAY), "start", "--block", f"--address={ray.address}", "--num-cpus=2", "--disable-usage-stats"),
             *(f"--node-ip-address={SECOND_NODE_IP}", "--object-store-memory=100000000"),
+            *PORTS_OF_A_NODE,
             f"--dashboard-agent-listen-port={free_port()}",
         ]
         with running(command, log, ray.environment) as process:
@@ -78,6 +83,7 @@ def shared_ray() -> Iterator[SharedRayProcess]:
         *(str(RAY), "start", "--head", "--block", f"--port={port}", f"--temp-dir={folder}"),
         *("--num-cpus=2", "--include-dashboard=false", "--object-store-memory=100000000", "--disable-usage-stats"),
         *("--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={free_port()}"),
+        *(f"--ray-client-server-port={free_port()}", f"--dashboard-port={free_port()}", *PORTS_OF_A_NODE),
     ]
     try:
         with running(command, folder / "log", variables) as process:
@@ -143,7 +149,12 @@ def serve_run(ray: SharedRayProcess, file: Path) -> None:
 
 def _run(ray: SharedRayProcess, *command: str) -> str:
     result = subprocess.run(
-        command, env={**os.environ, **ray.environment}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        env={**os.environ, **ray.environment},
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
