@@ -21,7 +21,7 @@ CHAOS = Path(__file__).parents[2] / "deploy" / "chaos"
 LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [20, 120], "output_tokens": [80, 240]}
 RECOVERY_S = 240
 LEASE_TTL_S = 10
-STANDSTILL_S = LEASE_TTL_S + 5
+HEALTH_CHECK_S = 30
 Steps = Sequence[Mapping[str, Any]]
 
 
@@ -104,14 +104,14 @@ async def test_partition_is_not_noticed(cluster: TwoNodes) -> None:
 
 
 async def test_workers_that_stand_still_are_done_without(cluster: TwoNodes) -> None:
-    """Both for longer than leases live, and than a router waits for one that says nothing."""
+    """Decode for as long as Serve waits for a health check; prefill for longer than its leases live."""
     report = await suffer(
         cluster,
         "stand still",
         {"wait_for_tokens": 500},
-        {"pause": {"role": "decode", "seconds": STANDSTILL_S, "min_running": 4}},
-        {"pause": {"role": "prefill", "seconds": STANDSTILL_S}},
-        {"sleep": STANDSTILL_S + 1},
+        {"pause": {"role": "decode", "seconds": HEALTH_CHECK_S, "min_running": 4}},
+        {"pause": {"role": "prefill", "seconds": LEASE_TTL_S + 10}},
+        {"sleep": HEALTH_CHECK_S + 1},
     )
 
     assert report.counted["migrations"] > 0
