@@ -123,8 +123,8 @@ FEATURES = (
     ),
 )
 
-WINDOWED_FEATURES = ("greedy", "choices", "several prompts", "everything")
-"""Rows that models with windows are asked too: a short and a long stay in the cache, prompts that share blocks or do not."""
+WINDOWED_FEATURES = ("greedy", "several prompts", "everything")
+"""Rows that models with windows are asked too: one prompt, several at once, and several answers to one."""
 
 NOT_IN_A_ROW = {
     "model": "it names what is served, which is one model",

@@ -73,8 +73,9 @@ class Recorded:
 
 
 class Remembering:
-    """Implements ``Proposer``: a request goes on as an earlier one that began with the same tokens; often that is right.
+    """Implements ``Proposer``: a request goes on as an earlier one that began with the same tokens.
 
+    Often that is right.
     Of a request it knows what it was asked for: all tokens but the last ones.
     """
 

@@ -40,6 +40,7 @@ class Column:
         """The answer to a row's request."""
         async with worlds.cell(model, self.setup, is_left_whole=self.is_left_whole) as made:
             answer = await self.ask(made, feature)
+            await made.rest()  # of what happened while a request runs, engines tell only now and then
             for counter in self.grow:
                 assert made.count(counter) > 0, counter
             for counter in self.stay:

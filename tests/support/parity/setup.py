@@ -31,8 +31,8 @@ LOCAL = replace(RECOMPUTES, local_prefill_tokens=1000)
 WINDOW = 33
 """Tokens that a position sees in layers with a window: a third of a prompt.
 
-The window of the last full block's end and that of the prompt's end begin in the same block: so what decode is handed over
-is all that it needs to find the prompt in its own cache.
+The window of the last full block's end and that of the prompt's end begin in the same block: so what decode is handed
+over is all that it needs to find the prompt in its own cache.
 """
 
 

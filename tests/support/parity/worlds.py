@@ -19,7 +19,7 @@ class Worlds:
 
     @asynccontextmanager
     async def cell(self, path: Path, setup: Setup, *, is_left_whole: bool = True) -> AsyncIterator[World]:
-        """A world with empty caches whose counters begin at 0; at the end nothing may be held by anybody.
+        """A world with empty caches whose counters begin at 0, for a block at whose end nothing is held by anybody.
 
         ``is_left_whole``: the next cell may use it; otherwise nobody else does.
         """
@@ -31,7 +31,6 @@ class Worlds:
         try:
             await made.begin()
             yield made
-            await made.rest()
         except BaseException:
             await self.close()
             raise
