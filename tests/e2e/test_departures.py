@@ -5,30 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.cluster.cluster import ClusterProcess
-from tests.support.cluster.http_completions import read_status
+from tests.support.cluster.http_completions import REST_TIMEOUT_S, is_at_rest, read_status, until_rest
 
 LONG = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
-REST_TIMEOUT_S = 120.0
-BUSY = ("num_running", "num_waiting", "num_loading", "num_leased_blocks")
-
-
-def is_at_rest(status: dict[str, Any]) -> bool:
-    return not any(replica[name] for pool in status["pools"].values() for replica in pool for name in BUSY)
-
-
-async def until_rest(url: str) -> None:
-    """Wait until nothing of anybody's is left; what became of it is counted."""
-    deadline_s = time.monotonic() + REST_TIMEOUT_S
-    while not is_at_rest(await asyncio.to_thread(read_status, url)):
-        assert time.monotonic() < deadline_s, "requests of clients that left are still there"
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("stream", [True, False])

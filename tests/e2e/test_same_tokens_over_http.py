@@ -15,7 +15,7 @@ import pytest
 from tests.parity.columns import ONE_ENGINE
 from tests.parity.features import FEATURES
 from tests.support.cluster.cluster import ClusterProcess, running_cluster
-from tests.support.cluster.http_completions import TIMEOUT_S, assert_at_rest, complete_all, read_status
+from tests.support.cluster.http_completions import TIMEOUT_S, assert_at_rest, complete_all, read_status, until_rest
 from tests.support.engine.oracle_cases import BLOCK_SIZE, NUM_TOKENS, OracleCase
 from tests.support.parity.answers import assert_same, read_answer
 from tests.support.parity.world import world
@@ -74,6 +74,7 @@ async def test_all_features_at_once_are_answered_as_by_one_engine(cluster: Clust
     async with httpx.AsyncClient(base_url=cluster.url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
         calls = [client.post(feature.url, json=feature.body) for feature in FEATURES]
         answers = [read_answer(response) for response in await asyncio.gather(*calls)]
+    await until_rest(cluster.url)  # what a stop string ended is let go of after its answer
     after = read_status(cluster.url)
 
     async with world(served_model, ONE_ENGINE.setup) as one_engine:

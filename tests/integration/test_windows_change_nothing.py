@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,8 +68,10 @@ def builder(config: EngineConfig) -> CoreBuilder:
 @contextmanager
 def tiered_core(path: Path, num_blocks: int, tier: str, folder: Path) -> Iterator[EngineCore]:
     """One engine whose cache is too small for all prompts, before a tier that is not."""
-    sizes = {"disk_bytes": TIER_BYTES, "disk_path": str(folder)} if tier == "disk" else {"host_bytes": TIER_BYTES}
-    options = replace(PLAIN, connector="chain", chain=(tier, "inproc"), **sizes)  # type: ignore[arg-type]
+    sizes: dict[str, Any] = {f"{tier}_bytes": TIER_BYTES}
+    if tier == "disk":
+        sizes["disk_path"] = str(folder)
+    options = replace(PLAIN, connector="chain", chain=(tier, "inproc"), **sizes)
     config = small_engine_config(path, block_size=8, num_blocks=num_blocks)
     core = builder(config)(inproc_builder(InProcessFabric(), "engine", options))
     try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
 TIMEOUT_S = 240.0
+REST_TIMEOUT_S = 120.0
+BUSY = ("num_running", "num_waiting", "num_loading", "num_leased_blocks")
 
 
 async def complete_all(
@@ -49,6 +52,19 @@ def read_status(url: str) -> dict[str, Any]:
     assert response.status_code == httpx.codes.OK, response.text
     status: dict[str, Any] = response.json()
     return status
+
+
+def is_at_rest(status: dict[str, Any]) -> bool:
+    """True when no worker does anything for anybody."""
+    return not any(replica[name] for pool in status["pools"].values() for replica in pool for name in BUSY)
+
+
+async def until_rest(url: str) -> None:
+    """Wait until nothing of anybody's is left; what became of it is counted."""
+    deadline_s = time.monotonic() + REST_TIMEOUT_S
+    while not is_at_rest(await asyncio.to_thread(read_status, url)):
+        assert time.monotonic() < deadline_s, "requests that ended are still there"
+        await asyncio.sleep(0.02)
 
 
 def assert_at_rest(status: dict[str, Any]) -> None:
