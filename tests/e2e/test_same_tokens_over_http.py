@@ -1,12 +1,24 @@
-"""I1 over HTTP: prefilled in one process, carried by NIXL, decoded in another, and the same tokens as transformers."""
+"""I1 over HTTP: prefilled in one process, carried by NIXL, decoded in another, and the same tokens as transformers.
+
+The parity matrix (tests/parity) asks the same of engines in one process.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
+import httpx
+import pytest
+
+from tests.parity.columns import ONE_ENGINE
+from tests.parity.features import FEATURES
 from tests.support.cluster.cluster import ClusterProcess, running_cluster
-from tests.support.cluster.http_completions import assert_at_rest, complete_all, read_status
+from tests.support.cluster.http_completions import TIMEOUT_S, assert_at_rest, complete_all, read_status, wait_for_rest
 from tests.support.engine.oracle_cases import BLOCK_SIZE, NUM_TOKENS, OracleCase
+from tests.support.parity.answers import assert_same, read_answer
+from tests.support.parity.world import world
 
 CaseOf = Callable[[str], OracleCase]
 
@@ -16,12 +28,13 @@ async def assert_same_tokens(url: str, case: OracleCase) -> None:
     assert tuple(tokens) == case.expected
 
 
-async def test_another_architecture_in_many_chunks_says_what_transformers_says(oracle_case: CaseOf) -> None:
+async def test_windowed_layers_in_many_chunks_say_what_transformers_says(oracle_case: CaseOf) -> None:
     """Prefill takes up to 22 steps for a prompt and tells decode of each, which reads along meanwhile.
 
-    All architectures: the same without HTTP, in tests/integration/test_same_tokens.py.
+    Two of three layers have a window of 40 tokens, so that blocks leave it while the prompt is computed. All
+    architectures: the same without HTTP, in tests/integration/test_same_tokens.py.
     """
-    case = oracle_case("qwen3")
+    case = oracle_case("qwen2")
     settings = {
         "scheduler": {"max_num_batched_tokens": 128},
         "prefill": {"scheduler": {"max_num_batched_tokens": 32, "max_num_seqs": 32}},
@@ -51,6 +64,24 @@ async def test_the_bytes_of_every_prompt_crossed_to_decode(cluster: ClusterProce
     local = after["pools"]["decode"][0]["counters"]["prefix_hit_tokens"]
     local -= before["pools"]["decode"][0]["counters"]["prefix_hit_tokens"]
     assert moved["remote_hit_tokens"] + local == sum(len(prompt) for prompt in case.prompts)
+    assert_at_rest(after)
+
+
+@pytest.mark.behaviour("I1")
+async def test_all_features_at_once_are_answered_as_by_one_engine(cluster: ClusterProcess, served_model: Path) -> None:
+    before = read_status(cluster.url)["totals"]
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
+        calls = [client.post(feature.url, json=feature.body) for feature in FEATURES]
+        answers = [read_answer(response) for response in await asyncio.gather(*calls)]
+    await asyncio.to_thread(wait_for_rest, cluster.url)  # what a stop string ended is let go of after its answer
+    after = read_status(cluster.url)
+
+    async with world(served_model, ONE_ENGINE.setup) as one_engine:
+        for feature, answer in zip(FEATURES, answers, strict=True):
+            expected = await one_engine.ask(feature)
+            assert_same({**answer, "model": expected["model"]}, expected, where=feature.name)
+    assert after["totals"]["transferred_blocks"] > before["transferred_blocks"]
     assert_at_rest(after)
 
 

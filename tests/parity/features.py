@@ -123,6 +123,9 @@ FEATURES = (
     ),
 )
 
+WINDOWED_FEATURES = ("greedy", "several prompts", "everything")
+"""Rows that models with windows are asked too: one prompt, several at once, and several answers to one."""
+
 NOT_IN_A_ROW = {
     "model": "it names what is served, which is one model",
 }

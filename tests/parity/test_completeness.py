@@ -12,7 +12,8 @@ from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.completion_body import CompletionBody
 from router.api.bodies.generate_body import StreamOptions
 from tests.parity.features import FEATURES, NOT_IN_A_ROW
-from tests.support.parity.world import make_parity_model, world
+from tests.support.parity.setup import FULL
+from tests.support.parity.world import world
 
 
 def sent(body: Mapping[str, Any]) -> Iterator[str]:
@@ -52,7 +53,7 @@ def test_reasons_are_for_fields_that_exist_and_have_no_row() -> None:
 
 async def test_every_sampling_parameter_reaches_the_engine_with_a_value_of_its_own(tmp_path: Path) -> None:
     seen: set[str] = set()
-    async with world(make_parity_model(tmp_path / "model")) as made:
+    async with world(FULL.write(tmp_path / "model")) as made:
         for feature in FEATURES:
             await made.ask(feature)
         requests = made.prefill.submitted

@@ -11,7 +11,7 @@ TIMEOUT_S = 30.0
 
 
 class StepwiseRunner:
-    """Wraps a runner that computes only as many steps as ``allow`` let through, or all after ``open``.
+    """Wraps a runner that computes only as many steps as ``allow`` or ``pace`` let through, or all after ``open``.
 
     ``is_waiting`` while a step that was not allowed yet has begun.
     """
@@ -25,6 +25,11 @@ class StepwiseRunner:
     def allow(self, num_steps: int) -> None:
         """Let so many more steps run."""
         self._steps.release(num_steps)
+
+    def pace(self, num_steps: int) -> None:
+        """Let so many steps run, and then none; only between requests."""
+        self._steps = threading.Semaphore(num_steps)
+        self._is_open = False
 
     def open(self) -> None:
         """Let all steps run from now on."""

@@ -1,4 +1,4 @@
-"""A router over real engines with a small model, for one cell of the parity matrix: what it asks, and what is counted.
+"""A router over real engines with a small model, for cells of the parity matrix: what they ask, and what is counted.
 
 Everything is real but the processes between the parts: the API, the router, the engines, their connectors.
 """
@@ -6,11 +6,12 @@ Everything is real but the processes between the parts: the API, the router, the
 from __future__ import annotations
 
 import asyncio
-import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -21,67 +22,21 @@ from engine.contract.executor import StepRunner
 from engine.contract.messages import LoadReport, WorkerInfo
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
+from engine.model.registry import load_model_config
 from kv_transfer.connector import ConnectorBuilder
-from kv_transfer.fault_options import FaultOptions
-from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PeerIdentity
 from router.api.app import build_app
 from router.service import RouterService
-from router.settings import RouterSettings
-from tests.support.cluster.served_checkpoint import make_served_checkpoint
 from tests.support.engine.engine_config import small_engine_config
 from tests.support.engine.engine_pools import EngineMaker, EnginePool, engine_pools
 from tests.support.engine.overlap_runner import OverlapRunner
 from tests.support.engine.stepwise_runner import StepwiseRunner
 from tests.support.parity.answers import Answer, read_answer
 from tests.support.parity.feature import Feature
-from tests.support.router.router_rig import FAST, until
+from tests.support.parity.setup import MAX_MODEL_LEN, NO_CHUNKS, Setup
+from tests.support.router.router_rig import until
 
-VOCAB_SIZE = 259
-"""The byte tokenizer's: every token has a text."""
-
-MAX_MODEL_LEN = 512
-NO_CHUNKS = 256
-HOST_BYTES = 8 * 1024 * 1024
-PLAIN = ConnectorOptions(connector="inproc", streamed=False, checksums=True)
-STREAMED = replace(PLAIN, streamed=True)
-WITH_HOST_TIER = ConnectorOptions(
-    connector="chain", chain=("host", "inproc"), host_bytes=HOST_BYTES, streamed=False, checksums=True
-)
-RECOMPUTES = replace(FAST, kv_lost_policy="recompute")
-
-
-def make_parity_model(path: Path) -> Path:
-    """A random model whose chat template reads all that a body can tell it."""
-    make_served_checkpoint(path, vocab_size=VOCAB_SIZE)
-    file = path / "tokenizer_config.json"
-    config = json.loads(file.read_text())
-    config["chat_template"] += "{{ tone }}{{ reasoning_effort }}{{ verbosity }}"
-    file.write_text(json.dumps(config))
-    return path
-
-
-def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
-    """Connectors with faults on purpose."""
-    return replace(options, faults=faults, allow_faults=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The engines of a cell.
-
-    ``chunk_tokens``: what prefill computes a step; longer prompts are handed over meanwhile where connectors stream.
-    ``steps``: what each engine of a role may do until the test lets it go on; roles that are missing run freely.
-    """
-
-    num_prefill: int = 1
-    num_decode: int = 1
-    num_blocks: int = 256
-    chunk_tokens: int = NO_CHUNKS
-    options: ConnectorOptions = PLAIN
-    settings: RouterSettings = RECOMPUTES
-    scheduler: dict[str, Any] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)
+ROLES = ("prefill", "decode")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +46,7 @@ class World:
     ``watched`` are the decode engines' runners, which know whether steps overlapped.
     """
 
+    setup: Setup
     prefill: EnginePool
     decode: EnginePool
     service: RouterService
@@ -98,6 +54,15 @@ class World:
     runners: dict[str, StepwiseRunner]
     watched: list[OverlapRunner]
     killed: set[str] = field(default_factory=set)
+    _before: Counter[str] = field(default_factory=Counter)
+
+    async def begin(self) -> None:
+        """Be as new: caches are empty, and runners wait again."""
+        for reset in await self.service.administration.reset_prefix_cache(preempt_running=False):
+            assert reset.dropped is not None, reset.reason
+        for name, runner in self.runners.items():
+            runner.pace(self.setup.steps[name.partition("-")[0]])
+        self.count_anew()
 
     async def ask(self, feature: Feature) -> Answer:
         """The answer to a row's request."""
@@ -107,9 +72,26 @@ class World:
         """The answer to any request."""
         return read_answer(await self.client.post(url, json=body))
 
-    def count(self, role: str, counter: str) -> float:
-        """What all engines of a role counted together."""
-        return sum(load.counters[counter] for load in self._loads(role))
+    def count(self, counter: str) -> float:
+        """What all who have a counter counted since the cell began, or since ``count_anew``.
+
+        ``counter`` is "<role> <counter of its engines>", "router <counter>", or "runners num_overlaps".
+        """
+        counted = self._counted()
+        assert counter in counted, counter
+        return counted[counter] - self._before[counter]
+
+    def count_anew(self) -> None:
+        """Forget what was counted so far."""
+        self._before = self._counted()
+
+    def _counted(self) -> Counter[str]:
+        counted = Counter({f"router {name}": value for name, value in asdict(self.service.counters).items()})
+        counted["runners num_overlaps"] = sum(runner.num_overlaps for runner in self.watched)
+        for role in ROLES:
+            for load in self._loads(role):
+                counted.update({f"{role} {name}": value for name, value in load.counters.items()})
+        return counted
 
     def engine(self, name: str) -> AsyncEngine:
         """One engine."""
@@ -143,7 +125,7 @@ class World:
         """Wait until no engine holds anything for anybody."""
 
         def rests() -> bool:
-            loads = [*self._loads("prefill"), *self._loads("decode")]
+            loads = [load for role in ROLES for load in self._loads(role)]
             return self.service.num_alive == 0 and all(load.is_empty and not load.num_held_blocks for load in loads)
 
         await until(rests, timeout_s=60)
@@ -160,7 +142,11 @@ def _engines(path: Path, setup: Setup) -> EngineMaker:
             enable_cache_events=True,
             **setup.scheduler,
         )
-        built = build_engine(replace(config, scheduler=scheduler), build_connector=build_connector)
+        built = build_engine(
+            replace(config, scheduler=scheduler),
+            build_connector=build_connector,
+            drafting=setup.drafting() if role == "decode" and setup.drafting is not None else None,
+        )
         info = worker_info(
             built.facts,
             role=role,
@@ -193,29 +179,36 @@ async def world(path: Path, setup: Setup | None = None) -> AsyncIterator[World]:
         watched.append(OverlapRunner(paced("decode", runner)))
         return watched[-1]
 
-    async with engine_pools(
-        num_prefill=setup.num_prefill,
-        num_decode=setup.num_decode,
-        num_blocks=setup.num_blocks,
-        wrap_prefill_runner=lambda runner: paced("prefill", runner),
-        wrap_decode_runner=watching,
-        options=setup.options,
-        make=_engines(path, setup),
-    ) as (prefill, decode):
-        service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, setup.settings)
-        await service.start()
-        try:
-            transport = httpx.ASGITransport(build_app(service))
-            async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
-                made = World(
-                    prefill=prefill, decode=decode, service=service, client=client, runners=runners, watched=watched
-                )
-                yield made
-                await made.rest()
-        finally:
-            for runner in runners.values():
-                runner.open()
-            await service.close()
+    with TemporaryDirectory(prefix="baton-parity-") as folder:
+        async with engine_pools(
+            num_prefill=setup.num_prefill,
+            num_decode=setup.num_decode,
+            num_blocks=setup.num_blocks * len(load_model_config(path).kv_cache_groups),
+            wrap_prefill_runner=lambda runner: paced("prefill", runner),
+            wrap_decode_runner=watching,
+            options=setup.connector_options(Path(folder)),
+            make=_engines(path, setup),
+        ) as (prefill, decode):
+            service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, setup.settings)
+            await service.start()
+            try:
+                transport = httpx.ASGITransport(build_app(service))
+                async with httpx.AsyncClient(transport=transport, base_url="http://router", timeout=60) as client:
+                    made = World(
+                        setup=setup,
+                        prefill=prefill,
+                        decode=decode,
+                        service=service,
+                        client=client,
+                        runners=runners,
+                        watched=watched,
+                    )
+                    yield made
+                    await made.rest()
+            finally:
+                for runner in runners.values():
+                    runner.open()
+                await service.close()
 
 
 @asynccontextmanager

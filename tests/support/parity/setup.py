@@ -1,0 +1,99 @@
+"""What the cells of the parity matrix are made of: models, connectors, and how many engines of which settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine.drafting.proposer import Drafting
+from kv_transfer.fault_options import FaultOptions
+from kv_transfer.options import ConnectorOptions
+from router.settings import RouterSettings
+from tests.support.cluster.served_checkpoint import make_served_checkpoint
+from tests.support.router.router_rig import FAST
+
+VOCAB_SIZE = 259
+"""The byte tokenizer's: every token has a text."""
+
+MAX_MODEL_LEN = 512
+NO_CHUNKS = 256
+TIER_BYTES = 8 * 1024 * 1024
+PLAIN = ConnectorOptions(connector="inproc", streamed=False, checksums=True)
+STREAMED = replace(PLAIN, streamed=True)
+RECOMPUTES = replace(FAST, kv_lost_policy="recompute")
+
+LOCAL = replace(RECOMPUTES, local_prefill_tokens=1000)
+"""Decode workers compute all prompts."""
+
+WINDOW = 33
+"""Tokens that a position sees in layers with a window: a third of a prompt.
+
+The window of the last full block's end and that of the prompt's end begin in the same block: so what decode is handed
+over is all that it needs to find the prompt in its own cache.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityModel:
+    """A random model: ``changes`` are fields of its configuration that are not the usual ones."""
+
+    architecture: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, path: Path) -> Path:
+        """Make its checkpoint, with a chat template that reads all that a body can tell it."""
+        make_served_checkpoint(path, self.architecture, vocab_size=VOCAB_SIZE, **self.changes)
+        file = path / "tokenizer_config.json"
+        config = json.loads(file.read_text())
+        config["chat_template"] += "{{ tone }}{{ reasoning_effort }}{{ verbosity }}"
+        file.write_text(json.dumps(config))
+        return path
+
+
+FULL = ParityModel(architecture="llama")
+ALL_WINDOWED = ParityModel(architecture="mistral", changes={"sliding_window": WINDOW})
+PARTLY_WINDOWED = ParityModel(
+    architecture="qwen2",
+    changes={"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+)
+"""Of its three layers the first sees everything: one KV cache group sees everything, and two have a window."""
+
+
+def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
+    """Connectors with faults on purpose."""
+    return replace(options, faults=faults, allow_faults=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The engines of a cell.
+
+    ``num_blocks``: blocks of each engine for every KV cache group.
+    ``chunk_tokens``: what prefill computes a step; longer prompts are handed over meanwhile where connectors stream.
+    ``steps``: what each engine of a role may do until the test lets it go on; roles that are missing run freely.
+    ``tier``: where evicted blocks are kept, asked before the peers; none unless it is named.
+    ``drafting``: who proposes draft tokens to one decode engine.
+    """
+
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_blocks: int = 256
+    chunk_tokens: int = NO_CHUNKS
+    options: ConnectorOptions = PLAIN
+    tier: str = ""
+    settings: RouterSettings = RECOMPUTES
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    drafting: Callable[[], Drafting] | None = None
+
+    def connector_options(self, folder: Path) -> ConnectorOptions:
+        """The options of each connector. ``folder`` is for tiers that need one."""
+        if not self.tier:
+            return self.options
+        sizes: dict[str, Any] = {f"{self.tier}_bytes": TIER_BYTES}
+        if self.tier == "disk":
+            sizes["disk_path"] = str(folder)
+        return replace(self.options, connector="chain", chain=(self.tier, "inproc"), **sizes)
