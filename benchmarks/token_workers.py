@@ -11,6 +11,7 @@ from ray import serve
 
 from cluster.serve.workers import WorkerSettings
 from engine.contract.messages import FinishReason, GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from engine.contract.step_frame import pack_step
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from router.text.tokenizer import Tokenizer
@@ -101,14 +102,14 @@ class TokenWorker:
             await asyncio.sleep(max(0.0, started + STEP_S - loop.time()))
         self._stepping = None
 
-    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:  # noqa: ARG002
-        """One message a step."""
+    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[bytes]:  # noqa: ARG002
+        """One frame a step."""
         stream = self._streams[client_id] = ClientStream(min_gap_s=MESSAGE_GAP_S)
         try:
-            yield StepMessage(deltas=(), load=self._load())
+            yield pack_step(StepMessage(deltas=(), load=self._load()))
             while True:
                 deltas = await stream.take(timeout_s=self._report_period_s)
-                yield StepMessage(deltas=tuple(deltas), load=self._load())
+                yield pack_step(StepMessage(deltas=tuple(deltas), load=self._load()))
         finally:
             del self._streams[client_id]
 
