@@ -6,6 +6,8 @@ Beside it, in the same run, a plain Ray Serve application (an ingress, and a dep
 with Serve's defaults and with its fast settings, and one hop of Serve alone. Client, proxy, router and workers share
 the machine's cores, so ratios tell more than figures. Rows: ``<metric>/<who>/streams=<n>/tokens=<n>``, and
 ``ttft/<who>/idle`` of requests one by one. ``memory/growth`` leaves out the first tenth of ``--memory-requests``.
+``path_cpu_us_per_token`` is what router and workers took together, less what they take idle: with steps as long as a
+real engine's (``--step-ms 8``) it is the cost of a token's way.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,8 +26,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from benchmarks.arguments import at_least, count
+from benchmarks.arguments import at_least, count, positive
 from benchmarks.report import Row, add_json_option, publish
+from benchmarks.serve_stage import STEP_VARIABLE
 from benchmarks.served import free_port
 from benchmarks.sse_load import StreamLoad, StreamResult, run_streams
 
@@ -38,6 +42,7 @@ WHO = {
 }
 START_TIMEOUT_S = 60.0
 SETTLE_S = 4.0
+IDLE_S = 4.0
 STOP_TIMEOUT_S = 60.0
 
 
@@ -50,15 +55,23 @@ class Stage:
 
     def front(self) -> psutil.Process:
         """The process that answers HTTP: the router, or the plain application's ingress."""
-        for process in self.process.children(recursive=True):
-            title = " ".join(process.cmdline())
-            if any(name in title for name in ("Replica:baton:router", "PlainTwoHops", "PlainOneHop")):
-                return process
-        raise RuntimeError("no process of the front end found")
+        found = self._named("Replica:baton:router", "PlainTwoHops", "PlainOneHop")
+        if not found:
+            raise RuntimeError("no process of the front end found")
+        return found[0]
+
+    def path(self) -> list[psutil.Process]:
+        """The processes that a token passes: the front, and what is behind it."""
+        return [self.front(), *self._named("Replica:baton:prefill", "Replica:baton:decode", "PlainGenerator")]
+
+    def _named(self, *names: str) -> list[psutil.Process]:
+        """Those of the application's processes whose titles have one of the names."""
+        titles = {process: " ".join(process.cmdline()) for process in self.process.children(recursive=True)}
+        return [process for process, title in titles.items() if any(name in title for name in names)]
 
 
 @contextmanager
-def stage(kind: str, mode: str) -> Iterator[Stage]:
+def stage(kind: str, mode: str, *, step_ms: float = 1.0) -> Iterator[Stage]:
     """Start one application; it is gone afterwards."""
     port = free_port()
     with tempfile.TemporaryFile() as log:
@@ -68,6 +81,7 @@ def stage(kind: str, mode: str) -> Iterator[Stage]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env={**os.environ, STEP_VARIABLE: str(step_ms)},
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -105,29 +119,38 @@ def wait_until_it_answers(target: Stage) -> None:
         time.sleep(0.2)
 
 
-def cpu_s(process: psutil.Process) -> float:
-    """Processor time of a process so far."""
-    times = process.cpu_times()
-    return float(times.user + times.system)
+def cpu_s(*processes: psutil.Process) -> float:
+    """Processor time of some processes so far."""
+    times = [process.cpu_times() for process in processes]
+    return float(sum(item.user + item.system for item in times))
 
 
-def run(target: Stage, num_streams: int, num_requests: int, num_tokens: int) -> tuple[StreamResult, float]:
-    """One load, and the front process's CPU seconds meanwhile."""
-    front = target.front()
-    before = cpu_s(front)
+def idle_share(target: Stage) -> float:
+    """Processors that the processes of the path keep busy while nobody asks for anything."""
+    path = target.path()
+    before = cpu_s(*path)
+    time.sleep(IDLE_S)
+    return (cpu_s(*path) - before) / IDLE_S
+
+
+def run(target: Stage, num_streams: int, num_requests: int, num_tokens: int) -> tuple[StreamResult, float, float]:
+    """One load, and the CPU seconds meanwhile of the front process and of all that a token passes."""
+    front, path = target.front(), target.path()
+    before, before_path = cpu_s(front), cpu_s(*path)
     load = StreamLoad(num_streams=num_streams, num_requests=num_requests, num_tokens=num_tokens)
     result = asyncio.run(run_streams(target.url, load))
-    return result, cpu_s(front) - before
+    return result, cpu_s(front) - before, cpu_s(*path) - before_path
 
 
 def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
     """All rows of one application."""
     rows: list[Row] = []
     run(target, 8, 64, 16)
-    alone, _ = run(target, 1, args.idle_requests, 1)
+    idle = idle_share(target)
+    alone, *_ = run(target, 1, args.idle_requests, 1)
     rows.append(Row(name=f"ttft/{who}/idle", value=alone.ttft_ms, unit="ms"))
     for num_streams, num_requests, num_tokens in args.loads:
-        result, cpu = run(target, num_streams, num_requests, num_tokens)
+        result, cpu, path_cpu = run(target, num_streams, num_requests, num_tokens)
         name = f"{who}/streams={num_streams}/tokens={num_tokens}"
         rows += [
             Row(
@@ -138,6 +161,7 @@ def measure(who: str, target: Stage, args: argparse.Namespace) -> list[Row]:
                     "requests_per_s": result.requests_per_s,
                     "front_cpu_us_per_token": cpu * 1e6 / result.num_tokens,
                     "front_cpu_us_per_request": cpu * 1e6 / result.num_requests,
+                    "path_cpu_us_per_token": (path_cpu - idle * result.seconds) * 1e6 / result.num_tokens,
                     "tokens_per_event": result.num_tokens / result.num_events,
                     "ttft_ms": result.ttft_ms,
                     "num_requests": num_requests,
@@ -200,6 +224,7 @@ def main() -> None:
         metavar="STREAMSxREQUESTSxTOKENS",
     )
     parser.add_argument("--idle-requests", type=count, default=100, help="requests one by one, for the TTFT at idle")
+    parser.add_argument("--step-ms", type=positive, default=1.0, help="how long the pretended engine takes for a step")
     parser.add_argument(
         "--memory-requests", type=at_least(0), default=0, help="also watch the router's memory over so many"
     )
@@ -209,7 +234,7 @@ def main() -> None:
     try:
         for who in args.who:
             kind, mode = WHO[who]
-            with stage(kind, mode) as target:
+            with stage(kind, mode, step_ms=args.step_ms) as target:
                 rows += measure(who, target, args)
                 if args.memory_requests and who == "baton_haproxy":
                     rows += memory(target, args.memory_requests)

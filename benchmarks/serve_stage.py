@@ -20,6 +20,9 @@ from cluster.deploy.serve_env import (
     serve_environment,
 )
 
+STEP_VARIABLE = "BATON_BENCHMARK_STEP_MS"
+"""Tells pretended workers how long a step takes; without it, 1 ms."""
+
 
 def main() -> None:
     """Start, serve, stop."""

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ray import serve
 
+from benchmarks.serve_stage import STEP_VARIABLE
 from cluster.serve.workers import WorkerSettings
 from engine.contract.messages import FinishReason, GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
+from engine.contract.step_frame import pack_step
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from router.text.tokenizer import Tokenizer
 
 WORD = " and"
-STEP_S = 0.001
-"""A step of the pretended engine: faster than any real one, and slow enough that it is a step."""
+STEP_S = float(os.environ.get(STEP_VARIABLE, "1")) / 1e3
+"""A step of the pretended engine. By default it is faster than any real one, and slow enough that it is a step."""
+
+MAX_LATE_S = 0.01
+"""How far the pretended engine may be behind before it begins anew: what it missed in that time, it makes up for."""
 
 
 class TokenWorker:
@@ -84,10 +90,9 @@ class TokenWorker:
         )
 
     async def _step(self) -> None:
-        loop = asyncio.get_running_loop()
         token_ids = (self._token,)
+        due_s = time.monotonic()
         while self._running:
-            started = loop.time()
             deltas: dict[str, list[TokenDelta]] = {}
             for request_id, row in list(self._running.items()):
                 row[1] -= 1
@@ -98,17 +103,19 @@ class TokenWorker:
             for client_id, of_client in deltas.items():
                 if (stream := self._streams.get(client_id)) is not None:
                     stream.put(of_client)
-            await asyncio.sleep(max(0.0, started + STEP_S - loop.time()))
+            now_s = time.monotonic()
+            due_s = max(due_s + STEP_S, now_s - MAX_LATE_S)
+            await asyncio.sleep(max(0.0, due_s - now_s))
         self._stepping = None
 
-    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:  # noqa: ARG002
-        """One message a step."""
+    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[bytes]:  # noqa: ARG002
+        """One frame a step."""
         stream = self._streams[client_id] = ClientStream(min_gap_s=MESSAGE_GAP_S)
         try:
-            yield StepMessage(deltas=(), load=self._load())
+            yield pack_step(StepMessage(deltas=(), load=self._load()))
             while True:
                 deltas = await stream.take(timeout_s=self._report_period_s)
-                yield StepMessage(deltas=tuple(deltas), load=self._load())
+                yield pack_step(StepMessage(deltas=tuple(deltas), load=self._load()))
         finally:
             del self._streams[client_id]
 

@@ -39,7 +39,8 @@ def serve_environment() -> dict[str, str]:
     """What every node of a cluster should set before its Ray starts: Serve's throughput mode, room for messages, no
     graceful end for a replica that fails its health checks (it would be waited for as long as for a drain), proxies
     that are looked after each second (one that died is replaced after three looks, by default ten seconds apart, and
-    one that starts slowly is given a minute, by default 15 s), and middleware in front of Serve's HTTP servers.
+    one that starts slowly is given a minute, by default 15 s), a controller that looks at everything four times a
+    second instead of ten (2 % of a core less at rest), and middleware in front of Serve's HTTP servers.
 
     Measured on 2 cores, against Serve's defaults: 15,000 instead of 2,700 stream items a second from a handle, 6,100
     instead of 1,400 server-sent events a second to one HTTP client, 2.8 ms instead of 3.9 ms for a GET.
@@ -49,6 +50,7 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": HTTP_CALLBACK,
@@ -82,7 +84,7 @@ def private_ray_environment(folder: Path) -> dict[str, str]:
     which listen on all interfaces whatever is asked for. What would answer without either is not started: the metrics
     of Ray's processes (nobody can listen on port -1; Ray notes it in a log and goes on), and a port for every router.
     UCX, which moves the KV, opens no port at all; where ``kv_transfer.transport`` is ``network`` it is held to the
-    loopback device.
+    loopback device. Of what its one node has, the raylet tells once a second instead of ten times.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -92,6 +94,7 @@ def private_ray_environment(folder: Path) -> dict[str, str]:
         **certificate_environment(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
+        "RAY_raylet_report_resources_period_milliseconds": "1000",
         "AUTOSCALER_METRIC_PORT": "-1",
         "DASHBOARD_METRIC_PORT": "-1",
         "RAY_SERVE_ENABLE_HA_PROXY": "0",

@@ -15,6 +15,7 @@ from cluster.config.names import APP_NAME
 from cluster.serve.refusal import Refusal
 from cluster.serve.replica_caller import Caller
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from engine.contract.step_frame import FrameError, unpack_step
 from kv_transfer.fault_options import FaultOptions
 from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
 from router.report.router_report import RouterReport
@@ -76,11 +77,27 @@ class RayWorkerPool:
 
     def outputs(self, replica_id: str, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
         """Open the stream of everything that concerns ``client_id``; it raises WorkerUnavailableError."""
-        return self._caller.stream(replica_id, "outputs", client_id, mirrors_cache)
+        return _messages(self._caller.stream(replica_id, "outputs", client_id, mirrors_cache), replica_id)
 
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
         """Ask for the whole prefix cache again; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "resync_cache", client_id, timeout_s=RESYNC_TIMEOUT_S)
+
+
+async def _messages(frames: AsyncIterator[object], replica_id: str) -> AsyncIterator[StepMessage]:
+    """What the frames of one replica hold.
+
+    Raises:
+        WorkerUnavailableError: The replica is gone, or sends what this router cannot read.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        if hasattr(frames, "aclose"):
+            stack.push_async_callback(frames.aclose)
+        async for frame in frames:
+            try:
+                yield unpack_step(frame)
+            except FrameError as error:
+                raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
 
 
 class RayRouterPeers:

@@ -24,8 +24,9 @@ from cluster.serve.start_report import StartReport, publish_start_report, weight
 from cluster.serve.worker_log import configure_worker_logging
 from engine.contract.config import EngineConfig
 from engine.contract.errors import CheckpointError, ConfigError
-from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, WorkerInfo
 from engine.contract.role import Role
+from engine.contract.step_frame import pack_step
 from engine.device.openmp import prepare_openmp
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
@@ -210,10 +211,10 @@ class Worker:
         answers = await self._engine.submit(requests)
         return [Refusal.of(answer) if answer is not None else None for answer in answers]
 
-    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
-        """Yield everything that concerns one router, one message a step."""
+    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[bytes]:
+        """Yield everything that concerns one router, one frame a step."""
         async for message in self._engine.outputs(client_id, mirrors_cache=mirrors_cache):
-            yield message
+            yield pack_step(message)
 
     async def resync_cache(self, client_id: str) -> None:
         """Tell one router anew what is in the prefix cache."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +175,23 @@ class TokenDelta(NamedTuple):
     num_remote_tokens: int | None = None
     logprobs: DeltaLogprobs | None = None
     queue_s: float | None = None
+
+
+def joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
+    """Consecutive deltas of one request, at least one, as one; none of them has log-probabilities."""
+    first, last = deltas[0], deltas[-1]
+    return TokenDelta(
+        last.request_id,
+        tuple([token_id for delta in deltas for token_id in delta.token_ids]),
+        last.finish_reason,
+        last.stop_token_id,
+        last.error,
+        last.kv_transfer,
+        first.num_cached_tokens,
+        first.num_remote_tokens,
+        None,
+        first.queue_s,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

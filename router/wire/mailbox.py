@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 
-from engine.contract.messages import TokenDelta
+from engine.contract.messages import TokenDelta, joined
 from router.wire.pacer import Pacer
 
 
@@ -88,14 +88,3 @@ class Mailbox:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def joined(deltas: list[TokenDelta]) -> TokenDelta:
-    """Consecutive deltas of one request, at least one, as one; none of them has log-probabilities."""
-    first, last = deltas[0], deltas[-1]
-    return last._replace(
-        token_ids=tuple([token_id for delta in deltas for token_id in delta.token_ids]),
-        num_cached_tokens=first.num_cached_tokens,
-        num_remote_tokens=first.num_remote_tokens,
-        queue_s=first.queue_s,
-    )

@@ -104,14 +104,15 @@ class GenerationResponse(Response):
         ]
         await self._in_time(send({"type": "http.response.start", "status": 200, "headers": headers}))
         try:
-            await self._write(send, events)
             if is_one:
-                await self._send_rest_of_one(send)
+                events = await self._send_rest_of_one(send, events)
             else:
+                await self._write(send, events)
                 async for index, pieces in items:
                     events = b"".join(await self._written(functools.partial(self._events, index, pieces)))
                     await self._write(send, events)
-            last = self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b""
+                events = b""
+            last = events + (self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b"")
         except Exception as error:
             last = error_event(self._told(error))
         await self._write(send, last + _DONE, is_last=True)
@@ -127,11 +128,19 @@ class GenerationResponse(Response):
         """What is written at once, or in another thread where that takes long: other streams must go on."""
         return await asyncio.to_thread(write) if self._answer.head.tells_of_prompts else write()
 
-    async def _send_rest_of_one(self, send: Send) -> None:
-        """What follows the first pieces of the only choice: the path of nearly all tokens, so without ``merged``."""
+    async def _send_rest_of_one(self, send: Send, events: bytes) -> bytes:
+        """Write the only choice from its first events on: the path of nearly all tokens, so without ``merged``.
+
+        Returns:
+            The events of its end, to be written with what ends the stream.
+        """
         output, event = self._outputs[0], self._answer.event
-        while pieces := await output.take():
-            await self._write(send, b"".join([event(0, piece, output) for piece in pieces]))
+        while not output.is_finished:
+            await self._write(send, events)
+            if not (pieces := await output.take()):
+                return b""
+            events = b"".join([event(0, piece, output) for piece in pieces])
+        return events
 
     def _events(self, index: int, pieces: Sequence[TextPiece]) -> list[bytes]:
         """The events of one choice's pieces; before its first ones, those that open it."""

@@ -12,8 +12,10 @@ from ray.exceptions import ActorDiedError
 from cluster.serve.handles import RayWorkerPool, ServeTargets
 from cluster.serve.refusal import Refusal
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, SamplingParams, StepMessage, WorkerInfo
+from engine.contract.step_frame import FRAME_VERSION, pack_step
 from engine.contract.token_ids import TokenIds
 from kv_transfer.fault_options import FaultOptions
+from router.pool.workers import WorkerUnavailableError
 from router.settings import RouterSettings
 from tests.support.router.fake_caller import FakeCaller
 
@@ -78,12 +80,23 @@ async def test_submit_answers_each_request_in_order() -> None:
 async def test_outputs_are_the_stream_of_that_client() -> None:
     message = StepMessage(deltas=(), load=LOAD)
 
-    async def outputs(client_id: str, mirrors_cache: bool) -> list[StepMessage]:
-        return [message] if client_id == "router-1" else []
+    async def outputs(client_id: str, mirrors_cache: bool) -> list[bytes]:
+        return [pack_step(message)] if client_id == "router-1" else []
 
     pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs}}), PATIENCE)
 
     assert [received async for received in pool.outputs("a", "router-1")] == [message]
+
+
+async def test_worker_of_another_version_is_unavailable_and_the_reason_names_both() -> None:
+    async def outputs(client_id: str, mirrors_cache: bool) -> list[bytes]:
+        return [bytes([FRAME_VERSION + 1]) + pack_step(StepMessage(deltas=(), load=LOAD))[1:]]
+
+    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs}}), PATIENCE)
+
+    with pytest.raises(WorkerUnavailableError, match=rf"version {FRAME_VERSION + 1}.*version {FRAME_VERSION}") as error:
+        await anext(aiter(pool.outputs("a", "router-1")))
+    assert error.value.replica_id == "a"
 
 
 class TimedCaller(FakeCaller):
