@@ -99,11 +99,6 @@ class KVLayout:
         return self.layers_per_block * 2 * self.block_size * self.num_kv_heads * self.head_dim * self.bytes_per_element
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes that a token takes in the blocks of all groups, while it is in the window of each."""
-        return self.num_groups * self.block_bytes // self.block_size
-
-    @property
     def layout_hash(self) -> str:
         """A short digest of every field: equal digests mean that blocks can be exchanged."""
         return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:16]

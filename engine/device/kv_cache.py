@@ -66,21 +66,6 @@ class KVCache:
         """Values of the ``index``-th layer of a block, laid out as ``keys``: a view."""
         return self.blocks[:, :, index, 1].transpose(1, 2)
 
-    def read_block(self, block_id: int) -> bytes:
-        """A copy of a block's bytes."""
-        return self.blocks[block_id].cpu().view(torch.uint8).numpy().tobytes()
-
-    def write_block(self, block_id: int, content: bytes) -> None:
-        """Overwrite a block.
-
-        Raises:
-            ValueError: ``content`` is not exactly one block long.
-        """
-        if len(content) != self.layout.block_bytes:
-            raise ValueError(f"a block has {self.layout.block_bytes} bytes, got {len(content)}")
-        block = self.blocks[block_id]
-        block.copy_(torch.frombuffer(bytearray(content), dtype=block.dtype).view(block.shape))
-
 
 def _allocate(num_bytes: int) -> mmap.mmap:
     """Zeroed memory in huge pages where the system has them: blocks lie scattered, and small pages cost attention a

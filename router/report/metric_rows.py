@@ -50,10 +50,6 @@ class MetricFamily:
             rows=tuple(MetricRow(row.suffix, row.labels + more, row.value) for row in self.rows),
         )
 
-    def renamed(self, name: str) -> MetricFamily:
-        """The same rows under another name."""
-        return MetricFamily(name=name, kind=self.kind, text=self.text, rows=self.rows)
-
 
 def counter(name: str, text: str, values: Mapping[Labels, float]) -> MetricFamily:
     """Numbers that only grow."""

@@ -16,11 +16,11 @@ from engine.contract.messages import FinishReason, GenerateRequest, SamplingPara
 from engine.contract.token_ids import TokenIds
 from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
-from engine.frontend.offline import generate, generate_disaggregated, run_requests
+from engine.frontend.offline import generate, run_requests
 from kv_transfer.connector import ConnectorBuilder
 from tests.support.engine.chain_engine import DEFAULT_SCHEDULER, chain_engine
 from tests.support.engine.chain_runner import ChainRunner, expected_tokens
-from tests.support.engine.disaggregated import joined_cores
+from tests.support.engine.disaggregated import generate_disaggregated, joined_cores
 from tests.support.engine.proposers import SometimesRight, repeat_last
 from tests.support.engine.requests import greedy_request
 

@@ -14,6 +14,7 @@ from engine.contract.config import CacheConfig, EngineConfig, GPUConfig, ModelCo
 from engine.layers.fused_ops import compile_fused_ops, gate_halves
 from engine.layers.rotary import rotate_halves
 from engine.runner.model_runner import ModelRunner
+from tests.support.engine.cache_blocks import read_block
 from tests.support.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
 from tests.support.engine.step_driver import StepDriver
 
@@ -48,7 +49,7 @@ def _decode(runner: ModelRunner, num_rows: int, *, num_prompts: int = 0) -> tupl
         driver.step({row: 1 + 29 * row})
     steps = [driver.step(dict.fromkeys(range(num_rows), 1)) for _ in range(NUM_STEPS)]
     used = {block for row in driver.rows.values() for block in row.block_ids}
-    return steps, [runner.kv_cache.read_block(block) for block in range(runner.num_blocks) if block not in used]
+    return steps, [read_block(runner.kv_cache, block) for block in range(runner.num_blocks) if block not in used]
 
 
 @pytest.mark.parametrize("block_size", (16, PAGED_BLOCK_SIZE))

@@ -19,6 +19,7 @@ from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.options import ConnectorOptions
 from router.text.chat_template import load_chat_template
 from router.text.tokenizer import Tokenizer
+from tests.support.engine.cache_blocks import read_block, write_block
 from tests.support.engine.disaggregated import CoreBuilder, joined_cores
 
 MODEL = builtin_model_dir()
@@ -78,7 +79,7 @@ def answer(tokenizer: Tokenizer, request: GenerateRequest, *, num_damaged: int, 
         cache = executor.runner.kv_cache
         for place in blocks_of_the_code(tokenizer, request.prompt_token_ids)[:num_damaged]:
             block_id = first.kv_transfer.block_ids[0][place]
-            cache.write_block(block_id, bytes(len(cache.read_block(block_id))))
+            write_block(cache, block_id, bytes(len(read_block(cache, block_id))))
         decode.add_request(replace(request, output_token_ids=first.token_ids, kv_transfer=first.kv_transfer))
         tokens = list(first.token_ids)
         while decode.has_unfinished():

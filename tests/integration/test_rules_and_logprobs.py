@@ -15,11 +15,11 @@ from engine.build import build_engine
 from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams
 from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
-from engine.frontend.offline import generate, run_disaggregated, run_requests
+from engine.frontend.offline import generate, run_requests
 from tests.support.cluster.served_checkpoint import make_served_checkpoint
 from tests.support.engine.checkpoints import VOCAB_SIZE, load_oracle
 from tests.support.engine.collected_output import CollectedOutput, collect
-from tests.support.engine.disaggregated import inproc_pair
+from tests.support.engine.disaggregated import inproc_pair, run_disaggregated
 from tests.support.engine.engine_config import small_engine_config
 from tests.support.engine.requests import greedy_request
 from tests.support.engine.sampling_reference import Reference, greedy_reference

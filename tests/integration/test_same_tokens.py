@@ -8,9 +8,9 @@ import pytest
 
 from engine.build import build_engine
 from engine.contract.messages import GenerateRequest
-from engine.frontend.offline import generate, generate_disaggregated
+from engine.frontend.offline import generate
 from tests.support.engine.checkpoints import ARCHITECTURES
-from tests.support.engine.disaggregated import inproc_pair
+from tests.support.engine.disaggregated import generate_disaggregated, inproc_pair
 from tests.support.engine.engine_config import small_engine_config
 from tests.support.engine.oracle_cases import NUM_TOKENS, OracleCase
 from tests.support.engine.requests import greedy_request

@@ -18,11 +18,11 @@ from engine.build import build_engine
 from engine.contract.config import EngineConfig
 from engine.contract.messages import GenerateRequest
 from engine.frontend.engine_core import EngineCore
-from engine.frontend.offline import generate, generate_disaggregated
+from engine.frontend.offline import generate
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.options import ConnectorOptions
-from tests.support.engine.disaggregated import CoreBuilder, inproc_builder, joined_cores
+from tests.support.engine.disaggregated import CoreBuilder, generate_disaggregated, inproc_builder, joined_cores
 from tests.support.engine.engine_config import small_engine_config
 from tests.support.engine.oracle_cases import NUM_TOKENS, OracleCase
 from tests.support.engine.requests import greedy_request

@@ -95,10 +95,6 @@ class KVCacheManager:
         """Blocks that hold the KV of so many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The blocks of the longest published prefix of one group's chain, not yet held."""
-        return self._index.longest_prefix(hashes)
-
     def prefix(self, hashes: Sequence[BlockHash]) -> CachedPrefix:
         """The longest prefix that can be used: all blocks of it, or those that a window still sees behind it."""
         groups, block_of = self.groups, self._index.block_of
@@ -123,10 +119,6 @@ class KVCacheManager:
         """All contents that can be found, here or where evicted blocks are kept."""
         index = self._index if self.groups.num_groups == 1 else filter(is_first_group, self._index)
         return chain(index, self._only_in_tier)
-
-    def is_published(self, block_hash: BlockHash) -> bool:
-        """True when a block with this content can be found."""
-        return block_hash in self._index
 
     def num_free_without(self, block_ids: Sequence[int]) -> int:
         """Blocks that can be allocated once these published ones are held."""

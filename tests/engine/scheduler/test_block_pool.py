@@ -44,7 +44,7 @@ def test_b2_free_cached_blocks_stay_findable_and_blocks_without_content_go_first
     taken = kv_cache.allocate(3)
 
     assert table[0] not in taken
-    assert kv_cache.lookup([content(1)]) == [table[0]]
+    assert kv_cache.prefix([content(1)]).tables[0] == [table[0]]
 
 
 @pytest.mark.behaviour("B2")
@@ -73,7 +73,7 @@ def test_b2_one_allocation_evicts_in_the_same_order() -> None:
 
     kv_cache.allocate(3)
 
-    assert kv_cache.lookup([content(0), content(1)]) == [chain[0]]
+    assert kv_cache.prefix([content(0), content(1)]).tables[0] == [chain[0]]
 
 
 @pytest.mark.behaviour("B2")

@@ -90,11 +90,11 @@ def test_b3_a_block_is_published_when_its_step_has_returned() -> None:
     world.add(make_request("a", prompt, max_tokens=2))
     world.schedule()
     hashes = hash_chain(root_hash(), TokenIds.of(prompt).array, 4)
-    assert not world.scheduler._kv_cache.is_published(hashes[0])
+    assert world.scheduler._kv_cache.find_column(hashes[0]) == [None]
 
     world.complete_step()
 
-    assert all(world.scheduler._kv_cache.is_published(block_hash) for block_hash in hashes)
+    assert all(world.scheduler._kv_cache.find_column(block_hash) != [None] for block_hash in hashes)
 
 
 def test_a_burst_of_prompts_with_a_common_prefix_computes_it_once() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from engine.build import build_engine
 from engine.contract.config import EngineConfig
+from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
+from engine.frontend.offline import IDLE_WAIT_S, StalledError
 from kv_transfer.connector import Connector, ConnectorBuilder, WakeCallback
 from kv_transfer.factory import build_connector
 from kv_transfer.inproc import InProcessFabric
@@ -63,3 +66,49 @@ def inproc_pair(config: EngineConfig, *, drafting: Drafting | None = None) -> It
 
     with joined_cores(build, build) as pair:
         yield pair
+
+
+def generate_disaggregated(
+    prefill: EngineCore, decode: EngineCore, requests: Iterable[GenerateRequest]
+) -> dict[str, list[int]]:
+    """Return the output tokens of each request, prefilled on one engine and decoded on another, in one process."""
+    wanted = list(requests)
+    outputs: dict[str, list[int]] = {request.request_id: [] for request in wanted}
+    for delta in run_disaggregated(prefill, decode, wanted):
+        outputs[delta.request_id].extend(delta.token_ids)
+    return outputs
+
+
+def run_disaggregated(
+    prefill: EngineCore, decode: EngineCore, requests: Iterable[GenerateRequest]
+) -> Iterator[TokenDelta]:
+    """Yield every delta of ``requests``, prefilled on one engine and decoded on another, in one process.
+
+    Both engines step in turn, so that loads, leases and decoding of different requests overlap as they do when the
+    engines are processes.
+
+    Raises:
+        RequestRefusedError: A request can never be served.
+        StalledError: Nothing moved for ``IDLE_WAIT_S``.
+    """
+    pending = {request.request_id: request for request in requests}
+    for request in pending.values():
+        prefill.add_request(dataclasses.replace(request, hand_over=True))
+    while prefill.has_unfinished() or decode.has_unfinished():
+        moved = False
+        for core in (prefill, decode):
+            core.collect()
+            if not core.has_work():
+                continue
+            moved = True
+            for delta in core.step().deltas():
+                if delta.finish_reason is FinishReason.HANDED_OVER:
+                    decode.add_request(
+                        dataclasses.replace(
+                            pending[delta.request_id], output_token_ids=delta.token_ids, kv_transfer=delta.kv_transfer
+                        )
+                    )
+                yield delta
+        if not moved and not decode.wake.wait(IDLE_WAIT_S):
+            raise StalledError(f"no progress for {IDLE_WAIT_S:.0f} s with unfinished requests")
+        decode.wake.clear()
