@@ -116,15 +116,15 @@ def look(address: str) -> DeployRecord | None:
     if not is_occupied(address):
         forget_deployed()  # of one that somebody took off without us
         return None
-    books = read_deploy_record()
-    told = books.told
+    record = read_deploy_record()
+    told = record.told
     if told is None or not told.is_taken or told.recorded is None or not told.recorded.is_whole:
-        return books
+        return record
     application = (applications() or {}).get(APP_NAME)
     if application is None or application.status != ApplicationStatus.RUNNING:
-        return books
+        return record
     record_came_up(told.recorded.config)
-    return dataclasses.replace(books, came_up=told.recorded)
+    return dataclasses.replace(record, came_up=told.recorded)
 
 
 @contextmanager

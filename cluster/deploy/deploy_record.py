@@ -30,7 +30,7 @@ NO_CHANGES = (*PLACES, "startup_timeout_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A configuration in the books. If not ``is_whole``, another version wrote it, and only what is fixed is known."""
+    """What was recorded. If not ``is_whole``, another version wrote it, and only what is fixed is known."""
 
     config: BatonConfig
     is_whole: bool

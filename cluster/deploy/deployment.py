@@ -106,7 +106,7 @@ class Deployment:
     def hand_over(self) -> None:
         """Start Serve, with its proxies on the configured address, and tell it what to run; wait for the proxies only.
 
-        The books say so before Serve knows, and Serve goes on with it whatever becomes of this process.
+        The record says so before Serve knows, and Serve goes on with it whatever becomes of this process.
 
         Raises:
             ConfigError: The machines do not have what the configuration asks for.

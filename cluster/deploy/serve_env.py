@@ -22,7 +22,7 @@ which Serve takes 58 for a folder of each proxy's own, and one is left for the n
 """
 
 OTHER_CLUSTERS = ("RAY_AUTH_TOKEN_PATH", "RAY_REDIS_ADDRESS")
-"""Variables with which another Ray's token and books would be a private one's."""
+"""Variables with which another Ray's token and state would be a private one's."""
 
 RAY_FOLDER = "r"
 """Ray's own folder, in that of the session: Ray lets everybody write there."""

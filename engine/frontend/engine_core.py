@@ -52,7 +52,7 @@ class EngineCore:
         self._num_ahead = 1 if runs_ahead else 0
         self._on_close = on_close
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
-        self._is_landing = False
+        self._launches_nothing = False
         self._counters = StepCounters()
         self._next_cache_event = 0
         self.num_load_changes = 0
@@ -77,7 +77,7 @@ class EngineCore:
 
         With a step in flight nobody leaves, and the next ``step`` only takes its result: call it again after that.
         """
-        self._is_landing = bool(self._in_flight)
+        self._launches_nothing = bool(self._in_flight)
         self.num_load_changes += 1
         return self.scheduler.move_out()
 
@@ -123,14 +123,14 @@ class EngineCore:
         self.collect()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
         is_ahead = has_launched and len(self._in_flight) <= self._num_ahead
-        result = self._land() if self._in_flight and not is_ahead else self.scheduler.take_finished()
+        result = self._take_result() if self._in_flight and not is_ahead else self.scheduler.take_finished()
         if result.special or result.finished:
             self.num_load_changes += 1
         self._counters.step_s += time.perf_counter() - started
         return result
 
     def _may_launch(self) -> bool:
-        return not self._is_landing and self.scheduler.has_work()
+        return not self._launches_nothing and self.scheduler.has_work()
 
     def _launch(self) -> bool:
         """Schedule a step and begin it; False when there is nothing to compute."""
@@ -146,12 +146,12 @@ class EngineCore:
             self.runner.launch(output)
         return has_work
 
-    def _land(self) -> StepResult:
+    def _take_result(self) -> StepResult:
         """Take the result of the oldest step in flight."""
         output, pending = self._in_flight.popleft()
         result = pending.result()
         self._counters.num_waited_steps += result.has_waited
-        self._is_landing = self._is_landing and bool(self._in_flight)
+        self._launches_nothing = self._launches_nothing and bool(self._in_flight)
         step_result = self.scheduler.update(output, result)
         if self._num_ahead and self.connector is not None:
             # What this step completed is there now: peers need not wait until the step after the next is scheduled.

@@ -26,14 +26,14 @@ PARAMS = KVTransferParams(
 NOTHING = RemoteMatch(num_tokens=0)
 
 
-def _make_books() -> PeerSchedulerConnector:
+def _make_connector() -> PeerSchedulerConnector:
     return PeerSchedulerConnector(identity=OURS, layout=LAYOUT, leases=LeaseTable(ttl_s=1.0, clock=lambda: 0.0))
 
 
 def _match(
-    books: PeerSchedulerConnector, params: KVTransferParams | None, num_local_tokens: int = 0
+    connector: PeerSchedulerConnector, params: KVTransferParams | None, num_local_tokens: int = 0
 ) -> RemoteMatch | None:
-    return books.match(request_id="r", params=params, num_prompt_tokens=9, num_local_tokens=num_local_tokens)
+    return connector.match(request_id="r", params=params, num_prompt_tokens=9, num_local_tokens=num_local_tokens)
 
 
 @pytest.mark.known_failure(10)
@@ -51,65 +51,65 @@ def _match(
 )
 def test_hand_over_that_cannot_be_used_supplies_nothing(changes: dict[str, object]) -> None:
     """Blocks that do not cover the prompt are refused, not believed."""
-    books = _make_books()
+    connector = _make_connector()
 
-    assert _match(books, replace(PARAMS, **changes)) == NOTHING
-    books.expect(replace(PARAMS, **changes))
-    assert books.take_orders() is NO_ORDERS
+    assert _match(connector, replace(PARAMS, **changes)) == NOTHING
+    connector.expect(replace(PARAMS, **changes))
+    assert connector.take_orders() is NO_ORDERS
 
 
 def test_hand_over_supplies_what_is_not_here_already() -> None:
-    books = _make_books()
+    connector = _make_connector()
 
-    assert _match(books, PARAMS) == RemoteMatch(num_tokens=9)
-    assert _match(books, PARAMS, num_local_tokens=4) == RemoteMatch(num_tokens=5)
-    assert _match(books, PARAMS, num_local_tokens=9) == NOTHING
-    assert _match(books, None) == NOTHING
+    assert _match(connector, PARAMS) == RemoteMatch(num_tokens=9)
+    assert _match(connector, PARAMS, num_local_tokens=4) == RemoteMatch(num_tokens=5)
+    assert _match(connector, PARAMS, num_local_tokens=9) == NOTHING
+    assert _match(connector, None) == NOTHING
 
 
 def test_one_lease_is_good_for_one_load() -> None:
-    books = _make_books()
-    books.begin_load(request_id="r", params=PARAMS, first_block=1, block_ids=((7, 8),))
+    connector = _make_connector()
+    connector.begin_load(request_id="r", params=PARAMS, first_block=1, block_ids=((7, 8),))
 
-    assert _match(books, PARAMS) == NOTHING
-    books.release(PARAMS)
-    orders = books.take_orders()
+    assert _match(connector, PARAMS) == NOTHING
+    connector.release(PARAMS)
+    orders = connector.take_orders()
     assert orders.loads == (LoadOrder(request_id="r", params=PARAMS, source_block_ids=(11, 12), block_ids=(7, 8)),)
     assert orders.releases == ()
 
 
 def test_cancel_of_a_load_that_ended_does_not_hit_the_next_one_of_its_request() -> None:
     """A request that is aborted as its load ends, and comes back at once, waits for a load of its own."""
-    books = _make_books()
-    books.cancel_load("r")
-    books.cancel_load("another")
-    books.begin_load(request_id="r", params=PARAMS, first_block=0, block_ids=((7, 8, 9),))
+    connector = _make_connector()
+    connector.cancel_load("r")
+    connector.cancel_load("another")
+    connector.begin_load(request_id="r", params=PARAMS, first_block=0, block_ids=((7, 8, 9),))
 
-    assert books.take_orders().cancelled_loads == ("another",)
+    assert connector.take_orders().cancelled_loads == ("another",)
 
 
 def test_release_is_ordered_once() -> None:
-    books = _make_books()
-    books.release(PARAMS)
-    books.release(PARAMS)
+    connector = _make_connector()
+    connector.release(PARAMS)
+    connector.release(PARAMS)
 
-    assert books.take_orders().releases == (PARAMS,)
-    assert books.take_orders() is NO_ORDERS
+    assert connector.take_orders().releases == (PARAMS,)
+    assert connector.take_orders() is NO_ORDERS
 
 
 def test_own_hand_over_that_comes_back_ends_its_lease_here() -> None:
     """An engine does not meet itself: nobody would carry the message."""
     leases = LeaseTable(ttl_s=1.0, clock=lambda: 0.0)
-    books = PeerSchedulerConnector(identity=OURS, layout=LAYOUT, leases=leases)
-    params = books.grant_lease(request_id="r", block_ids=((1, 2),), num_tokens=8)
+    connector = PeerSchedulerConnector(identity=OURS, layout=LAYOUT, leases=leases)
+    params = connector.grant_lease(request_id="r", block_ids=((1, 2),), num_tokens=8)
 
-    books.release(params)
-    books.release(replace(params, source=replace(OURS, incarnation="0"), lease_id="of an earlier life"))
+    connector.release(params)
+    connector.release(replace(params, source=replace(OURS, incarnation="0"), lease_id="of an earlier life"))
 
     assert [ended.reason for ended in leases.take_ended()] == [LeaseEnd.ABORTED]
-    assert books.take_orders() is NO_ORDERS
+    assert connector.take_orders() is NO_ORDERS
 
 
 def test_load_of_blocks_beyond_the_hand_over_is_a_bug_of_the_caller() -> None:
     with pytest.raises(AssertionError):
-        _make_books().begin_load(request_id="r", params=PARAMS, first_block=2, block_ids=((7, 8),))
+        _make_connector().begin_load(request_id="r", params=PARAMS, first_block=2, block_ids=((7, 8),))

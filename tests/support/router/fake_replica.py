@@ -1,4 +1,4 @@
-"""One fake worker: its switches and its books."""
+"""One fake worker: its switches and what it saw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.pool.workers import WorkerUnavailableError
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FakeReplica:
-    """The switches and the books of one replica.
+    """The switches of, and what was seen by, one replica.
 
     ``is_dead`` makes every call fail, ``has_left`` those that were not begun before;
     ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well,
