@@ -76,10 +76,11 @@ class Counters:
 
     def values(self) -> dict[str, float]:
         """All of them, by their names."""
-        return dict(vars(self))
+        return dict(zip(_SCHEDULER_COUNTERS, _read_counters(self), strict=True))
 
 
-_SCHEDULER_COUNTERS: Final = frozenset(counters_of(Counters))
+_SCHEDULER_COUNTERS: Final = tuple(counters_of(Counters))
+_read_counters: Final = attrgetter(*_SCHEDULER_COUNTERS)
 
 
 @dataclass(kw_only=True, init=False)

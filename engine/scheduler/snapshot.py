@@ -23,7 +23,7 @@ def take_snapshot(
 ) -> SchedulerStats:
     """What is, and what has been counted since the start."""
     num_free, held_by_group = kv_cache.num_free, kv_cache.pool.num_held_by_group
-    counted = counters.values()
+    counted: dict[str, float] = dict(vars(counters))
     counted["num_dropped_early_loads"] = early.num_dropped
     counted["num_allocated_blocks"] = kv_cache.pool.num_allocated
     counted["num_evicted_blocks"] = kv_cache.pool.num_evicted
