@@ -1,8 +1,8 @@
 """One NIXL agent with the UCX backend, typed; the only file that imports NIXL.
 
 The agent is made from NIXL's bindings instead of its Python class, because that class fixes the delay of UCX's
-progress thread at 0, with which the thread of an idle agent takes 40 to 100 % of a core. With 1 ms it sleeps until
-there is traffic (2 %).
+progress thread at 0, with which the thread of an idle agent takes 40 to 100 % of a core. With 10 ms it sleeps until
+there is traffic, which wakes it at once, and looks by itself a hundred times a second (0.3 %; with 1 ms 1.4 %).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kv_transfer.transport import ReadState  # noqa: E402
 if "NIXL_LOG_LEVEL" not in os.environ:
     logging.getLogger("nixl").setLevel(logging.WARNING)
 
-_PROGRESS_DELAY_US = 1000
+_PROGRESS_DELAY_US = 10_000
 
 NIXL_ERRORS: tuple[type[Exception], ...] = (
     bindings.nixlBackendError,
