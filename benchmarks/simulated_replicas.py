@@ -94,7 +94,7 @@ class SimulatedReplica:
 
     def _take_blocks(self, job: Job, num_more: int) -> tuple[list[int], int] | None:
         """The request's block table and how many of it were cached, or None when it does not fit now."""
-        cached = self.kv_cache.lookup(job.hashes[:-1])
+        cached = self.kv_cache.prefix(job.hashes[:-1]).tables[0]
         num_new = len(job.hashes) + num_more - len(cached)
         if num_new > self.kv_cache.num_free_without(cached):
             return None
