@@ -12,9 +12,9 @@ for each concurrency and side.
 Rows are medians over the rounds: ``<side>/tokens_per_s/<dtype>/<concurrency>``, ``<side>/ttft_p50_ms/...``,
 ``<side>/itl_p50_ms/...``, ``<side>/cpu_ms_per_token/...`` of all its processes with each process's in the detail, and
 for Baton ``<side>/cpu_ms_outside_engines/...``: the same without the threads that compute. ``<side>/idle_cpu/<dtype>``
-is what a server takes while nobody asks. ``ratio/http/<side>/...`` is
-a side's rate over vLLM's, ``ratio/http_ttft/...`` and ``ratio/http_itl/...`` vLLM's time over the side's: above 1 is
-faster. ``default/transferred/<dtype>`` shows the hand-overs.
+is what a server takes while nobody asks. ``ratio/http/<side>/...`` is a side's rate over vLLM's,
+``ratio/http_ttft/...`` and ``ratio/http_itl/...`` vLLM's time over the side's: above 1 is faster.
+``default/transferred/<dtype>`` shows the hand-overs.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MAX_START_ATTEMPTS = 3
 
 QUIET_LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 """Serve would log every request, and every call between replicas. They are counted instead (docs/metrics.md). Without
-the level it makes the line of each call all the same, and leaves it out at last: a sixth of what a call costs a worker.
+the level it makes the line of each call all the same, and leaves it out at last.
 """
 
 FULL_SURGE_PERCENT = 100

@@ -106,8 +106,7 @@ class SchedulerStats(Counters):
 
     def __init__(self, *, held_blocks_by_group: tuple[int, ...] = (), **values: float) -> None:
         """What is not given is 0. Written at once: one is made in nearly every step."""
-        values["held_blocks_by_group"] = held_blocks_by_group  # type: ignore[assignment]
-        vars(self).update(values)
+        vars(self).update(values, held_blocks_by_group=held_blocks_by_group)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")

@@ -1,7 +1,6 @@
 """A step's message as the one piece of bytes that travels from a worker to a router. Free of torch.
 
-In MessagePack: deltas as arrays of their fields, everything else by name. Packing 64 tokens takes 13 us, reading them
-14 us; with pickle it was 65 us and 36 us.
+In MessagePack: deltas as arrays of their fields, everything else by name.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class KVCacheManager:
         self._events = events
         self._tier = tier
         self._only_in_tier: set[BlockHash] = set()
+        # Somebody mirrors the index: then every publication is followed by ``record_stored``.
         self.records_events = events is not None
-        """True when somebody mirrors the index: then every publication is followed by ``record_stored``."""
         self._clock = clock
         self._published_at: dict[int, float] = {}
         self._fence: deque[tuple[int, list[int]]] = deque()
