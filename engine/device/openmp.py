@@ -10,8 +10,8 @@ import sys
 
 SPIN_COUNT = 2000
 """So often a thread looks whether there is more to do before it sleeps. The runtime's own number is 300,000:
-milliseconds, in which the other processes of a machine, the router first of all, wait for the core. It is enough for the
-moments between the products of a step: with fewer looks threads sleep there, and waking them takes longer.
+milliseconds, in which the other processes of a machine, the router first of all, wait for the core. It is enough for
+the moments between the products of a step: with fewer looks threads sleep there, and waking them takes longer.
 """
 
 _SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
