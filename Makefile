@@ -34,15 +34,16 @@ $(STAMP): pyproject.toml
 serve: $(STAMP)
 	@exec $(BIN)/baton serve $(ARGS)
 
-# Two processes each time: first all that needs no cluster, file by file; then clusters, whose tests mostly wait, with all
-# tests of one cluster in one process, and the longest first (tests/support/cluster/side_by_side.py).
-# make test TESTS=tests/router: only some of them, one after another.
+# Three processes each time, though two cores have enough to do for them: many tests wait. First all that needs no cluster,
+# file by file; then clusters, with all tests of one cluster in one process. What takes longest begins first
+# (tests/support/cluster/side_by_side.py). make test TESTS=tests/router: only some of them, one after another.
 CLUSTERS := tests/faults tests/e2e
+SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder
 TESTS ?=
 test: $(STAMP)
 ifeq ($(TESTS),)
-	@$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests $(CLUSTERS:%=--ignore=%); others=$$?; \
-		$(TEST_ENV) $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(CLUSTERS) && \
+	@$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --dist loadfile tests $(CLUSTERS:%=--ignore=%); others=$$?; \
+		$(TEST_ENV) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --dist loadgroup $(CLUSTERS) && \
 		exit $$others
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(TESTS)

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -27,6 +28,14 @@ _NAMES = {
     "VLLM::": "vllm ",
 }
 _UTIME, _STIME = 11, 12
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadUse:
+    """CPU seconds of a thread so far, and how often it gave its core up by itself, which is to sleep."""
+
+    cpu_s: float
+    num_sleeps: int
 
 
 class CpuWatch:
@@ -47,6 +56,16 @@ class CpuWatch:
                 continue
         return seconds
 
+    def take_engine(self, role: str) -> dict[int, ThreadUse]:
+        """What each of the threads that compute in the workers of a role used so far, by the thread's id."""
+        used = {}
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error, FileNotFoundError, ProcessLookupError):
+                for task in Path(f"/proc/{process.pid}/task").iterdir():
+                    if (task / "comm").read_text().strip() == f"engine {role}":
+                        used[int(task.name)] = _use_of(task)
+        return used
+
     def _processes(self) -> set[psutil.Process]:
         """All of the server's: a title may have overwritten a process's environment, but not its parent's."""
         found: set[psutil.Process] = set()
@@ -61,6 +80,13 @@ def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, 
     """CPU seconds between two looks, by process, the most first."""
     seconds = {name: total - before.get(name, 0.0) for name, total in after.items()}
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
+
+
+def _use_of(task: Path) -> ThreadUse:
+    fields = (task / "stat").read_text().rpartition(")")[2].split()
+    status = (task / "status").read_text()
+    num_sleeps = int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return ThreadUse((int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S, num_sleeps)
 
 
 def _plain_name(process: psutil.Process) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ray import serve
@@ -17,6 +17,7 @@ from engine.contract.step_frame import pack_step
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from router.text.tokenizer import Tokenizer
+from router.wire.frame_socket import FrameOffer, FrameServer
 
 WORD = " and"
 STEP_S = float(os.environ.get(STEP_VARIABLE, "1")) / 1e3
@@ -38,6 +39,7 @@ class TokenWorker:
         self._streams: dict[str, ClientStream] = {}
         self._running: dict[str, list[Any]] = {}
         self._stepping: asyncio.Task[None] | None = None
+        self._frames: FrameServer | None = None
 
     async def status(self) -> tuple[WorkerInfo, LoadReport]:
         """Constants and load."""
@@ -108,7 +110,14 @@ class TokenWorker:
             await asyncio.sleep(max(0.0, due_s - now_s))
         self._stepping = None
 
-    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[bytes]:  # noqa: ARG002
+    async def offer_outputs(self, client_id: str, mirrors_cache: bool) -> FrameOffer | None:
+        """The socket of a real worker's stream."""
+        if self._frames is None:
+            self._frames = FrameServer()
+            await self._frames.start()
+        return self._frames.offer(self.outputs(client_id, mirrors_cache))
+
+    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncGenerator[bytes]:  # noqa: ARG002
         """One frame a step."""
         stream = self._streams[client_id] = ClientStream(min_gap_s=MESSAGE_GAP_S)
         try:

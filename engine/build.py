@@ -77,7 +77,9 @@ def join_engine(
         windows=[group.window for group in facts.layout.groups],
         connector=connector.scheduler if connector is not None else None,
         drafting=drafting,
+        grammars=executor.grammars,
     )
+    executor.grammars.on_end = wake.set
     core = EngineCore(
         scheduler=scheduler,
         runner=executor,

@@ -282,3 +282,29 @@ class RequestCancelledError(RouterError):
 
 class ModelDirectoryError(Exception):
     """The model directory cannot be served: one line that says why."""
+
+
+class ResponseNotFoundError(RouterError):
+    """There is no such response, or it belongs to another key."""
+
+    code = "response_not_found"
+
+    def __init__(self, *, response_id: str) -> None:
+        super().__init__(
+            f"there is no response {response_id[:200]!r}: responses are kept in the memory of the router that made "
+            "them, for a limited time and in a limited number, and only if 'store' was not false; keep the "
+            "conversation yourself where it must last longer",
+            param="response_id",
+        )
+
+
+class ResponseUnreachableError(RouterError):
+    """The router that keeps a response does not answer now."""
+
+    code = "response_unreachable"
+
+    def __init__(self, *, response_id: str, router_id: str, retry_after_s: float) -> None:
+        super().__init__(
+            f"the router {router_id}, which keeps the response {response_id[:200]!r}, does not answer; try again later",
+            retry_after_s=retry_after_s,
+        )

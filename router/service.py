@@ -18,6 +18,7 @@ from router.administration import Administration
 from router.attentive_clock import AttentiveClock
 from router.body_room import BodyRoom
 from router.errors import NoReplicaError, UnknownModelError
+from router.grammar.checker import GrammarChecker
 from router.pool.pool import ReplicaPool
 from router.pool.workers import WorkerPool
 from router.report.cluster_view import ClusterView
@@ -29,6 +30,8 @@ from router.request.orchestrator import Orchestrator
 from router.request.text_output import TextOutput
 from router.roles import ROLES
 from router.settings import RouterSettings
+from router.stored_responses.directory import ResponseDirectory
+from router.stored_responses.store import ResponseStore
 from router.text.chat_renderer import ChatRenderer
 from router.text.chat_template import load_chat_template
 from router.text.detokenizer import Detokenizer, DetokenizerFactory
@@ -36,6 +39,10 @@ from router.text.generation_config import GenerationDefaults, load_generation_de
 from router.text.stop_strings import StopStrings
 from router.text.token_spelling import TokenSpeller
 from router.text.tokenizer import Tokenizer
+from router.tools.reasoning import ReasoningFormat
+from router.tools.registry import reasoning_format, tool_format
+from router.tools.tool_format import ToolFormat
+from router.tools.turn_reader import TurnRules
 from router.wire.worker_link import WorkerLink
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -47,6 +54,7 @@ class TextRequest:
 
     ``caller_id`` is the caller's own id of it, for logs.
     ``is_prompt_only`` asks what the model says of the prompt, and for no output.
+    ``turn`` says how to tell thinking, content and calls apart; None where all is content.
     """
 
     request_id: str
@@ -63,6 +71,7 @@ class TextRequest:
     caller_id: str = ""
     shows_logprobs: bool = False
     is_prompt_only: bool = False
+    turn: TurnRules | None = None
 
 
 class RouterService:
@@ -90,17 +99,15 @@ class RouterService:
         """
         self.model_name, self._names = model_name, (model_name, *aliases)
         self.settings = settings or RouterSettings()
-        self.body_room = BodyRoom(
-            max_bytes=self.settings.max_reading_bytes,
-            wait_s=self.settings.reading_wait_s,
-            retry_after_s=self.settings.retry_after_s,
-        )
+        self.body_room = self._body_room()
         self.router_id = router_id or uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)
         self.chat_renderer = self._chat_renderer(model_dir)
         self.defaults: GenerationDefaults = load_generation_defaults(model_dir, self.tokenizer)
+        self.tool_format, self.reasoning_format = self._formats()
         self._detokenizers = DetokenizerFactory(self.tokenizer)
         self.speller = TokenSpeller(self.tokenizer, self._detokenizers.table)
+        self.grammars = GrammarChecker()
         self.counters = RouterCounters()
         self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
         self._links = {name: self._link(ROLES[name], workers) for name, workers in pools.items()}
@@ -124,7 +131,14 @@ class RouterService:
             settings=self.settings,
             node_ip=node_ip,
         )
+        self.responses = self._directory(peers or NoPeers())
         self._refreshing: asyncio.Task[None] | None = None
+
+    def _body_room(self) -> BodyRoom:
+        settings = self.settings
+        return BodyRoom(
+            max_bytes=settings.max_reading_bytes, wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s
+        )
 
     def _chat_renderer(self, model_dir: Path) -> ChatRenderer:
         settings = self.settings
@@ -132,6 +146,31 @@ class RouterService:
             model_dir, special_tokens=self.tokenizer.special.named, max_characters=settings.max_body_bytes
         )
         return ChatRenderer(template, wait_s=settings.reading_wait_s, retry_after_s=settings.retry_after_s)
+
+    def _directory(self, peers: RouterPeers) -> ResponseDirectory:
+        settings = self.settings
+        store = ResponseStore(
+            router_id=self.router_id,
+            max_count=settings.max_stored_responses,
+            max_bytes=settings.max_stored_response_bytes,
+            ttl_s=settings.stored_response_ttl_s,
+        )
+        return ResponseDirectory(
+            store,
+            peers,
+            own_id=self.router_id,
+            timeout_s=settings.status_timeout_s,
+            retry_after_s=settings.retry_after_s,
+        )
+
+    def _formats(self) -> tuple[ToolFormat | None, ReasoningFormat | None]:
+        """How the model writes calls of tools, and its thinking; None for what it does not know."""
+        template = self.chat_renderer.template
+        source = None if template is None else template.source
+        return (
+            tool_format(self.settings.tool_format, source),
+            reasoning_format(self.settings.reasoning_format, source, self.tokenizer),
+        )
 
     def _link(self, role: Role, workers: WorkerPool) -> WorkerLink:
         settings = self.settings
@@ -161,6 +200,7 @@ class RouterService:
             self._refreshing = None
         await self._orchestrator.close()
         await self.chat_renderer.close()
+        self.grammars.close()
         await self.view.close()
         for pool in self._pools:
             await pool.close()
@@ -288,13 +328,23 @@ class RouterService:
         generation.mailbox.joins_deltas = not text.stop and not asks_for_logprobs
         return TextOutput(
             generation,
-            detokenizer=self.detokenizer(text.prompt_token_ids, skip_special_tokens=text.skip_special_tokens),
+            detokenizer=self._detokenizer_of(text),
             stops=StopStrings(text.stop, include=text.include_stop),
             metrics=self.metrics,
             skip_stop_token=not text.include_stop,
             shows_logprobs=text.shows_logprobs,
             is_prompt_only=text.is_prompt_only,
             leader=leader,
+            turn=None if text.turn is None else text.turn.reader(),
+        )
+
+    def _detokenizer_of(self, text: TextRequest) -> Detokenizer:
+        markers = () if text.turn is None else text.turn.markers
+        ids = (self.tokenizer.added_token_id(marker) for marker in markers)
+        return self._detokenizers.make(
+            text.prompt_token_ids,
+            skip_special_tokens=text.skip_special_tokens,
+            shown=frozenset(token_id for token_id in ids if token_id is not None),
         )
 
     def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
@@ -309,6 +359,7 @@ class RouterService:
         while True:
             await asyncio.sleep(self._refresh_period_s())
             self._clock.tick()
+            self.responses.store.drop_expired()
             try:
                 await self._refresh(wait=False)
             except Exception:

@@ -9,6 +9,8 @@ from typing import Literal
 from engine.contract.role import Role
 from router.policies import PREFIX, make_policy
 from router.roles import ROLES
+from router.tools.reasoning import REASONING_FORMATS
+from router.tools.registry import AUTO, NONE, TOOL_FORMATS
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -61,6 +63,9 @@ class RouterSettings:
     replica than at the decode replica; 0: never, whatever waits.
     Requests with the same value of ``session_header`` go to one replica, unless its KV usage leads the emptiest one's
     by more than ``session_max_usage_lead`` or its queue by more than ``session_max_queue_lead`` tokens.
+    Of /v1/responses each router keeps ``max_stored_responses``, of together at most ``max_stored_response_bytes``, for
+    ``stored_response_ttl_s``; 0 of them: none.
+    ``tool_format`` and ``reasoning_format`` name how the model writes calls of tools and its thinking (docs/tools.md).
     """
 
     max_body_bytes: int = 8 * 1024 * 1024
@@ -104,9 +109,14 @@ class RouterSettings:
     session_max_usage_lead: float = 0.2
     session_max_queue_lead: int = 8192
     max_mirrored_blocks: int = 500_000
+    max_stored_responses: int = 1000
+    max_stored_response_bytes: int = 64 * 1024 * 1024
+    stored_response_ttl_s: float = 3600.0
     prefill_policy: str = ROLES["prefill"].policy
     decode_policy: str = ROLES["decode"].policy
     metrics_compat: MetricsCompat = "none"
+    tool_format: str = AUTO
+    reasoning_format: str = AUTO
 
     def policy_of(self, role: Role) -> str:
         """The name of the policy by which a replica of a role is chosen: the setting ``<role>_policy`` where there is
@@ -143,6 +153,7 @@ class RouterSettings:
                 "the largest bodies would never find room"
             )
         self._check_times()
+        self._check_formats()
         for role in ROLES.values():
             make_policy(self.policy_of(role), role)
         if self.session_header is not None and not _HEADER_NAME.fullmatch(self.session_header):
@@ -153,6 +164,11 @@ class RouterSettings:
             raise ValueError(
                 f"default_timeout_s ({self.default_timeout_s}) is larger than max_timeout_s ({self.max_timeout_s})"
             )
+
+    def _check_formats(self) -> None:
+        for name, known in (("tool_format", TOOL_FORMATS), ("reasoning_format", REASONING_FORMATS)):
+            if (value := getattr(self, name)) not in (allowed := (AUTO, NONE, *known)):
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
     def _check_times(self) -> None:
         for item in fields(self):

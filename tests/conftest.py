@@ -56,8 +56,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if any(path.is_relative_to(collection_path) for path in named) else True
 
 
-CLUSTER_FOLDERS = ("e2e", "faults")
-"""Folders whose tests start clusters."""
+CLUSTER_FOLDERS = tuple(Path(__file__).with_name(name) for name in ("e2e", "faults"))
+"""Their tests start clusters."""
 
 CLUSTER_TEST_TIMEOUT_S = 900
 """A test that starts a cluster may take so long: on a busy machine the start alone takes minutes. Its waits are shorter
@@ -65,13 +65,13 @@ CLUSTER_TEST_TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of clusters time; those that share clusters come last: else these would run beside the rest."""
-    from tests.support.cluster.side_by_side import shares_clusters
+    """Give tests of clusters time, and begin with the longest."""
+    from tests.support.cluster.side_by_side import place_in_order
 
     for item in items:
-        if item.path.parent.name in CLUSTER_FOLDERS and item.get_closest_marker("timeout") is None:
+        if any(map(item.path.is_relative_to, CLUSTER_FOLDERS)) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(CLUSTER_TEST_TIMEOUT_S))
-    items.sort(key=lambda item: item.path.parent.name in CLUSTER_FOLDERS and shares_clusters(item.path))
+    items.sort(key=lambda item: place_in_order(item.path))
 
 
 @pytest.hookimpl(optionalhook=True)  # a run in one process may do without xdist

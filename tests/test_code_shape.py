@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.side_by_side import SHARED_CLUSTERS
+from tests.support.cluster.side_by_side import LONGEST, SHARED
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("cluster", "prefill", "decode", "kv_transfer", "router", "engine")
@@ -92,11 +92,15 @@ def test_fixtures_of_a_folder_end_with_it() -> None:
     assert [path.parent.name for path in shared if not path.with_name("__init__.py").exists()] == []
 
 
-def test_tests_of_a_shared_cluster_know_that_they_share_it() -> None:
-    """Otherwise each process that runs tests of clusters would start it."""
-    tree = ast.parse((ROOT / "tests" / "e2e" / "conftest.py").read_text())
+def test_clusters_are_shared_only_where_one_process_runs_all_tests() -> None:
+    """Otherwise each process that runs tests of clusters would start them."""
+    folders = (ROOT / "tests" / "e2e", ROOT / "tests" / "faults")
 
-    assert {function.name for function in functions_of(tree)} == SHARED_CLUSTERS
+    assert [file.parent for folder in folders for file in folder.rglob("conftest.py")] == [SHARED]
+
+
+def test_what_is_begun_first_exists() -> None:
+    assert [path for path in LONGEST if not path.exists()] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -136,6 +136,10 @@ RouterSection = section_of(
         "default_timeout_s": "Deadline of a request that names none.",
         "max_timeout_s": "Longest deadline that a request may name.",
         "admin_api": "Take orders to workers at `/admin`, from who has an admin key.",
+        "tool_format": "How the model writes calls of tools: `auto` goes by its chat template, `none` takes no tools, "
+        "else one of the names in docs/tools.md.",
+        "reasoning_format": "How the model marks its thinking: `auto` goes by its chat template and its tokens, `none` "
+        "leaves all in the content, else one of the names in docs/tools.md.",
         "default_max_tokens": "Length of an answer whose request names none; null fills the context.",
         "prefill_timeout_s": "How long a prefill worker may take for one prompt.",
         "submit_timeout_s": "How long a decode worker may take to accept requests.",
@@ -150,6 +154,9 @@ RouterSection = section_of(
         "session_max_usage_lead": "A session's worker may be so much fuller than the emptiest, in KV usage.",
         "session_max_queue_lead": "It may have so many more prompt tokens waiting than the worker with the fewest.",
         "max_mirrored_blocks": "Blocks of prefix caches that a router remembers at most, about 200 bytes each.",
+        "max_stored_responses": "Responses of /v1/responses that each router keeps; 0 keeps none.",
+        "max_stored_response_bytes": "What they may take together; the oldest ones go first.",
+        "stored_response_ttl_s": "How long a response is kept.",
         "max_prefill_attempts": "Prefill workers tried for one request at most.",
         "write_timeout_s": "How long a client may leave an event unread before its request is given up.",
         "max_write_delay_s": "With many streams, how long tokens may wait to be written together; 0: never.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -21,6 +21,8 @@ from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavail
 from router.report.router_report import RouterReport
 from router.roles import ROLES
 from router.settings import RouterSettings
+from router.stored_responses.store import Order, StoredResponse
+from router.wire.frame_socket import FrameOffer, fetch_frames
 
 RESYNC_TIMEOUT_S = 10.0
 
@@ -77,19 +79,28 @@ class RayWorkerPool:
 
     def outputs(self, replica_id: str, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
         """Open the stream of everything that concerns ``client_id``; it raises WorkerUnavailableError."""
-        return _messages(self._caller.stream(replica_id, "outputs", client_id, mirrors_cache), replica_id)
+        return _messages(self._frames(replica_id, client_id, mirrors_cache), replica_id)
+
+    async def _frames(self, replica_id: str, client_id: str, mirrors_cache: bool) -> AsyncIterator[object]:
+        """One stream's frames: over a socket where the worker is on this host, by Ray where it is not."""
+        offer: FrameOffer | None = await self._caller.call(
+            replica_id, "offer_outputs", client_id, mirrors_cache, timeout_s=self._submit_timeout_s
+        )
+        fetched = await fetch_frames(offer) if offer is not None else None
+        return fetched or self._caller.stream(replica_id, "outputs", client_id, mirrors_cache)
 
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
         """Ask for the whole prefix cache again; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "resync_cache", client_id, timeout_s=RESYNC_TIMEOUT_S)
 
 
-async def _messages(frames: AsyncIterator[object], replica_id: str) -> AsyncIterator[StepMessage]:
-    """What the frames of one replica hold.
+async def _messages(opening: Awaitable[AsyncIterator[object]], replica_id: str) -> AsyncIterator[StepMessage]:
+    """What the frames of one replica hold, once its stream is open.
 
     Raises:
         WorkerUnavailableError: The replica is gone, or sends what this router cannot read.
     """
+    frames = await opening
     async with contextlib.AsyncExitStack() as stack:
         if hasattr(frames, "aclose"):
             stack.push_async_callback(frames.aclose)
@@ -124,6 +135,18 @@ class RayRouterPeers:
     async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
         """Leave one router the last word of this one; raises WorkerUnavailableError."""
         await self._caller.call(router_id, "note_farewell", report, timeout_s=timeout_s)
+
+    async def take_order(
+        self, router_id: str, order: Order, response_id: str, *, owner: str, timeout_s: float
+    ) -> StoredResponse | None:
+        """Ask the router that keeps a response; raises WorkerUnavailableError.
+
+        Another one that answers in its place has no response of this id.
+        """
+        found: StoredResponse | None = await self._caller.call(
+            router_id, "take_response_order", order, response_id, owner, timeout_s=timeout_s
+        )
+        return found
 
 
 class ServeTargets:

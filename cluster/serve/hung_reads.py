@@ -35,7 +35,7 @@ class HungReads:
         *,
         has_hung_read: Callable[[], bool],
         may_leave: Callable[[], Awaitable[bool]],
-        leave: Callable[[], None],
+        leave: Callable[[], object],
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

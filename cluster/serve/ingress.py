@@ -23,6 +23,7 @@ from router.report.router_report import RouterReport
 from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
+from router.stored_responses.store import Order, StoredResponse
 
 GC_THRESHOLDS = (10_000, 20, 20)
 """Nearly all that requests make goes without the collector, which by default would look at it every 700 objects."""
@@ -100,3 +101,9 @@ class RouterIngress:
         """Remember what another router had counted when it ended."""
         if self._service is not None:
             self._service.view.note_farewell(report)
+
+    async def take_response_order(self, order: Order, response_id: str, owner: str) -> StoredResponse | None:
+        """Read, delete or cancel a response that this router keeps; None where it keeps none of this id and owner."""
+        if self._service is None:
+            return None
+        return self._service.responses.store.take_order(order, response_id, owner=owner)

@@ -103,7 +103,7 @@ class Introductions:
         meets_own_role: bool,
         peers: PeerDirectory,
         on_met: Callable[[int], None],
-        on_absent: Callable[[], None],
+        on_absent: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._own_id = own_id

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from ray import serve
@@ -41,6 +41,7 @@ from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from router.attentive_clock import AttentiveClock
 from router.roles import ROLES
+from router.wire.frame_socket import FrameOffer, FrameServer
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -90,6 +91,8 @@ class Worker:
             raise
         self._leaving: asyncio.Task[None] | None = None
         self._introductions = self._introduce(self._connector)
+        self._frames = FrameServer()
+        await self._frames.start()
         self._looking = asyncio.create_task(self._begin_looking())
         self._ticking = asyncio.create_task(self._keep_ticking())
         self._hung_reads = HungReads(
@@ -172,10 +175,11 @@ class Worker:
             self._clock.tick()
             await asyncio.sleep(TICK_PERIOD_S)
 
-    def _leave(self, *, exits: bool) -> None:
+    def _leave(self, *, exits: bool) -> asyncio.Task[None]:
         """Begin to drain; idempotent. ``exits``: nobody else is ending this process."""
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._drain(exits=exits))
+        return self._leaving
 
     async def _drain(self, *, exits: bool) -> None:
         # First, so that of workers that are drained together none hands over to another.
@@ -188,6 +192,7 @@ class Worker:
         if exits:
             if not self._engine.has_hung_read:  # a transport under such a read may not close
                 await self._engine.close()
+            await self._frames.close()
             os._exit(0)  # Serve finds the actor gone, and starts another one
 
     def _report(self, stage: str, *, refusal: str | None = None) -> None:
@@ -211,7 +216,11 @@ class Worker:
         answers = await self._engine.submit(requests)
         return [Refusal.of(answer) if answer is not None else None for answer in answers]
 
-    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncIterator[bytes]:
+    async def offer_outputs(self, client_id: str, mirrors_cache: bool) -> FrameOffer | None:
+        """Where a router of this host gets what ``outputs`` yields, without Ray; None where nobody can."""
+        return self._frames.offer(self.outputs(client_id, mirrors_cache))
+
+    async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncGenerator[bytes]:
         """Yield everything that concerns one router, one frame a step."""
         async for message in self._engine.outputs(client_id, mirrors_cache=mirrors_cache):
             yield pack_step(message)
@@ -254,8 +263,13 @@ class Worker:
         self._engine.check_health()
 
     async def __del__(self) -> None:
+        """Called by Serve, which waits for it, when this replica is to go: nothing that runs here is lost by that."""
+        if hasattr(self, "_leaving"):
+            await asyncio.wait((self._leave(exits=False),))
         for task in (getattr(self, name, None) for name in ("_looking", "_ticking", "_watching")):
             if task is not None:
                 task.cancel()
         if hasattr(self, "_engine"):
             await self._engine.close()
+        if hasattr(self, "_frames"):
+            await self._frames.close()

@@ -59,8 +59,9 @@ class ReferencePlan:
         """One token's query, [num_heads, head_dim], at its position."""
         spec, block_size = layer.spec, self._cache.layout.block_size
         first = 0 if spec.window is None else max(position - spec.window + 1, 0)
-        slots = [(int(self._tables[request, p // block_size]), p % block_size) for p in range(first, position + 1)]
-        blocks, offsets = torch.tensor(slots, device=query.device).unbind(1)
+        positions = torch.arange(first, position + 1, device=query.device)
+        table = torch.as_tensor(self._tables[request], device=query.device)
+        blocks, offsets = table[positions // block_size], positions % block_size
         group = query.shape[0] // self._cache.layout.num_kv_heads
         keys, values = (
             cached[blocks, offsets].double().repeat_interleave(group, dim=1)

@@ -65,6 +65,13 @@ def group_hash(block_hash: BlockHash, group: int) -> BlockHash:
     return BlockHash(block_hash + group.to_bytes(2, "little")) if group else block_hash
 
 
+def group_hashes(block_hashes: Sequence[BlockHash], num_groups: int) -> list[Sequence[BlockHash]]:
+    """The addresses of every KV cache group's blocks of these tokens, by group."""
+    if num_groups == 1:
+        return [block_hashes]
+    return [[group_hash(block_hash, group) for block_hash in block_hashes] for group in range(num_groups)]
+
+
 def is_first_group(block_hash: BlockHash) -> bool:
     """True for the address of a block of the first KV cache group."""
     return len(block_hash) == _HASH_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.contract.grammar import GrammarCompiler
 from engine.contract.step import PendingStep, SchedulerOutput
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
 
@@ -48,6 +49,10 @@ class Executor(StepRunner, Protocol):
 
     def describe(self) -> EngineFacts:
         """What scheduler and connector are built from, and other workers are told."""
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Where the grammars of requests are compiled before they run."""
 
     @property
     def regions(self) -> tuple[KVRegion, ...]:

@@ -38,6 +38,7 @@ class SamplingParams:
     ``min_tokens`` keeps both from being sampled before that many output tokens exist.
     ``num_logprobs`` asks for the log-probability of every output token and of that many most likely ones beside it,
     ``num_prompt_logprobs`` for the same of the prompt; None asks for nothing.
+    ``grammar`` is what the output's text must match, in the form that llguidance reads: Lark text, or its JSON.
     """
 
     max_tokens: int
@@ -56,6 +57,7 @@ class SamplingParams:
     rules: LogitRules | None = None
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    grammar: str | None = None
 
     @property
     def is_greedy(self) -> bool:

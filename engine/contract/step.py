@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from engine.contract.grammar import RowFailure
 from engine.contract.messages import LogprobTable, SamplingParams
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders
 
@@ -124,6 +125,7 @@ class ModelRunnerOutput(NamedTuple):
         tokens are its output. None where the step has no draft tokens: all that was sampled is output.
     has_nan: [sum of num_samples] True where the logits of a sample that counts held a NaN.
     has_waited: sampling had to wait for the tokens of the step before.
+    failures: rows whose requests cannot go on; their tokens count for nothing.
     """
 
     sampled_token_ids: IntArray
@@ -132,6 +134,7 @@ class ModelRunnerOutput(NamedTuple):
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobsChunk, ...] = ()
     has_waited: bool = False
+    failures: tuple[RowFailure, ...] = ()
 
 
 NOTHING_SAMPLED = ModelRunnerOutput(sampled_token_ids=EMPTY_INTS)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 
-SPIN_COUNT = 2000
-"""So often a thread looks whether there is more to do before it sleeps. The runtime's own number is 300,000:
-milliseconds, in which the other processes of a machine, the router first of all, wait for the core. It is enough for
-the moments between the products of a step: with fewer looks threads sleep there, and waking them takes longer.
+SPIN_COUNT = 30_000
+"""So often a thread looks whether there is more to do before it sleeps: a tenth of the runtime's own number, with which
+the other processes of a machine, the router first of all, wait for the core for milliseconds. With much fewer looks
+threads sleep between the products of a step whenever another process delays one of them, and waking them takes longer
+than the delay (`benchmarks/worker_step.py` counts it in a cluster; alone an engine shows nothing of it).
 """
 
 _SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

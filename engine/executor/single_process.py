@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.contract.config import EngineConfig
 from engine.contract.executor import EngineFacts
+from engine.contract.grammar import GrammarCompiler
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.model.weights.checkpoint import ProgressCallback
 from engine.runner.model_runner import ModelRunner
@@ -45,6 +46,11 @@ class SingleProcessExecutor:
         )
 
     @property
+    def grammars(self) -> GrammarCompiler:
+        """See ``Executor``."""
+        return self.runner.grammars
+
+    @property
     def regions(self) -> tuple[KVRegion, ...]:
         """See ``Executor``."""
         return (self.runner.region,)
@@ -60,4 +66,6 @@ class SingleProcessExecutor:
 
     def close(self) -> None:
         """See ``Executor``."""
+        if self._runner is not None:
+            self._runner.grammars.close()
         self._runner = None

@@ -11,6 +11,7 @@ from engine.attention.backend import AttentionBatch, first_seen
 from engine.contract.step import IntArray, SchedulerOutput
 from engine.kernels import decode_rows
 from engine.runner.step_inputs import DecodeLayout, LongArray, StepInputs, UnknownTokens
+from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory
 
@@ -27,7 +28,13 @@ class InputBatch:
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, windows: Sequence[int | None] = (None,)
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        windows: Sequence[int | None] = (None,),
+        grammars: GrammarStore | None = None,
     ) -> None:
         self.block_size = block_size
         num_columns = max_model_len // block_size + 1
@@ -36,7 +43,7 @@ class InputBatch:
         self._windows = tuple(windows)
         self._block_tables: IntArray = np.zeros((len(self._windows), max_num_seqs, num_columns), dtype=np.int32)
         num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
-        self.sampling = SamplingRows(max_num_seqs)
+        self.sampling = SamplingRows(max_num_seqs, grammars=grammars)
         self.num_prompt_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
         self._places: LongArray = np.zeros(max_num_seqs, dtype=np.int64)
         self._decode = DecodeLayout(

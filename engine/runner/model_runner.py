@@ -44,6 +44,7 @@ from engine.runner.input_batch import InputBatch
 from engine.runner.model_step import ModelStep
 from engine.runner.prompt_logprobs import prompt_logprobs
 from engine.runner.step_inputs import LongArray, StepInputs
+from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.most_likely import MostLikely
 from engine.sampling.sampler import Sampler
 from engine.sampling.worst_case import sample_worst_case
@@ -98,11 +99,15 @@ class ModelRunner:
         self._attention = self._parts.build_attention(self.kv_cache)
         if self._graphs is not None:
             self._graphs.capture(self.kv_cache, self._attention)
+        self.grammars = GrammarStore(
+            source.path, vocab_size=self.model_config.vocab_size, eos_token_ids=self.eos_token_ids
+        )
         self._batch = InputBatch(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
             block_size=config.cache.block_size,
             windows=[group.window for group in self.layout.groups],
+            grammars=self.grammars,
         )
         self._is_cpu = self.device.type == "cpu"
         self.num_threads, self.thread_speedup = 0, 0.0
@@ -276,6 +281,8 @@ class ModelRunner:
             self._batch.expect(before.rows, before.positions)
         self._batch.apply(output)
         inputs = self._batch.prepare(output)
+        if inputs.unknown is None and inputs.last_tokens.size:
+            self._sampler.begin(inputs.sampled_rows, inputs.sampled_positions)
         hidden = self._forward(inputs)
         sampled, has_waited = None, False
         if inputs.last_tokens.size:

@@ -98,6 +98,7 @@ class ModelStep:
                 for chunk in self._prompt_logprobs
             ),
             has_waited=self._has_waited,
+            failures=tuple(self._sampled.failures) if self._sampled is not None else (),
         )
 
 

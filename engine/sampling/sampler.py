@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.contract.grammar import RowFailure
 from engine.contract.step import IntArray
 from engine.device.copies import upload
 from engine.sampling.filters import num_deciding_candidates, thresholds
@@ -23,7 +25,7 @@ from engine.sampling.token_history import TokenHistory
 class SampledTokens:
     """One token for each row of logits, where these are.
 
-    ``logprobs`` are of ``logprob_rows``, those of the rows that ask for them.
+    ``logprobs`` are of ``logprob_rows``, those of the rows that ask for them. Rows with a failure have no valid token.
     token_ids: [num_rows] int32; has_nan: [num_rows] bool, whose logits held a NaN.
     """
 
@@ -31,6 +33,7 @@ class SampledTokens:
     has_nan: torch.Tensor
     logprob_rows: IntArray
     logprobs: LogprobTensors | None = None
+    failures: Sequence[RowFailure] = ()
 
 
 class Sampler:
@@ -53,6 +56,10 @@ class Sampler:
         """True when what is drawn for some of these rows depends on the tokens that they hold."""
         return bool(self._sampling.reads_history[rows].any())
 
+    def begin(self, rows: IntArray, positions: IntArray) -> None:
+        """Begin what needs no logits for a batch whose tokens before these positions are all known; see ``sample``."""
+        self._sampling.grammar.begin(rows, positions, self._history)
+
     def sample(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> SampledTokens:
         """Choose a token for each row of logits.
 
@@ -71,6 +78,7 @@ class Sampler:
             token_ids=token_ids.to(torch.int32),
             has_nan=has_nan,
             logprob_rows=rows[asking],
+            failures=self._sampling.grammar.take_failures(),
             logprobs=self._logprobs(logits, rows, token_ids, asking) if asking.size else None,
         )
 

@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 from engine.contract.messages import SamplingParams
 from engine.contract.step import BoolArray, IntArray
+from engine.sampling.grammar.compiler import GrammarStore
+from engine.sampling.processors.grammar import GrammarProcessor
 from engine.sampling.processors.registry import build_processors
 
 FloatArray = npt.NDArray[np.float32]
@@ -19,11 +21,13 @@ class SamplingRows:
 
     ``num_logprobs`` is -1 where none are wanted. Before position ``changed_until`` some processor may change a row's
     logits. What is drawn for ``reads_history`` rows depends on the tokens that they hold. ``is_argmax_only`` rows want
-    the most likely token of the untouched logits at every position, and nothing else.
+    the most likely token of the untouched logits at every position, and nothing else. ``grammars`` holds the compiled
+    grammars of all requests that have one.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
-        self.processors = build_processors(max_num_seqs)
+    def __init__(self, max_num_seqs: int, *, grammars: GrammarStore | None = None) -> None:
+        self.grammar = GrammarProcessor(max_num_seqs, grammars)
+        self.processors = (*build_processors(max_num_seqs), self.grammar)
         self.temperature: FloatArray = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_p: FloatArray = np.ones(max_num_seqs, dtype=np.float32)
         self.top_k: IntArray = np.zeros(max_num_seqs, dtype=np.int32)

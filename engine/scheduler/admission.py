@@ -86,7 +86,7 @@ class Admission:
         self._serve(self._live_requests.ready, self._start, draft)
         if not draft.is_blocked and (draft.token_budget > 0 or self._remote.can_load):
             self._serve(self._live_requests.waiting, self._admit, draft)
-            if len(self._early) and not self._live_requests.num_waiting:
+            if len(self._early) and not self._live_requests.num_startable:
                 self._begin_early()
 
     def _let_in_first(self, request: Request, draft: StepDraft) -> None:
@@ -114,7 +114,7 @@ class Admission:
             queue.push_front(request)
 
     def _admit(self, request: Request, draft: StepDraft) -> Verdict:
-        local = self.local_prefix(request)
+        local = self._kv_cache.prefix(shareable := self._shareable_hashes(request))
         num_local_tokens = local.num_blocks * self._kv_cache.block_size
         if self._gates and (verdict := self._ask_gates(request, num_local_tokens, draft)) is not Verdict.ADMITTED:
             return verdict
@@ -124,10 +124,10 @@ class Admission:
         if self._is_brought_by_other(request, local.num_blocks):
             return Verdict.PASSED_OVER
         need = self._need(request, local, start=num_local_tokens)
-        has_windows = self._kv_cache.groups.has_windows  # what these need depends on how much is loaded
+        has_windows = self._kv_cache.has_windows  # what these need depends on how much is loaded
         if not has_windows and self._make_room(request, need) > 0:
             return Verdict.BARRIER
-        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        match = self._remote.match(request, num_local_tokens, shareable)
         if match is None:
             self._set_undecided(request)
             return Verdict.ADMITTED
@@ -268,7 +268,7 @@ class Admission:
         num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
         for cap in (self._config.long_prefill_token_threshold, draft.prefill_share):
             num_tokens = min(num_tokens, cap or num_tokens)
-        draft.start(self._table, request, tables, num_tokens)
+        draft.start(self._table, request, num_tokens)
         if request.message.hand_over:
             is_complete = int(self._table.num_computed[row]) >= request.num_prompt_tokens
             self._announcer.started(request, is_complete=is_complete)

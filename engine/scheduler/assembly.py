@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.contract.config import CacheConfig, SchedulerConfig
+from engine.contract.grammar import GrammarCompiler
 from engine.contract.stats import Counters
 from engine.drafting.proposer import Drafting
 from engine.scheduler.admission import Admission
@@ -16,6 +17,7 @@ from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.migration import Migration
 from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
+from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
 from engine.scheduler.priority_preemption import PriorityPreemption
 from engine.scheduler.remote.announcer import Announcer
@@ -35,7 +37,7 @@ from kv_transfer.connector import SchedulerConnector
 class Preparation(Protocol):
     """Something that looks at the state before a step is put together."""
 
-    def prepare(self, draft: StepDraft) -> None:
+    def prepare(self, draft: StepDraft, /) -> None:
         """Change what the step starts from."""
 
 
@@ -63,6 +65,7 @@ class Parts:
     state: State
     validator: RequestValidator
     preparations: Sequence[Preparation]
+    grammar_gate: GrammarGate | None
     running: RunningPass
     admission: Admission
     speculation: Speculation | None
@@ -83,6 +86,7 @@ def assemble(
     clock: Callable[[], float],
     gates: Sequence[AdmissionGate],
     drafting: Drafting | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> Parts:
     """Build everything; ``config`` was checked against the cache."""
     state = _state(
@@ -115,10 +119,12 @@ def assemble(
         announcer=state.announcer,
         counters=state.counters,
     )
+    grammar_gate = _grammar_gate(grammars, state, clock)
     return Parts(
         state=state,
-        validator=_validator(config, state, max_model_len=max_model_len, clock=clock),
-        preparations=_preparations(config, state, admission, partial_prefills),
+        validator=_validator(config, state, grammar_gate, max_model_len=max_model_len, clock=clock),
+        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate),
+        grammar_gate=grammar_gate,
         running=running,
         admission=admission,
         speculation=_speculation(drafting, state, running),
@@ -209,8 +215,19 @@ def _admission(
     )
 
 
+def _grammar_gate(grammars: GrammarCompiler | None, state: State, clock: Callable[[], float]) -> GrammarGate | None:
+    if grammars is None:
+        return None
+    return GrammarGate(grammars, live_requests=state.live_requests, clock=clock)
+
+
 def _validator(
-    config: SchedulerConfig, state: State, *, max_model_len: int, clock: Callable[[], float]
+    config: SchedulerConfig,
+    state: State,
+    grammars: GrammarGate | None,
+    *,
+    max_model_len: int,
+    clock: Callable[[], float],
 ) -> RequestValidator:
     kv_cache, chunk_tokens = state.kv_cache, config.most_tokens_of_request
     return RequestValidator(
@@ -221,6 +238,7 @@ def _validator(
         max_model_len=max_model_len,
         max_kv_tokens=kv_cache.groups.max_tokens(kv_cache.num_blocks, chunk_tokens=chunk_tokens),
         has_connector=state.remote.can_load,
+        grammars=grammars,
         clock=clock,
     )
 
@@ -259,9 +277,13 @@ def _partial_prefills(config: SchedulerConfig, cache: CacheConfig, state: State)
 
 
 def _preparations(
-    config: SchedulerConfig, state: State, admission: Admission, partial_prefills: PartialPrefills | None
+    config: SchedulerConfig,
+    state: State,
+    admission: Admission,
+    partial_prefills: PartialPrefills | None,
+    grammar_gate: GrammarGate | None,
 ) -> list[Preparation]:
-    preparations: list[Preparation] = []
+    preparations: list[Preparation] = [] if grammar_gate is None else [grammar_gate]
     if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
         preparations.append(
             ArtificialPreemption(

@@ -36,7 +36,8 @@ class LiveRequests:
     """Live requests by id: waiting, undecided (a connector does not know yet), loading, ready or running.
 
     ``ready`` requests were loaded, hold their blocks and need only a row. ``undecided`` ones are set aside until they
-    are asked again. The end of each is reported once: in a step's result, or in ``finished`` if it ended between steps.
+    are asked again, ``compiling`` ones until their grammar is there. The end of each is reported once: in a step's
+    result, or in ``finished`` if it ended between steps.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LiveRequests:
         self.waiting: RequestQueue = make_queue(policy)
         self.ready: RequestQueue = make_queue(policy)
         self.undecided: RequestQueue = make_queue("fcfs")
+        self.compiling: RequestQueue = make_queue("fcfs")
         self.queued_prefill_tokens = 0
         self._table = table
         self._kv_cache = kv_cache
@@ -70,6 +72,11 @@ class LiveRequests:
     @property
     def num_waiting(self) -> int:
         """Requests that hold nothing yet."""
+        return len(self.waiting) + len(self.undecided) + len(self.compiling)
+
+    @property
+    def num_startable(self) -> int:
+        """Those of them that would start if they had room."""
         return len(self.waiting) + len(self.undecided)
 
     @property
@@ -82,6 +89,17 @@ class LiveRequests:
         self.live[request.request_id] = request
         self.waiting.push(request)
         self.queued_prefill_tokens += request.num_tokens
+
+    def add_compiling(self, request: Request) -> None:
+        """Take in a new request whose grammar is being compiled; it stays out of the way of the others until then."""
+        self.live[request.request_id] = request
+        self.compiling.push(request)
+        self.queued_prefill_tokens += request.num_tokens
+
+    def end_compiling(self, request: Request) -> None:
+        """Queue a request whose grammar is there."""
+        self.compiling.remove(request)
+        self.waiting.push(request)
 
     def leave_waiting(self, request: Request) -> None:
         """Take a request out of the waiting queue because it is admitted."""
@@ -202,8 +220,8 @@ class LiveRequests:
             tables = request.block_tables
         elif request.state is RequestState.LOADING:
             self._remote.abandon(request)
-        elif request in self.undecided:
-            self.undecided.remove(request)
+        elif request in self.undecided or request in self.compiling:
+            (self.undecided if request in self.undecided else self.compiling).remove(request)
             self.queued_prefill_tokens -= request.num_tokens
         else:
             self.leave_waiting(request)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import DuplicateRequestError, PromptTooLongError, RequestRefusedError
-from engine.contract.messages import FinishReason, GenerateRequest
+from engine.contract.grammar import GRAMMAR_REFUSED
+from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
 from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests.request import Request
@@ -30,6 +32,7 @@ class RequestValidator:
         max_model_len: int,
         max_kv_tokens: int | None,
         has_connector: bool,
+        grammars: GrammarGate | None,
         clock: Callable[[], float],
     ) -> None:
         self._config = config
@@ -39,6 +42,7 @@ class RequestValidator:
         self._max_model_len = max_model_len
         self._max_kv_tokens = max_model_len if max_kv_tokens is None else max_kv_tokens
         self._has_connector = has_connector
+        self._grammars = grammars
         self._clock = clock
         self._next_arrival_index = 0
 
@@ -61,10 +65,16 @@ class RequestValidator:
                 self._remote.release_params(message.kv_transfer)
             raise
         request = self._make_request(message)
+        grammar = message.sampling.grammar
         if message.kv_stream is not None:
+            if grammar is not None and self._grammars is not None:
+                self._grammars.announce(grammar)
             self._early.add(request, message.kv_stream)
             return
-        self._live_requests.add(request)
+        if grammar is not None and self._grammars is not None:
+            self._grammars.enter(request, grammar)
+        else:
+            self._live_requests.add(request)
         if message.kv_transfer is not None:
             self._remote.expect(message.kv_transfer)
         self._end_if_complete(request)
@@ -103,11 +113,22 @@ class RequestValidator:
             raise RequestRefusedError(
                 "the request hands KV over or brings it along, but this engine has no KV connector", code="no_connector"
             )
+        if message.sampling.grammar is not None:
+            self._check_grammar(message.sampling)
         num_waiting = self._live_requests.num_waiting
         # What goes on here was accepted elsewhere: routers bound it, and a refusal would cost the KV that it brings.
         if num_waiting >= self._config.max_num_waiting and not message.output_token_ids:
             raise RequestRefusedError(
                 f"{num_waiting} requests are waiting, and at most {self._config.max_num_waiting} may", code="queue_full"
+            )
+
+    def _check_grammar(self, sampling: SamplingParams) -> None:
+        if self._grammars is None:
+            raise RequestRefusedError("the request has a grammar, and this engine compiles none", code=GRAMMAR_REFUSED)
+        if not sampling.eos_token_ids:
+            raise RequestRefusedError(
+                "the request has a grammar, and no end-of-sequence token that could end its output",
+                code=GRAMMAR_REFUSED,
             )
 
     def _end_if_complete(self, request: Request) -> None:

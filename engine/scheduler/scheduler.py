@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.contract.config import CacheConfig, SchedulerConfig
+from engine.contract.grammar import GrammarCompiler
 from engine.contract.messages import CacheChanges, CacheReset, FinishReason, GenerateRequest
 from engine.contract.stats import SchedulerStats
 from engine.contract.step import ModelRunnerOutput, SchedulerOutput
@@ -28,8 +29,8 @@ class Scheduler:
 
     ``schedule`` and ``update`` alternate, or run ahead: a step may be scheduled before the previous one returned, and
     steps return in the order in which they were scheduled. With ``drafting`` a step also verifies draft tokens of
-    running requests. Not thread-safe: one thread owns it. ``windows`` are those of the model's KV cache groups, in
-    tokens; None for a group whose layers see all that was before.
+    running requests; without ``grammars`` no request has one. Not thread-safe: one thread owns it. ``windows`` are
+    those of the model's KV cache groups, in tokens; None for a group whose layers see all that was before.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         gates: Sequence[AdmissionGate] = (),
         drafting: Drafting | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         config.check_fits(block_size=cache.block_size, num_blocks=num_blocks, max_model_len=max_model_len)
         self._config = config
@@ -59,6 +61,7 @@ class Scheduler:
             clock=clock,
             gates=gates,
             drafting=drafting,
+            grammars=grammars,
         )
         self._counters = parts.state.counters
         self._kv_cache = parts.state.kv_cache
@@ -79,6 +82,7 @@ class Scheduler:
         self._preparations = parts.preparations
         self._prompt_delay = parts.prompt_delay
         self._migration = parts.migration
+        self._grammar_gate = parts.grammar_gate
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 0
         self._is_quiet = True
@@ -214,6 +218,8 @@ class Scheduler:
         """True when a step would do something now: something can compute, or the runner or a client must be told."""
         if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_news:
             return True
+        if self._grammar_gate is not None and self._grammar_gate.has_news:
+            return True
         due = self._next_due_s()
         return due is not None and self._clock() >= due
 
@@ -234,7 +240,8 @@ class Scheduler:
         return None if due is None else max(due - self._clock(), 0.0)
 
     def _next_due_s(self) -> float | None:
-        dues = (self._admission.ask_again_at_s, self._early.next_deadline_s)
+        grammar_due = self._grammar_gate.next_deadline_s if self._grammar_gate is not None else None
+        dues = (self._admission.ask_again_at_s, self._early.next_deadline_s, grammar_due)
         return min((due for due in dues if due is not None), default=None)
 
     def has_unfinished(self) -> bool:

@@ -11,7 +11,6 @@ from engine.contract.step import EMPTY_INTS, IntArray, NewRow, SchedulerOutput
 from engine.scheduler.live_requests import Reports
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
-from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables
 from kv_transfer.connector import ConnectorOrders
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
@@ -99,7 +98,7 @@ class StepDraft:
         """Tell the runner of blocks that running rows were given."""
         self.appended.append(Appended(rows, columns, block_ids, group))
 
-    def start(self, table: RowTable, request: Request, tables: BlockTables, num_tokens: int) -> None:
+    def start(self, table: RowTable, request: Request, num_tokens: int) -> None:
         """Add a request that was just placed, with its first ``num_tokens`` positions."""
         row = request.row
         assert row is not None
@@ -115,7 +114,7 @@ class StepDraft:
                 request_id=request.request_id,
                 token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                block_ids=_as_array(tables),
+                block_ids=table.padded_block_tables(row),
                 sampling=request.message.sampling,
                 num_prompt_logprobs=request.num_prompt_logprobs,
             )
@@ -177,16 +176,6 @@ class StepDraft:
             np.concatenate([part.block_ids for part in parts]),
             np.concatenate([np.full(part.rows.size, part.group, np.int32) for part in parts]),
         )
-
-
-def _as_array(tables: BlockTables) -> IntArray:
-    """[num_groups, num_blocks] block tables of a row, filled up with ABSENT_BLOCK."""
-    if len(tables) == 1:
-        return np.array(tables, np.int32)
-    array = np.full((len(tables), max(map(len, tables))), ABSENT_BLOCK, np.int32)
-    for group, table in enumerate(tables):
-        array[group, : len(table)] = table
-    return array
 
 
 EMPTY_BATCH = Batch(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from engine.contract.block_hash import BlockHash, group_hash, hash_block, hash_chain
-from engine.contract.messages import DeltaLogprobs, FinishReason, TokenDelta
+from engine.contract.grammar import GRAMMAR_FAILED
+from engine.contract.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
 from engine.contract.step import IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
@@ -84,7 +85,8 @@ class StepOutputProcessor:
         if result.prompt_logprobs:
             self._collect(batch.rows, result.prompt_logprobs)
         ended: list[int] = found[row_passes.ENDED, :num_ended].tolist()
-        return self._emit(sampling_rows, token_ids, starts, ended, result.logprobs)
+        failures = {failure.row: failure.message for failure in result.failures}
+        return self._emit(sampling_rows, token_ids, starts, ended, result.logprobs, failures)
 
     def _live_part(
         self, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None
@@ -147,6 +149,7 @@ class StepOutputProcessor:
         starts: IntArray | None,
         ended: list[int],
         logprobs: SampledLogprobs | None,
+        failures: Mapping[int, str],
     ) -> StepResult:
         """What the rows that sampled have to say; ``ended`` are indices into them. See ``StepResult``."""
         table = self._table
@@ -162,12 +165,31 @@ class StepOutputProcessor:
         if table.wide_rows:
             last_token_ids = token_ids if starts is None else token_ids[starts[1:] - 1]
             ended = sorted(table.wide_ends(rows, last_token_ids).union(ended))
+        if failures:
+            ended = self._fail(rows, owners, failures, ended, special)
         for index in ended:
             length = int(table.num_tokens[rows[index]])
             new_tokens = tokens_of(index, token_ids, starts)
             special[index] = self._last(owners[index], new_tokens, length, special.get(index))
         step_result = StepResult(owners, token_ids, starts, special, self._live_requests.take_finished())
         return step_result if logprobs is None else self._with_logprobs(step_result, rows, logprobs)
+
+    def _fail(
+        self,
+        rows: RowArray,
+        owners: Sequence[Request],
+        failures: Mapping[int, str],
+        ended: list[int],
+        special: dict[int, TokenDelta],
+    ) -> list[int]:
+        """End the requests that cannot go on, without the tokens of this step; the others of those that ended."""
+        failed = [index for index, row in enumerate(rows.tolist()) if row in failures]
+        for index in failed:
+            error = RequestError(code=GRAMMAR_FAILED, message=failures[int(rows[index])])
+            self._live_requests.finish(owners[index])
+            first = special.get(index) or TokenDelta(owners[index].request_id, ())
+            special[index] = first._replace(token_ids=(), logprobs=None, finish_reason=FinishReason.ERROR, error=error)
+        return [index for index in ended if index not in failed]
 
     @staticmethod
     def _first(request: Request, token_ids: tuple[int, ...]) -> TokenDelta:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from kv_transfer.errors import InvalidOptionError
 from kv_transfer.fault_options import FaultOptions, ScheduledFault
 from router.administration import ResetAnswer
-from router.api.bodies.generate_body import StrictBody
+from router.api.bodies.strict_body import StrictBody
 from router.api.errors import error_body, invalid_body
 from router.api.http.request_body import read_body
 from router.api.openapi import body_schema, query_schema

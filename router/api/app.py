@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -25,11 +26,13 @@ from router.api.http.methods import MethodsMiddleware
 from router.api.http.request_body import read_body
 from router.api.ignored import HEADER as IGNORED_HEADER
 from router.api.ignored import ignored_header
+from router.api.messages.endpoints import add_messages
 from router.api.openapi import body_schema, describe
 from router.api.prompts import check_vocabulary, encode, render_chat
 from router.api.request_id import RequestIdMiddleware
+from router.api.responses.endpoints import add_responses
 from router.api.server_info import Facts, add_server_info, no_facts
-from router.errors import InternalError, NoReplicaError, RouterError
+from router.errors import InternalError, InvalidRequestError, NoReplicaError, RouterError
 from router.security import SecuritySettings
 from router.service import RouterService
 
@@ -37,6 +40,10 @@ _PATHS = frozenset(
     {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/{id}",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/tokenize",
         "/detokenize",
@@ -90,7 +97,7 @@ def build_app(
     app = FastAPI(title="Baton", version=baton_version(), lifespan=lifespan)
     security = security or SecuritySettings()
     describe(app, security)
-    endpoints = _add_generation(app, service)
+    endpoints = {**_add_generation(app, service), **add_responses(app, service), **add_messages(app, service)}
     # Inside of all other middleware: these are added from the inside out.
     app.add_middleware(MethodsMiddleware, routes=app.router.routes)
     app.add_middleware(DirectRoutes, endpoints=endpoints, write_timeout_s=service.settings.write_timeout_s)
@@ -114,7 +121,7 @@ def _add_security(app: FastAPI, settings: SecuritySettings) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_allow_origins,
-            allow_methods=("GET", "HEAD", "POST"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After", IGNORED_HEADER),
         )
@@ -124,6 +131,13 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RouterError)
     async def on_router_error(_: Request, error: RouterError) -> Response:
         return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_wrong_parameter(_: Request, error: RequestValidationError) -> Response:
+        problem = error.errors()[0]
+        name = str(problem["loc"][-1])
+        reason = f"the parameter '{name}' is invalid: {problem['msg']}"
+        return error_response(InvalidRequestError(reason, code="invalid_parameter", param=name))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(_: Request, error: HTTPException) -> Response:

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -19,12 +20,14 @@ from router.api.bodies.completion_body import CompletionBody
 from router.api.bodies.generate_body import GenerateBody
 from router.api.http.request_body import read_body
 from router.api.ignored import ignored_header
-from router.api.logit_rules import logit_rules
-from router.api.logprobs_wish import LogprobsWish, chat_wish, completion_wish
 from router.api.output_limit import OutputLimit
+from router.api.parameters.answer_grammar import answer_grammar
+from router.api.parameters.logit_rules import logit_rules
+from router.api.parameters.logprobs_wish import LogprobsWish, chat_wish, completion_wish
 from router.api.prompts import chat_prompt, check_num_choices, check_vocabulary, completion_prompts, echoed_message
 from router.api.request_id import SCOPE_KEY
 from router.api.text_requests import Ask, num_candidates, start_choices
+from router.api.turns import chosen_tools, turn_grammar, turn_rules
 from router.errors import InvalidRequestError
 from router.request.text_output import TextOutput
 from router.service import RouterService
@@ -46,19 +49,37 @@ async def answer_chat(service: RouterService, request: Request) -> GenerationRes
 
 
 async def _answer_chat(service: RouterService, request: Request, body: ChatBody) -> GenerationResponse:
+    head, outputs = await start_chat(service, request, body)
+    return _response(service, outputs, ChatFormat(head, echo=echoed_message(body)), body)
+
+
+async def start_chat(
+    service: RouterService, request: Request, body: ChatBody, *, answer_id: str | None = None
+) -> tuple[AnswerHead, list[TextOutput]]:
+    """Validate a conversation and let its answers run, under the id given or a new one.
+
+    Raises:
+        RouterError: The request is refused.
+    """
     _check(service, body)
     limit = _chat_limit(service, body)
     check_num_choices(service, body, num_prompts=1, param="messages")
+    calls = chosen_tools(service, body)
+    prompt = await chat_prompt(service, body, limit)
+    turn = turn_rules(service, calls, prompt.text or "")
     ask = Ask(
-        prompts=[await chat_prompt(service, body, limit)],
+        prompts=[prompt.token_ids],
         limit=limit,
         param="messages",
         rules=await logit_rules(service, body),
         wish=chat_wish(service, body),
+        grammar=await turn_grammar(service, body, turn, answer=await answer_grammar(service, body)),
+        turn=turn,
     )
     head = _head(service, body, "chatcmpl", ask.wish)
-    outputs = _start(service, body, ask, head, request)
-    return _response(service, outputs, ChatFormat(head, echo=echoed_message(body)), body)
+    if answer_id is not None:
+        head = replace(head, answer_id=answer_id)
+    return head, _start(service, body, ask, head, request)
 
 
 async def answer_completion(service: RouterService, request: Request) -> GenerationResponse:
@@ -84,6 +105,7 @@ async def _answer_completion(service: RouterService, request: Request, body: Com
         limit=limit,
         param="prompt",
         rules=await logit_rules(service, body),
+        grammar=await answer_grammar(service, body),
         wish=completion_wish(service, body),
     )
     head = _head(service, body, "cmpl", ask.wish)

@@ -9,11 +9,12 @@ from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from router.api.bodies.chat_body import CONTENT_FORMS
 from router.api.bodies.completion_body import PROMPT_FORMS
-from router.api.bodies.generate_body import UnsupportedValueError
+from router.api.bodies.strict_body import UnsupportedValueError
 from router.errors import (
     AdminClosedError,
     AdminKeyError,
@@ -31,6 +32,8 @@ from router.errors import (
     OriginNotAllowedError,
     QueueFullError,
     RequestCancelledError,
+    ResponseNotFoundError,
+    ResponseUnreachableError,
     RouterError,
     TooManyValuesError,
     UnknownModelError,
@@ -45,6 +48,8 @@ _STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
     (AdminClosedError, HTTPStatus.FORBIDDEN, "permission_error"),
     (HostNotAllowedError, HTTPStatus.FORBIDDEN, "permission_error"),
     (OriginNotAllowedError, HTTPStatus.FORBIDDEN, "permission_error"),
+    (ResponseNotFoundError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
+    (ResponseUnreachableError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
     (UnknownReplicaError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
     (UnknownModelError, HTTPStatus.NOT_FOUND, "invalid_request_error"),
     (BodyTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error"),
@@ -62,6 +67,20 @@ _STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
 )
 
 
+MESSAGES_PATH = "/v1/messages"
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+"""What Anthropic's API calls an error of a status."""
+
+
 def status_of(error: RouterError) -> tuple[int, str]:
     """The HTTP status and OpenAI's error type for an error."""
     for kind, status, name in _STATUS:
@@ -70,7 +89,7 @@ def status_of(error: RouterError) -> tuple[int, str]:
     return int(HTTPStatus.INTERNAL_SERVER_ERROR), "server_error"
 
 
-def error_body(message: str, *, kind: str, code: str | None, param: str | None = None) -> dict[str, object]:
+def error_body(message: str, *, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
     """The object that OpenAI's clients read."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -82,7 +101,35 @@ def error_event(error: RouterError) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-def error_response(error: RouterError) -> JSONResponse:
+class ErrorResponse(Response):
+    """An error as a whole answer, in the shape that the path's own clients read."""
+
+    def __init__(self, body: Mapping[str, Any], *, status: int, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(status_code=status)
+        self._answers = (
+            JSONResponse(body, status_code=status, headers=headers),
+            JSONResponse(
+                anthropic_error_body(str(body["error"]["message"]), status=status), status_code=status, headers=headers
+            ),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._answers[is_of_messages(scope["path"])](scope, receive, send)
+
+
+def is_of_messages(path: str) -> bool:
+    """Whether a path is one of the Messages API."""
+    return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
+
+
+def anthropic_error_body(message: str, *, status: int) -> dict[str, object]:
+    """The object that Anthropic's clients read."""
+    default = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, default), "message": message}}
+
+
+def error_response(error: RouterError) -> ErrorResponse:
     """An error as a whole answer."""
     status, kind = status_of(error)
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
@@ -90,16 +137,15 @@ def error_response(error: RouterError) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, BodyEncodedError):
         headers["Accept-Encoding"] = "identity"
-    return JSONResponse(
-        error_body(error.message, kind=kind, code=error.code, param=error.param), status_code=status, headers=headers
-    )
+    body = error_body(error.message, kind=kind, code=error.code, param=error.param)
+    return ErrorResponse(body, status=status, headers=headers)
 
 
-def http_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def http_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> ErrorResponse:
     """An error of HTTP itself: unknown path, wrong method."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = HTTPStatus(status).phrase.lower().replace(" ", "_")
-    return JSONResponse(error_body(message, kind=kind, code=code), status_code=status, headers=headers)
+    return ErrorResponse(error_body(message, kind=kind, code=code), status=status, headers=headers)
 
 
 def invalid_body(error: ValidationError) -> InvalidRequestError:
@@ -120,6 +166,9 @@ def invalid_body(error: ValidationError) -> InvalidRequestError:
     return InvalidRequestError(_sentence(name, same), code="invalid_parameter", param=name or None)
 
 
+FORM_TAG = "~"
+"""Begins the name of a form that a value of a body may have, which is no part of its place."""
+
 UNKNOWN = frozenset({"none_required", "extra_forbidden"})
 """What validation says of a field that a body does not have: it may only be null, or not even that."""
 
@@ -130,7 +179,7 @@ def _root(location: Sequence[int | str]) -> str:
 
 def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
     """A place in the body itself: those of a prompt and of a message's content are told without the form's name."""
-    place = tuple(location)
+    place = tuple(part for part in location if not str(part).startswith(FORM_TAG))
     if place[:1] == ("prompt",) and place[1:2] and place[1] in PROMPT_FORMS:
         return (place[0], *place[2:])
     if place[:1] == ("messages",) and place[2:3] == ("content",) and place[3:4] and place[3] in CONTENT_FORMS:

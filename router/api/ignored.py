@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
 from router.api.bodies.chat_body import ChatBody
-from router.api.bodies.generate_body import StrictBody
+from router.api.bodies.strict_body import StrictBody
 from router.api.bodies.tokenize_body import TokenizeBody
 from router.text.chat_template import ChatTemplate
 
@@ -17,7 +17,12 @@ MAX_NAME_CHARACTERS = 64
 
 def ignored_header(body: StrictBody, template: ChatTemplate | None) -> dict[str, str]:
     """The header; none where everything has its effect. A conversation must have been rendered before."""
-    names = sorted(set(_names(body, template)))
+    return names_header(ignored_names(body, template))
+
+
+def names_header(ignored: Iterable[str]) -> dict[str, str]:
+    """The header that tells these names; none where there are none."""
+    names = sorted(set(ignored))
     if not names:
         return {}
     told = [_as_header(name) for name in names[:MAX_NUM_NAMES]]
@@ -26,8 +31,8 @@ def ignored_header(body: StrictBody, template: ChatTemplate | None) -> dict[str,
     return {HEADER: ", ".join(told)}
 
 
-def _names(body: StrictBody, template: ChatTemplate | None) -> Iterator[str]:
-    """What is within lists is named without its place."""
+def ignored_names(body: StrictBody, template: ChatTemplate | None) -> Iterator[str]:
+    """What of a body has no effect; what is within lists is named without its place."""
     yield from body.ignored()
     if not isinstance(body, ChatBody | TokenizeBody):
         return

@@ -15,17 +15,23 @@ from router.api.answers.answer_schemas import (
     ChatCompletion,
     ClusterStatus,
     ErrorAnswer,
+    MessageObject,
+    MessagesErrorAnswer,
     ModelCard,
     ModelList,
     Order,
+    ResponseItems,
+    ResponseObject,
     RouterLoad,
     ServerInfo,
     State,
     Text,
     TextCompletion,
+    TokenCount,
     Tokens,
     Version,
 )
+from router.api.errors import is_of_messages
 from router.api.http.guard import Access, GuardMiddleware
 from router.api.ignored import HEADER as IGNORED_HEADER
 from router.security import SecuritySettings
@@ -33,6 +39,12 @@ from router.security import SecuritySettings
 _ANSWERS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": TextCompletion,
+    "/v1/responses": ResponseObject,
+    "/v1/responses/{response_id}": ResponseObject,
+    "/v1/responses/{response_id}/cancel": ResponseObject,
+    "/v1/responses/{response_id}/input_items": ResponseItems,
+    "/v1/messages": MessageObject,
+    "/v1/messages/count_tokens": TokenCount,
     "/v1/models": ModelList,
     "/v1/models/{model}": ModelCard,
     "/tokenize": Tokens,
@@ -52,7 +64,11 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/server_info": ServerInfo,
 }
 
-_STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
+_STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+
+_WITH_BODY = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+
+_STORED = "/v1/responses/{response_id}"
 
 _ALWAYS = (431,)
 _OF_BODIES = (400, 404, 408, 413, 415, 503)
@@ -65,7 +81,7 @@ _MEANINGS = {
     400: "The request is wrong, or asks for what is not supported; `param` names what.",
     401: "No key, or none that is known.",
     403: "The key is no admin key, orders are not taken here, or this host name or web page is not allowed.",
-    404: "There is no such model, or no such worker.",
+    404: "There is no such model, no such response, or no such worker.",
     409: "Workers have requests that hold blocks, and may not preempt them.",
     408: "The body did not arrive in time.",
     413: "The body is too large, or has too many JSON values.",
@@ -73,7 +89,7 @@ _MEANINGS = {
     429: "As many requests as allowed are in progress or waiting.",
     431: "Too many headers, or too long ones.",
     502: "Workers failed, and trying others did not help.",
-    503: "No replica can take the request now, or too many large bodies are being read.",
+    503: "No replica can take the request now, too many large bodies are being read, or a router is silent.",
     504: "The request was not done by its deadline.",
 }
 
@@ -88,7 +104,8 @@ _IGNORED_HEADERS = {
 
 _EVENT = {
     "type": "object",
-    "description": "`data` is a chunk as JSON, or an error, or at the end `[DONE]`.",
+    "description": "`data` is a chunk as JSON, or an error, or at the end `[DONE]`; /v1/responses and /v1/messages "
+    "name their events, and have no `[DONE]`.",
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
@@ -130,8 +147,11 @@ def describe(app: FastAPI, security: SecuritySettings) -> None:
 def _document(app: FastAPI, guard: GuardMiddleware, *, always: tuple[int, ...]) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     document["components"] = {
-        "schemas": {"Error": _schema_of(ErrorAnswer)},
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        "schemas": {"Error": _schema_of(ErrorAnswer), "MessagesError": _schema_of(MessagesErrorAnswer)},
+        "securitySchemes": {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x_api_key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+        },
     }
     for path, operations in document["paths"].items():
         access = guard.access_to(path)
@@ -139,7 +159,7 @@ def _document(app: FastAPI, guard: GuardMiddleware, *, always: tuple[int, ...]) 
             has_body = "requestBody" in operation
             operation["responses"] = _responses(path, (*always, *_WITH_KEYS[access]), has_body=has_body)
             if access != "open":
-                operation["security"] = [{"key": []}]
+                operation["security"] = [{"key": []}, {"x_api_key": []}]
             if path in _STREAMED:
                 operation.setdefault("parameters", []).extend(_header_parameters())
     return document
@@ -158,6 +178,8 @@ def _codes(path: str, *, has_body: bool) -> list[int]:
         codes += _OF_RESETS
     if path == "/server_info":
         codes.append(403)
+    if path.startswith(_STORED):
+        codes += (400, 404, 503)
     if path == "/v1/models/{model}":
         codes.append(404)
     return codes
@@ -165,13 +187,14 @@ def _codes(path: str, *, has_body: bool) -> list[int]:
 
 def _responses(path: str, always: tuple[int, ...], *, has_body: bool) -> dict[str, Any]:
     codes = {*always, *_codes(path, has_body=has_body)}
+    error = "MessagesError" if is_of_messages(path) else "Error"
     responses: dict[str, Any] = {"200": {"description": "Successful.", "content": _content(path)}}
-    if path in _STREAMED or path in ("/tokenize", "/detokenize"):
+    if path in _STREAMED or path in _WITH_BODY:
         responses["200"]["headers"] = _IGNORED_HEADERS
     for code in sorted(codes):
         responses[str(code)] = {
             "description": _MEANINGS[code],
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}},
         }
         if code in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
             responses[str(code)]["headers"] = _RETRY_HEADERS

@@ -59,12 +59,15 @@ class ChatFields(Protocol):
     def read_fields(self) -> set[str]:
         """Takes the names of the fields of messages that the template reads."""
 
-    def template_parameters(self) -> dict[str, str]:
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template is to tell of."""
+
+    def template_parameters(self) -> dict[str, Any]:
         """Parameters of the body that some templates read."""
 
 
-async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit) -> TokenIds:
-    """The prompt of a conversation.
+async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit) -> Prompt:
+    """The prompt of a conversation, with its text as rendered.
 
     Raises:
         InvalidRequestError: There is no template, or it refuses the conversation.
@@ -72,7 +75,7 @@ async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit
     text = await render_chat(service, body)
     _check_text_length(service, text, body, param="messages")
     ids = await encode(service, text, add_special_tokens=bool(body.add_special_tokens))
-    return _checked(_truncated(service, ids, body, limit), param="messages")
+    return Prompt(token_ids=_checked(_truncated(service, ids, body, limit), param="messages"), text=text)
 
 
 def echoed_message(body: ChatBody) -> str:
@@ -105,6 +108,7 @@ async def render_chat(service: RouterService, body: ChatFields) -> str:
         add_generation_prompt=body.add_generation_prompt is not False,
         is_open=goes_on,
         arguments=_template_arguments(template, body),
+        tools=body.template_tools(),
     )
 
 

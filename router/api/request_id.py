@@ -16,7 +16,7 @@ SCOPE_KEY = "baton_request_id"
 MAX_CHARACTERS = 128
 _ACCEPTED = re.compile(rf"[\x21-\x7e]{{1,{MAX_CHARACTERS}}}")
 
-_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS"})
+_METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS"})
 
 
 def is_request_id(text: str) -> bool:
@@ -53,7 +53,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = usable_request_id([value for name, value in scope["headers"] if name == HEADER.encode()])
-        path = scope["path"] if scope["path"] in self._paths else "other"
+        path = self._label(scope["path"])
         method = scope["method"] if scope["method"] in _METHODS else "other"
 
         async def send_with_id(message: Message) -> None:
@@ -65,3 +65,10 @@ class RequestIdMiddleware:
 
         scope[SCOPE_KEY] = request_id
         await self._app(scope, receive, send_with_id)
+
+    def _label(self, path: str) -> str:
+        """The path as it is counted: those that name one thing of many count as one."""
+        if path in self._paths:
+            return path
+        start = path[: path.find("/", len("/v1/x")) + 1]
+        return f"{start}{{id}}" if f"{start}{{id}}" in self._paths else "other"

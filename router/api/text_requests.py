@@ -13,13 +13,14 @@ from engine.contract.token_ids import TokenIds
 from router.api.answers.answer_format import AnswerHead
 from router.api.bodies.generate_body import GenerateBody
 from router.api.http.headers import session_header, timeout_header
-from router.api.logprobs_wish import LogprobsWish
 from router.api.output_limit import OutputLimit
+from router.api.parameters.logprobs_wish import LogprobsWish
+from router.api.parameters.sampling import sampling_params, stop_strings
 from router.api.request_id import SCOPE_KEY
-from router.api.sampling import sampling_params, stop_strings
 from router.errors import InvalidRequestError
 from router.request.text_output import TextOutput
 from router.service import RouterService, TextRequest
+from router.tools.turn_reader import TurnRules
 
 MAX_PROMPT_LOGPROBS = 400_000
 """Log-probabilities of prompt tokens in one answer: some 30 MB of JSON."""
@@ -29,7 +30,8 @@ MAX_PROMPT_LOGPROBS = 400_000
 class Ask:
     """One body's prompts with all that was made of its parameters.
 
-    ``param`` is the parameter to blame for a prompt that is too long.
+    ``param`` is the parameter to blame for a prompt that is too long. ``grammar`` is what answers must match, ``turn``
+    how they are read.
     """
 
     prompts: Sequence[TokenIds]
@@ -37,6 +39,8 @@ class Ask:
     param: str
     rules: LogitRules | None
     wish: LogprobsWish
+    grammar: str | None = None
+    turn: TurnRules | None = None
 
 
 def start_choices(
@@ -97,6 +101,7 @@ def _text_request(
         caller_id=request.scope.get(SCOPE_KEY, ""),
         shows_logprobs=ask.wish.num_output is not None,
         is_prompt_only=ask.limit.is_prompt_only,
+        turn=ask.turn,
     )
 
 
@@ -113,6 +118,7 @@ def _sampling(service: RouterService, body: GenerateBody, ask: Ask, *, num_promp
         defaults=service.defaults,
         max_tokens=max_tokens,
         rules=ask.rules,
+        grammar=ask.grammar,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=ask.wish.num_prompt_to_compute,
     )

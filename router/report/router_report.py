@@ -12,6 +12,8 @@ from router.pool.pool_counters import DepartedWorker, ForgottenWorkers
 from router.pool.workers import WorkerError
 from router.report.counters import RouterCounters
 from router.report.metric_rows import MetricFamily
+from router.stored_responses.directory import ResponsePeers
+from router.stored_responses.store import Order, StoredResponse
 from router.versions import take_state
 
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
@@ -77,11 +79,8 @@ class KnownRouter:
     state: RouterState
 
 
-class RouterPeers(Protocol):
+class RouterPeers(ResponsePeers, Protocol):
     """The other routers of the cluster. Their ids are those that they call themselves."""
-
-    def peer_ids(self) -> Sequence[str]:
-        """Those that can be asked now, without a network call."""
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
         """Ask one.
@@ -111,6 +110,12 @@ class NoPeers:
 
     async def farewell(self, router_id: str, report: RouterReport, *, timeout_s: float) -> None:
         """Nobody hears it."""
+        raise NotImplementedError
+
+    async def take_order(
+        self, router_id: str, order: Order, response_id: str, *, owner: str, timeout_s: float
+    ) -> StoredResponse | None:
+        """Nobody keeps one."""
         raise NotImplementedError
 
 

@@ -16,6 +16,8 @@ from router.request.generation import Generation
 from router.text.detokenizer import Detokenizer
 from router.text.logprob_trail import LogprobTrail, TokenEntry
 from router.text.stop_strings import StopMatch, StopStrings
+from router.tools.turn import TurnPart
+from router.tools.turn_reader import TurnReader
 
 FinishName: TypeAlias = Literal["stop", "length"]
 
@@ -26,6 +28,7 @@ class TextPiece(NamedTuple):
     ``num_output_tokens`` are all that were generated up to here, those of the pieces before included.
     ``stop_reason`` is the stop string or the stop token id that ended the text; None for the model's own end.
     ``entries`` are of the tokens whose text is complete with this piece, where log-probabilities are to be shown.
+    ``parts`` are what the text adds to the turn, where it may be more than content.
     """
 
     text: str
@@ -34,13 +37,14 @@ class TextPiece(NamedTuple):
     finish_reason: FinishName | None = None
     stop_reason: str | int | None = None
     entries: tuple[TokenEntry, ...] = ()
+    parts: tuple[TurnPart, ...] = ()
 
 
 class TextOutput:
     """Consumes a generation. Ends it itself when a stop string is complete.
 
     ``leader`` is the first output of the same prompt, which is told about the prompt; None for that one itself.
-    ``is_prompt_only`` leaves out all that is generated.
+    ``is_prompt_only`` leaves out all that is generated. ``turn`` takes the text apart; None where it is all content.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class TextOutput:
         shows_logprobs: bool = False,
         is_prompt_only: bool = False,
         leader: TextOutput | None = None,
+        turn: TurnReader | None = None,
     ) -> None:
         self._generation = generation
         self._detokenizer = detokenizer
@@ -62,7 +67,9 @@ class TextOutput:
         self._skip_stop_token = skip_stop_token
         self._trail = LogprobTrail() if shows_logprobs else None
         sampling = generation.request.sampling
-        self._is_plain = not stops.are_any and sampling.num_logprobs is None and not shows_logprobs
+        self.turn = turn
+        counts_thinking = turn is not None and turn.has_reasoning
+        self._is_plain = not (stops.are_any or shows_logprobs or counts_thinking) and sampling.num_logprobs is None
         self._is_prompt_only = is_prompt_only
         self._leader = leader
         self._prompt_logprobs: LogprobTable | None = None
@@ -118,11 +125,19 @@ class TextOutput:
         pieces: list[TextPiece] = []
         for delta in deltas if self._is_plain else chain.from_iterable(map(_one_by_one, deltas)):
             piece = self._piece(delta)
+            if self.turn is not None:
+                piece = self._taken_apart(piece, self.turn)
             pieces.append(piece)
             if piece.finish_reason is not None:
                 self._count_end(piece.finish_reason)
                 break
         return pieces
+
+    @staticmethod
+    def _taken_apart(piece: TextPiece, turn: TurnReader) -> TextPiece:
+        is_last = piece.finish_reason is not None
+        parts = turn.read(piece.text, num_output_tokens=piece.num_output_tokens, is_last=is_last)
+        return piece._replace(parts=parts)
 
     def cancel(self) -> None:
         """Give the request up. Idempotent."""

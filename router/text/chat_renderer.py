@@ -48,6 +48,7 @@ class ChatRenderer:
         add_generation_prompt: bool,
         is_open: bool,
         arguments: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt for a conversation; with ``is_open`` its final message goes on.
 
@@ -60,12 +61,16 @@ class ChatRenderer:
             raise NoChatTemplateError
         job: Callable[..., str]
         if is_open:
-            job = functools.partial(template.render_open, messages, arguments=arguments)
+            job = functools.partial(template.render_open, messages, tools=tools, arguments=arguments)
         else:
             job = functools.partial(
-                template.render, messages, add_generation_prompt=add_generation_prompt, arguments=arguments
+                template.render,
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                arguments=arguments,
             )
-        if _is_short([messages, arguments]):
+        if _is_short([messages, arguments, tools]):
             try:
                 return job(budget=template.budget(max_steps=SHORT_STEPS))
             except TemplateLimitError:

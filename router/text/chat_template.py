@@ -113,6 +113,7 @@ class ChatTemplate:
             tree = self._environment.parse(source)
         except jinja2.TemplateError as error:
             raise ModelDirectoryError(f"the chat template does not compile: {error}") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._words = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
         # After the words: this folds lists of them into one constant.
@@ -136,10 +137,11 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
     ) -> str:
-        """The prompt for a conversation, special tokens included.
+        """The prompt for a conversation, special tokens included. ``tools`` are what OpenAI's API calls so.
 
         Raises:
             ReservedArgumentError: An argument has the name of something that the template gets from here.
@@ -152,11 +154,11 @@ class ChatTemplate:
             with self._environment.spending(budget or self.budget()):
                 return self._template.render(
                     **{
-                        "tools": None,
                         "documents": None,
                         **(arguments or {}),
                         **self._special_tokens,
                         "messages": messages,
+                        "tools": tools,
                         "add_generation_prompt": add_generation_prompt,
                     }
                 )
@@ -173,6 +175,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
     ) -> str:
@@ -190,7 +193,7 @@ class ChatTemplate:
 
         def rendered(content: str) -> str:
             marked = [*messages[:-1], {**final, "content": content}]
-            return self.render(marked, add_generation_prompt=False, arguments=arguments, budget=budget)
+            return self.render(marked, add_generation_prompt=False, tools=tools, arguments=arguments, budget=budget)
 
         text = rendered(content + mark + _SPACES)
         if content != content.rstrip() and mark + _SPACES not in text:

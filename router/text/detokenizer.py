@@ -132,27 +132,34 @@ class DetokenizerFactory:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.table = token_bytes(tokenizer.backend)
-        self._table_without_special = (
-            None
-            if self.table is None
-            else {token_id: data for token_id, data in self.table.items() if token_id not in tokenizer.special_ids}
-        )
+        self._tables: dict[frozenset[int], dict[int, bytes]] = {}
 
-    def make(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A detokenizer for an output that follows a prompt."""
-        table = self._table_without_special if skip_special_tokens else self.table
-        if table is not None:
-            return ByteDetokenizer(table)
+    def make(
+        self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """A detokenizer for an output that follows a prompt. ``shown`` are special tokens that are never skipped."""
+        skipped = self._tokenizer.special_ids - shown if skip_special_tokens else frozenset()
+        if self.table is not None:
+            return ByteDetokenizer(self._table_without(skipped))
 
         def decode(token_ids: list[int]) -> str:
-            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-        skipped = self._tokenizer.special_ids if skip_special_tokens else frozenset()
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens and not shown)
 
         def is_spelt(token_id: int) -> bool:
             return token_id not in skipped and self._tokenizer.token_strings([token_id])[0] is not None
 
         return WindowDetokenizer(decode, prompt_token_ids, is_spelt)
+
+    def _table_without(self, skipped: frozenset[int]) -> dict[int, bytes]:
+        """The table without some tokens: of these sets there are as many as ways to read answers."""
+        assert self.table is not None
+        if not skipped:
+            return self.table
+        known = self._tables.get(skipped)
+        if known is None:
+            known = {token_id: data for token_id, data in self.table.items() if token_id not in skipped}
+            self._tables[skipped] = known
+        return known
 
 
 def token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes] | None:

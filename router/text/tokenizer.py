@@ -66,6 +66,7 @@ class Tokenizer:
         backend.no_padding()
         self.special = SpecialTokens(named=_named_tokens(config))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self._added_ids = {token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items()}
         self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -122,6 +123,10 @@ class Tokenizer:
     def token_strings(self, token_ids: Sequence[int]) -> list[str | None]:
         """How the vocabulary spells tokens; None for ids that are none."""
         return [self.backend.id_to_token(token_id) for token_id in token_ids]
+
+    def added_token_id(self, text: str) -> int | None:
+        """The id of the added token that a text is, special or not: the text becomes that, whatever is around it."""
+        return self._added_ids.get(text)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token's text, if there is such a token."""

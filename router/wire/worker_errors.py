@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.contract.grammar import GRAMMAR_FAILED, GRAMMAR_REFUSED
 from engine.contract.messages import FinishReason, TokenDelta
 from router.errors import InvalidRequestError, QueueFullError, RouterError, WorkerFailedError
 from router.pool.workers import WorkerRefusedError
@@ -19,7 +20,7 @@ QUEUE_FULL = "queue_full"
 """The code of a refusal by a replica at which as many requests wait as may."""
 
 _ELSEWHERE_CODES = frozenset({QUEUE_FULL, "duplicate_request", DRAINING, ENGINE_DEAD})
-_CALLER_CODES = frozenset({"prompt_too_long", "empty_prompt", "invalid_max_tokens"})
+_CALLER_CODES = frozenset({"prompt_too_long", "empty_prompt", "invalid_max_tokens", GRAMMAR_REFUSED, GRAMMAR_FAILED})
 
 
 def is_retryable(error: WorkerRefusedError) -> bool:
@@ -47,10 +48,13 @@ def raise_for_error(delta: TokenDelta) -> None:
     """Do nothing unless the engine ended the request with an error.
 
     Raises:
-        WorkerFailedError: It did; the code is the engine's.
+        InvalidRequestError: It did, for what the request asks for; the code is the engine's.
+        WorkerFailedError: It did for another reason.
     """
     if delta.finish_reason is not FinishReason.ERROR:
         return
     if delta.error is None:
         raise WorkerFailedError("the engine ended the request with an error and did not say which")
+    if delta.error.code in _CALLER_CODES:
+        raise InvalidRequestError(delta.error.message, code=delta.error.code)
     raise WorkerFailedError(delta.error.message, code=delta.error.code)

@@ -14,13 +14,21 @@ SPECIAL_TOKENS = (PAD, BEGIN, END, *ROLE_TOKENS.values())
 
 CHAT_TEMPLATE = (
     "{{- bos_token -}}"
+    "{%- if tools -%}{{- '<|system|>Tools: ' ~ tools | tojson ~ '<|end|>' -}}{%- endif -%}"
     "{%- for message in messages -%}"
-    "{%- if message['role'] not in ['system', 'user', 'assistant'] -%}"
+    "{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}"
     "{{- raise_exception('Unknown role: ' ~ message['role']) -}}"
     "{%- endif -%}"
     "{%- if message['content'] is string -%}{%- set text = message['content'] -%}"
     "{%- else -%}{%- set text = message['content'] | map(attribute='text') | join(' ') -%}{%- endif -%}"
-    "{{- '<|' ~ message['role'] ~ '|>' ~ text | trim ~ '<|end|>' -}}"
+    "{%- set role = message['role'] -%}"
+    "{%- if role == 'tool' -%}{%- set role = 'user' -%}{%- set text = 'Result: ' ~ text -%}{%- endif -%}"
+    "{{- '<|' ~ role ~ '|>' ~ text | trim -}}"
+    "{%- for call in message['tool_calls'] or [] -%}"
+    "{{- '<tool_call>\\n' ~ {'name': call['function']['name'], 'arguments': call['function']['arguments']} | tojson -}}"
+    "{{- '\\n</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{{- '<|end|>' -}}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )

@@ -24,6 +24,18 @@ SAYS_A: dict[str, Any] = {"logit_bias": {str(LETTER_A): 100}}
 """The model says nothing but a."""
 
 WANTS_TO_END: dict[str, Any] = {"logit_bias": {str(END): 100}}
+TOOLS: dict[str, Any] = {
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "f",
+                "parameters": {"type": "object", "properties": {"a": {"enum": [10, 20]}}, "required": ["a"]},
+            },
+        }
+    ],
+    "max_tokens": 90,
+}
 STREAMED: dict[str, Any] = {"stream": True}
 
 GOES_ON: dict[str, Any] = {
@@ -31,6 +43,16 @@ GOES_ON: dict[str, Any] = {
     "add_generation_prompt": False,
     "continue_final_message": True,
 }
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ab": {"enum": ["no", "never", "neither"]}, "c": {"type": "integer"}},
+    "required": ["ab", "c"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "small", "strict": True, "schema": SCHEMA}}
+REGEX = "[d-h]{2,5}[A-Z0-9]{4}[.!]{1,9}"
+"""It can end before the most tokens of an answer, and after."""
 
 FEATURES = (
     Feature(name="greedy", fields={}, same_answer="it is the plain answer"),
@@ -56,6 +78,27 @@ FEATURES = (
         name="stop string that is shown",
         fields={"include_stop_str_in_output": True},
         needs={**SAYS_A, "stop": "aaaaaaaaa"},
+    ),
+    # The shape of an answer.
+    Feature(name="json_schema", fields={"response_format": JSON_SCHEMA}),
+    Feature(
+        name="json_schema of a streamed chat", fields={"response_format": JSON_SCHEMA}, needs=STREAMED, is_chat=True
+    ),
+    Feature(name="regex", fields={"structured_outputs": {"regex": REGEX}}, needs=SAMPLED),
+    Feature(
+        name="regex with all that it must get along with",
+        fields={"structured_outputs": {"regex": REGEX}},
+        needs={
+            **SAMPLED,
+            "n": 2,
+            "logprobs": 3,
+            "min_tokens": 9,
+            "ignore_eos": True,
+            "stop": "!.!",
+            "bad_words": ["dd", "e"],
+            "logit_bias": {"70": 4},
+            "frequency_penalty": 0.5,
+        },
     ),
     # Several answers.
     Feature(name="choices", fields={"n": 3}, needs=SAMPLED),
@@ -102,6 +145,14 @@ FEATURES = (
         is_chat=True,
     ),
     Feature(name="stream of a chat", fields=STREAMED, is_chat=True),
+    Feature(
+        name="tools",
+        fields={**TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1.5, "seed": 3},
+        is_chat=True,
+    ),
+    Feature(name="stream of tools", fields={**TOOLS, "tool_choice": "required"}, needs=STREAMED, is_chat=True),
+    Feature(name="reasoning", fields={"enable_thinking": True}, is_chat=True),
+    Feature(name="stream of reasoning", fields={"enable_thinking": True}, needs=STREAMED, is_chat=True),
     # All together.
     Feature(
         name="everything",
@@ -128,5 +179,10 @@ WINDOWED_FEATURES = ("greedy", "several prompts", "everything")
 
 NOT_IN_A_ROW = {
     "model": "it names what is served, which is one model",
+    "thinking_token_budget": "it asks for a token that ends thinking, and these models have none",
+    "guided_json": "an older name of structured_outputs.json",
+    "guided_regex": "an older name of structured_outputs.regex",
+    "guided_choice": "an older name of structured_outputs.choice",
+    "guided_grammar": "an older name of structured_outputs.grammar",
 }
 """Fields of a body that no row sends, each with its reason."""

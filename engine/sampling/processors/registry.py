@@ -19,7 +19,8 @@ PROCESSORS: Final[tuple[Callable[[int], LogitsProcessor], ...]] = (
     MinTokens,
     AllowedTokens,
 )
-"""Each is built with the number of rows. Masks come after sums and products, and what is impossible comes last."""
+"""Each is built with the number of rows. Masks come after sums and products, and what is impossible comes last; behind
+them comes ``GrammarProcessor``, which needs more than that."""
 
 
 def build_processors(max_num_seqs: int) -> tuple[LogitsProcessor, ...]:

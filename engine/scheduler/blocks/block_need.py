@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups
 
 
-@dataclass(frozen=True, slots=True)
-class CachedPrefix:
+class CachedPrefix(NamedTuple):
     """The longest prefix of a request whose KV is in the cache, not yet held. ``tables`` end with ``num_blocks``."""
 
     num_blocks: int
     tables: BlockTables
 
 
-@dataclass(frozen=True, slots=True)
-class BlockNeed:
+class BlockNeed(NamedTuple):
     """``cached`` blocks to hold, by group, and behind them ``num_fresh`` ones of each group to allocate."""
 
     cached: BlockTables

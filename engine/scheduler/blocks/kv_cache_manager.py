@@ -134,9 +134,9 @@ class KVCacheManager:
         Raises:
             OutOfBlocksError: There is not enough; nothing was taken.
         """
-        cached = held_blocks(need.cached)
-        if need.num_blocks > self.num_free_without(cached):
-            raise OutOfBlocksError(requested=need.num_blocks, free=self.num_free_without(cached))
+        cached, num_blocks = held_blocks(need.cached), need.num_blocks
+        if num_blocks > self.num_free - len(cached) and num_blocks > self.num_free_without(cached):
+            raise OutOfBlocksError(requested=num_blocks, free=self.num_free_without(cached))
         self._pool.touch(cached)
         fresh = self._pool.allocate_by_group(need.num_fresh)
         return [table + more for table, more in zip(need.cached, fresh, strict=True)]

@@ -56,7 +56,7 @@ class PartialPrefills:
         rows = self._table.order_without(draft.leaving_rows)
         num_prefilling = int((self._table.num_expected[rows] - self._table.num_computed[rows] > 1).sum())
         has_free_row = rows.size < self._table.max_num_seqs
-        num_sharing = num_prefilling + (self._live_requests.num_waiting if has_free_row else 0)
+        num_sharing = num_prefilling + (self._live_requests.num_startable if has_free_row else 0)
         num_sharing = max(min(num_sharing, self._max_partial), 1)
         num_units = (draft.token_budget - rows.size + num_prefilling) // num_sharing // self._granularity
         draft.prefill_share = max(num_units, 1) * self._granularity

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from engine.contract.block_hash import BlockHash, group_hash
+from engine.contract.block_hash import BlockHash, group_hashes
 from engine.scheduler.requests.request import Request, RequestState, Span
 from kv_transfer.cache_groups import BlockTables, held_blocks
 from kv_transfer.connector import LoadEnded
@@ -126,9 +126,7 @@ class RemoteKV:
             params=request.kv_transfer,
             num_prompt_tokens=request.num_tokens,
             num_local_tokens=num_local_tokens,
-            block_hashes=[
-                [group_hash(block_hash, group) for block_hash in block_hashes] for group in range(self._num_groups)
-            ],
+            block_hashes=group_hashes(block_hashes, self._num_groups),
         )
         return match if match is None or match.num_tokens > 0 else NOTHING_REMOTE
 

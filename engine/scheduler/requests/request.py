@@ -8,6 +8,7 @@ from enum import Enum, auto
 import numpy as np
 
 from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
+from engine.contract.grammar import CompiledGrammar
 from engine.contract.messages import GenerateRequest
 from engine.contract.step import IntArray
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
@@ -44,7 +45,8 @@ class Request:
     an invalid span that a load already published.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
-    ``prompt_logprobs`` collects what was asked for about the prompt, on the engine that samples the first token.
+    ``grammar`` is what its grammar was compiled to, from the time on when it is. ``prompt_logprobs`` collects what was
+    asked for about the prompt, on the engine that samples the first token.
     """
 
     __slots__ = (
@@ -54,6 +56,7 @@ class Request:
         "client_id",
         "confirmed_blocks",
         "full_limit",
+        "grammar",
         "invalid_spans",
         "is_unanswered",
         "kv_transfer",
@@ -90,7 +93,9 @@ class Request:
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.full_limit = full_limit
         self.limit = min(full_limit, self.num_tokens + 1) if message.hand_over else full_limit
-        self.stop_ids = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else sampling.eos_token_ids))
+        ends_at_eos = not sampling.ignore_eos or sampling.grammar is not None
+        self.stop_ids = frozenset(sampling.stop_token_ids + (sampling.eos_token_ids if ends_at_eos else ()))
+        self.grammar: CompiledGrammar | None = None
         self.root: BlockHash = prompt_root(message.cache_salt)
         self.block_hashes: list[BlockHash] = []
         self.block_tables: BlockTables = []
@@ -124,8 +129,12 @@ class Request:
 
     @property
     def first_stop(self) -> int:
-        """Shortest total length at which stop tokens count."""
-        return self.num_prompt_tokens + max(self.message.sampling.min_tokens, 1)
+        """Shortest total length at which stop tokens count.
+
+        With a grammar they are sampled before ``min_tokens`` only where nothing else fits: it is complete.
+        """
+        sampling = self.message.sampling
+        return self.num_prompt_tokens + (1 if sampling.grammar is not None else max(sampling.min_tokens, 1))
 
     @property
     def is_waiting(self) -> bool:

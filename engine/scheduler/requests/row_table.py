@@ -223,6 +223,14 @@ class RowTable:
             for table, num_blocks in zip(self.block_table, self.num_blocks[:, row].tolist(), strict=True)
         ]
 
+    def padded_block_tables(self, row: int) -> IntArray:
+        """[num_groups, num_blocks] the block tables of a row, filled up with ABSENT_BLOCK; a copy."""
+        num_blocks = self.num_blocks[:, row]
+        tables: IntArray = self.block_table[:, row, : num_blocks.max()].copy()
+        if len(tables) > 1:
+            tables[np.arange(tables.shape[1]) >= num_blocks[:, np.newaxis]] = ABSENT_BLOCK
+        return tables
+
     def lacking_blocks(self, rows: RowArray, ends: IntArray) -> IntArray:
         """[num_groups, num_rows] the blocks that rows lack to compute up to ``ends``."""
         lacks: IntArray = -(-ends // np.int32(self.block_size)) - self.num_blocks[:, rows]

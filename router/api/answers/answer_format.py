@@ -9,8 +9,9 @@ from typing import Protocol
 
 from router.api.answers.logprobs_answer import LogprobsAnswer, prompt_logprobs_json
 from router.api.answers.usage import running_usage, usage
-from router.request.text_output import TextOutput, TextPiece
+from router.request.text_output import FinishName, TextOutput, TextPiece
 from router.text.logprob_trail import TokenEntry
+from router.tools.turn import Turn
 
 
 @dataclass(slots=True)
@@ -20,17 +21,31 @@ class Collected:
     output: TextOutput
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: FinishName | None = None
     stop_reason: str | int | None = None
     entries: list[TokenEntry] = field(default_factory=list)
+    turn: Turn = field(default_factory=Turn)
 
     def add(self, piece: TextPiece) -> None:
         """Take one piece."""
         self.text.append(piece.text)
         self.token_ids.extend(piece.token_ids)
         self.entries.extend(piece.entries)
+        self.turn.add(piece.parts)
         self.finish_reason = piece.finish_reason
         self.stop_reason = piece.stop_reason
+
+    def as_piece(self) -> TextPiece:
+        """All of a finished choice as one piece."""
+        return TextPiece(
+            "".join(self.text),
+            tuple(self.token_ids),
+            len(self.token_ids),
+            self.finish_reason,
+            self.stop_reason,
+            tuple(self.entries),
+            tuple(self.turn.parts()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +159,16 @@ def with_field(text: str, name: str, value: str) -> str:
     return f"{text[:-1]},{json.dumps(name)}:{value}}}"
 
 
-def finish_fields(piece: TextPiece, *, return_token_ids: bool) -> str:
+def finish_name(reason: str | None, stop_reason: str | int | None, output: TextOutput) -> str | None:
+    """How a choice ended, in OpenAI's words: a model that ends its turn after calls waits for their results."""
+    is_own_end = reason == "stop" and stop_reason is None
+    return "tool_calls" if is_own_end and output.turn is not None and output.turn.num_calls else reason
+
+
+def finish_fields(piece: TextPiece, *, return_token_ids: bool, output: TextOutput) -> str:
     """The fields of a choice that say how it ended, and its token ids where they are wanted, as JSON."""
     ids = f',"token_ids":[{",".join(map(str, piece.token_ids))}]' if return_token_ids else ""
     if piece.finish_reason is None:
         return f'"finish_reason":null{ids}'
-    return f'"finish_reason":"{piece.finish_reason}","stop_reason":{json.dumps(piece.stop_reason)}{ids}'
+    name = finish_name(piece.finish_reason, piece.stop_reason, output)
+    return f'"finish_reason":"{name}","stop_reason":{json.dumps(piece.stop_reason)}{ids}'

@@ -36,6 +36,12 @@ class PromptTokensDetails(Answer):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Answer):
+    """What of an answer was not the answer itself."""
+
+    reasoning_tokens: int
+
+
 class Usage(Answer):
     """How many tokens an answer took."""
 
@@ -43,13 +49,31 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = Field(None, description="Of a model that thinks.")
+
+
+class CalledFunction(Answer):
+    """A function and its arguments."""
+
+    name: str
+    arguments: str = Field(description="JSON text; unfinished where the answer was cut off.")
+
+
+class ToolCallAnswer(Answer):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class AssistantMessage(Answer):
     """The model's turn."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="Null where the turn is nothing but calls.")
+    reasoning_content: str | None = Field(None, description="Of a model that thinks; `reasoning` is the same.")
+    tool_calls: list[ToolCallAnswer] | None = None
 
 
 class Choice(Answer):
@@ -57,7 +81,7 @@ class Choice(Answer):
 
     index: int
     logprobs: JsonMap | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
 
 
@@ -94,6 +118,83 @@ class TextCompletion(Completion):
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
+
+
+class ResponseUsage(Answer):
+    """How many tokens a response took."""
+
+    input_tokens: int
+    input_tokens_details: JsonMap
+    output_tokens: int
+    output_tokens_details: JsonMap
+    total_tokens: int
+
+
+class ResponseObject(Answer):
+    """Answer of /v1/responses. Parameters come back as they were taken."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: JsonMap | None
+    incomplete_details: JsonMap | None
+    model: str
+    output: list[JsonMap]
+    previous_response_id: str | None
+    usage: ResponseUsage | None
+
+
+class ResponseItems(Answer):
+    """Items of a conversation, a page of them."""
+
+    object: Literal["list"]
+    data: list[JsonMap]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class MessageUsage(Answer):
+    """How many tokens a message took; those of the prompt that were read from the cache are counted apart."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageObject(Answer):
+    """Answer of /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[JsonMap]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Answer):
+    """Answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class MessagesErrorDetails(Answer):
+    """Why a request was refused or failed."""
+
+    type: str
+    message: str = Field(description="A sentence for people.")
+
+
+class MessagesErrorAnswer(Answer):
+    """Every error of /v1/messages, in Anthropic's shape."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetails
 
 
 class Tokens(Answer):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from router.api.answers.answer_format import AnswerHead, Collected, EventWriter, finish_fields, with_field
+from router.api.answers.answer_format import AnswerHead, Collected, EventWriter, finish_fields, finish_name, with_field
+from router.api.answers.turn_json import turn_delta, turn_message
 from router.request.text_output import TextOutput, TextPiece
 
 
@@ -34,6 +35,8 @@ class ChatFormat:
 
     def event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
         """One piece as an event; empty when it has nothing to say yet."""
+        if output.turn is not None:
+            return self._turn_event(index, piece, output)
         if self._writer.can_write_text(piece):
             if not piece.text:
                 return b""
@@ -44,9 +47,20 @@ class ChatFormat:
         if not piece.text and piece.finish_reason is None and not wants_ids and not piece.entries:
             return b""
         delta = f'{{"content":{json.dumps(piece.text)}}}' if piece.text or piece.finish_reason is None else "{}"
-        fields = finish_fields(piece, return_token_ids=wants_ids)
+        fields = finish_fields(piece, return_token_ids=wants_ids, output=output)
         logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"
         choice = f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},{fields}}}'
+        return self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
+
+    def _turn_event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
+        """One piece of an answer that may be more than content."""
+        delta = turn_delta(piece.parts)
+        is_silent = not delta and piece.finish_reason is None
+        if is_silent and not self.head.return_token_ids and not piece.entries:
+            return b""
+        fields = finish_fields(piece, return_token_ids=self.head.return_token_ids, output=output)
+        logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"
+        choice = f'{{"index":{index},"delta":{json.dumps(delta)},"logprobs":{logprobs},{fields}}}'
         return self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
@@ -73,11 +87,17 @@ class ChatFormat:
         shows = head.logprobs if head.shows_logprobs else None
         fields: dict[str, object] = {
             "index": index,
-            "message": {"role": "assistant", "content": self._echo + "".join(choice.text), "refusal": None},
+            "message": self._message(choice),
             "logprobs": None if shows is None else shows.chat(choice.entries),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": finish_name(choice.finish_reason, choice.stop_reason, choice.output),
             "stop_reason": choice.stop_reason,
         }
         if head.return_token_ids:
             fields["token_ids"] = choice.token_ids
         return fields
+
+    def _message(self, choice: Collected) -> dict[str, object]:
+        reader = choice.output.turn
+        if reader is None:
+            return {"role": "assistant", "content": self._echo + "".join(choice.text), "refusal": None}
+        return turn_message(choice.turn, has_reasoning=reader.has_reasoning, echo=self._echo)

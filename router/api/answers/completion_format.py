@@ -42,7 +42,7 @@ class CompletionFormat:
         wants_ids = self.head.return_token_ids
         if not piece.text and piece.finish_reason is None and not wants_ids and not piece.entries:
             return b""
-        fields = finish_fields(piece, return_token_ids=wants_ids)
+        fields = finish_fields(piece, return_token_ids=wants_ids, output=output)
         fields += self._prompt_ids(index, output)
         logprobs = self._logprobs_json(placed(piece.entries, len(self._echo(index)))) if piece.entries else "null"
         choice = f'{{"index":{index},"text":{json.dumps(piece.text)},"logprobs":{logprobs},{fields}}}'

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.responses import Response
@@ -21,7 +22,16 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 Written = TypeVar("Written")
 
-_DONE = b"data: [DONE]\n\n"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnding:
+    """How a stream ends: what is written last of all, and an error that comes when the stream has begun."""
+
+    done: bytes = b"data: [DONE]\n\n"
+    error_event: Callable[[RouterError], bytes] = error_event
+
+
+OPENAI_ENDING = StreamEnding()
 
 
 class GenerationResponse(Response):
@@ -39,8 +49,10 @@ class GenerationResponse(Response):
         stream: bool,
         write_timeout_s: float,
         headers: Mapping[str, str] | None = None,
+        ending: StreamEnding = OPENAI_ENDING,
     ) -> None:
         super().__init__()
+        self._ending = ending
         self._own_headers = headers or {}
         self._write_timeout_s = write_timeout_s
         self._outputs = outputs
@@ -114,8 +126,8 @@ class GenerationResponse(Response):
                 events = b""
             last = events + (self._answer.usage_event(self._outputs) if self._answer.head.include_usage else b"")
         except Exception as error:
-            last = error_event(self._told(error))
-        await self._write(send, last + _DONE, is_last=True)
+            last = self._ending.error_event(self._told(error))
+        await self._write(send, last + self._ending.done, is_last=True)
 
     def _told(self, error: Exception) -> RouterError:
         """What the client is told of an error; one that it cannot understand is logged."""

@@ -7,13 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
-from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, StrictBody, UnsupportedValueError
+from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs
+from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.bodies.tools_body import MAX_NUM_TOOLS, ToolBody, ToolCallBody, ToolChoice
 
 _OTHER_PARTS = frozenset(
     {"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "refusal"}
 )
-_OTHER_ROLES = frozenset({"tool", "function"})
+_OTHER_ROLES = frozenset({"function"})
 _REASONING = ("reasoning", "reasoning_content")
+_TEMPLATE_REASONING = (*_REASONING, "thinking")
+"""What templates call it; ``thinking`` is gpt-oss's word."""
 
 CONTENT_FORMS = frozenset({"text", "parts"})
 
@@ -38,7 +42,7 @@ class TextPart(StrictBody):
 
 
 class Message(StrictBody):
-    """One turn of a conversation. Tool calls are not supported; which other roles there are, the template decides.
+    """One turn of a conversation. Which roles there are, the template decides.
 
     What an answer's message has beside its text is taken, so that the message can be sent back. An assistant's turn may
     be without any content.
@@ -46,7 +50,6 @@ class Message(StrictBody):
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "refusal": (None,),
-        "tool_calls": (None, []),
         "function_call": (None,),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(
@@ -61,6 +64,8 @@ class Message(StrictBody):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCallBody] | None = Field(None, max_length=MAX_NUM_TOOLS, fail_fast=True)
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     annotations: list[Any] | None = None
     audio: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
@@ -72,12 +77,22 @@ class Message(StrictBody):
         if not isinstance(data, dict):
             return data
         if role := _name_in(data.get("role"), _OTHER_ROLES):
-            raise UnsupportedValueError("role", kind=role, hint="messages of tools are not")
+            raise UnsupportedValueError("role", kind=role, hint="results of tools have the role 'tool'")
         if data.get("role") == "assistant" and data.get("content") is None:
             if data.get("audio") is not None:
                 raise UnsupportedValueError("audio", hint="send what was said as content")
             return {**data, "content": ""}
         return data
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Message:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a message with the role 'tool' must have the tool_call_id of the call that it answers")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise ValueError(f"tool_call_id is only for messages with the role 'tool', not {self.role!r}")
+        if self.role != "assistant" and self.tool_calls:
+            raise ValueError(f"tool_calls are only for messages with the role 'assistant', not {self.role!r}")
+        return self
 
     @property
     def text(self) -> str:
@@ -89,10 +104,12 @@ class Message(StrictBody):
         plain: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.name is not None:
             plain["name"] = self.name
-        for name, other in (_REASONING, _REASONING[::-1]):
-            # Templates know it under one of two names.
-            if (text := getattr(self, name) or getattr(self, other)) is not None:
-                plain[name] = text
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        if (text := self.reasoning or self.reasoning_content) is not None:
+            plain |= dict.fromkeys(_TEMPLATE_REASONING, text)
         return ReadFields(plain, read=read)
 
     def ignored(self) -> Iterator[str]:
@@ -106,7 +123,9 @@ class Message(StrictBody):
         """The names of what was sent for a template that has read only these fields of a conversation's messages."""
         if self.name is not None and "name" not in read:
             yield "name"
-        if not any(name in read for name in _REASONING):
+        if self.tool_calls and "tool_calls" not in read:
+            yield "tool_calls"
+        if not any(name in read for name in _TEMPLATE_REASONING):
             yield from (name for name in _REASONING if getattr(self, name))
 
 
@@ -152,9 +171,6 @@ class ChatBody(GenerateBody):
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerateBody.neutral_values,
-        "tools": (None, []),
-        "tool_choice": (None, "none", "auto"),
-        "parallel_tool_calls": (None, True, False),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
         "modalities": (None, ["text"]),
@@ -172,7 +188,12 @@ class ChatBody(GenerateBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None
+    tools: list[ToolBody] | None = Field(None, max_length=MAX_NUM_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
     verbosity: str | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
@@ -183,7 +204,15 @@ class ChatBody(GenerateBody):
         """The fields of messages that the template has read."""
         return self._read
 
-    def template_parameters(self) -> dict[str, str]:
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template is to tell of: none that may not be called."""
+        return [tool.plain() for tool in self.tools] if self.tools and self.tool_choice != "none" else None
+
+    def template_parameters(self) -> dict[str, Any]:
         """The parameters that some templates read."""
-        given = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        given: dict[str, Any] = {
+            "reasoning_effort": self.reasoning_effort,
+            "verbosity": self.verbosity,
+            "enable_thinking": self.enable_thinking,
+        }
         return {name: value for name, value in given.items() if value is not None}

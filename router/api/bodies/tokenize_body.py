@@ -7,7 +7,9 @@ from typing import Any
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from router.api.bodies.chat_body import Message
-from router.api.bodies.generate_body import StrictBody, TokenId
+from router.api.bodies.generate_body import TokenId
+from router.api.bodies.strict_body import StrictBody
+from router.api.bodies.tools_body import MAX_NUM_TOOLS, ToolBody
 
 
 class TokenizeBody(StrictBody):
@@ -25,6 +27,7 @@ class TokenizeBody(StrictBody):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
+    tools: list[ToolBody] | None = Field(None, max_length=MAX_NUM_TOOLS, fail_fast=True)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -38,7 +41,11 @@ class TokenizeBody(StrictBody):
         """The fields of messages that the template has read."""
         return self._read
 
-    def template_parameters(self) -> dict[str, str]:
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template is to tell of."""
+        return [tool.plain() for tool in self.tools] if self.tools else None
+
+    def template_parameters(self) -> dict[str, Any]:
         """None: only chats have them."""
         return {}
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.errors import error_response
 from router.errors import AdminKeyError, HeadersTooLargeError, InvalidApiKeyError, RouterError
-from router.security import KeyRing, SecuritySettings
+from router.security import KeyRing, SecuritySettings, hash_key
 
 _OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health", "/ping", "/ready"})
 """What a load balancer asks."""
@@ -17,6 +17,8 @@ _OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health", "/ping", "/re
 _ORDER_PATHS = ("/admin", "/reset_prefix_cache", "/server_info")
 _ADMIN_PATHS = ("/status", "/metrics", *_ORDER_PATHS)
 """These and everything below them. Where the only key is the cluster's own, it is for orders alone."""
+
+_OWNER = "baton_owner"
 
 Access: TypeAlias = Literal["open", "user", "admin"]
 
@@ -54,12 +56,14 @@ class GuardMiddleware:
         needed = self.access_to(scope["path"])
         if needed == "open":
             return
-        key = _bearer(headers)
+        key = _key_of(headers)
         rank = "none" if key is None else self._keys.rank_of(key)
         if rank == "none":
             raise InvalidApiKeyError(is_missing=key is None)
         if needed == "admin" and rank != "admin":
             raise AdminKeyError(path=scope["path"], has_any=settings.has_admin_keys)
+        assert key is not None
+        scope[_OWNER] = hash_key(key)
 
     def access_to(self, path: str) -> Access:
         """Which keys open a path."""
@@ -72,9 +76,19 @@ class GuardMiddleware:
         return "user" if settings.api_keys else "open"
 
 
-def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The key of a request that has exactly one."""
+def owner_of(scope: Scope) -> str:
+    """Whose request this is: the hash of its key, or nothing where no key was asked for."""
+    owner: str = scope.get(_OWNER, "")
+    return owner
+
+
+def _key_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The key of a request that has exactly one: in Authorization, or where there is none in X-Api-Key, as clients of
+    /v1/messages send it."""
     values = [value for name, value in headers if name == b"authorization"]
+    if not values:
+        keys = [value.decode("latin-1").strip() for name, value in headers if name == b"x-api-key"]
+        return keys[0] or None if len(keys) == 1 else None
     if len(values) != 1:
         return None
     scheme, _, key = values[0].decode("latin-1").partition(" ")

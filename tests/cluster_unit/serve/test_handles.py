@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from engine.contract.token_ids import TokenIds
 from kv_transfer.fault_options import FaultOptions
 from router.pool.workers import WorkerUnavailableError
 from router.settings import RouterSettings
+from router.wire.frame_socket import FrameOffer, FrameServer
 from tests.support.router.fake_caller import FakeCaller
 
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=TokenIds.of((1, 2)), sampling=SamplingParams(max_tokens=1))
@@ -77,13 +78,49 @@ async def test_submit_answers_each_request_in_order() -> None:
     assert answers[1].code == "prompt_too_long"
 
 
+async def no_offer(client_id: str, mirrors_cache: bool) -> FrameOffer | None:
+    return None
+
+
 async def test_outputs_are_the_stream_of_that_client() -> None:
     message = StepMessage(deltas=(), load=LOAD)
 
     async def outputs(client_id: str, mirrors_cache: bool) -> list[bytes]:
         return [pack_step(message)] if client_id == "router-1" else []
 
-    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs}}), PATIENCE)
+    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs, "offer_outputs": no_offer}}), PATIENCE)
+
+    assert [received async for received in pool.outputs("a", "router-1")] == [message]
+
+
+async def test_outputs_of_a_worker_of_this_host_come_over_its_socket() -> None:
+    message = StepMessage(deltas=(), load=LOAD)
+    server = FrameServer()
+    await server.start()
+
+    async def frames() -> AsyncGenerator[bytes]:
+        yield pack_step(message)
+
+    async def offer_outputs(client_id: str, mirrors_cache: bool) -> FrameOffer | None:
+        assert (client_id, mirrors_cache) == ("router-1", True)
+        return server.offer(frames())
+
+    pool = RayWorkerPool(FakeCaller({"a": {"offer_outputs": offer_outputs}}), PATIENCE)
+
+    assert [received async for received in pool.outputs("a", "router-1", mirrors_cache=True)] == [message]
+    await server.close()
+
+
+async def test_outputs_of_a_worker_whose_socket_is_out_of_reach_come_by_ray() -> None:
+    message = StepMessage(deltas=(), load=LOAD)
+
+    async def outputs(client_id: str, mirrors_cache: bool) -> list[bytes]:
+        return [pack_step(message)]
+
+    async def offer_outputs(client_id: str, mirrors_cache: bool) -> FrameOffer | None:
+        return FrameOffer("baton-frames-of-another-host", b"0" * 16)
+
+    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs, "offer_outputs": offer_outputs}}), PATIENCE)
 
     assert [received async for received in pool.outputs("a", "router-1")] == [message]
 
@@ -92,7 +129,7 @@ async def test_worker_of_another_version_is_unavailable_and_the_reason_names_bot
     async def outputs(client_id: str, mirrors_cache: bool) -> list[bytes]:
         return [bytes([FRAME_VERSION + 1]) + pack_step(StepMessage(deltas=(), load=LOAD))[1:]]
 
-    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs}}), PATIENCE)
+    pool = RayWorkerPool(FakeCaller({"a": {"outputs": outputs, "offer_outputs": no_offer}}), PATIENCE)
 
     with pytest.raises(WorkerUnavailableError, match=rf"version {FRAME_VERSION + 1}.*version {FRAME_VERSION}") as error:
         await anext(aiter(pool.outputs("a", "router-1")))

@@ -32,13 +32,16 @@ class HeldTemplate(ChatTemplate):
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] | None = None,
         budget: Budget | None = None,
     ) -> str:
         self.threads.append(threading.current_thread().name)
         if budget is None:
             assert self.let_go.wait(timeout=30)
-        return super().render(messages, add_generation_prompt=add_generation_prompt, arguments=arguments, budget=budget)
+        return super().render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments, budget=budget
+        )
 
 
 @asynccontextmanager

@@ -14,7 +14,10 @@ SPECIAL_TOKENS = ("<|unknown|>", "<|begin|>", "<|end|>")
 """Their ids are 0, 1 and 2, as the random checkpoints declare."""
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}<|end|>{% endfor %}"
+    "{% for tool in tools or [] %}[{{ tool.function.name }}: <tool_call>]{% endfor %}"
+    "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|end|>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -42,7 +43,11 @@ class SharedRayProcess:
 
     def children(self) -> list[str]:
         """Names of the processes below it."""
-        return [child.name() for child in self.process.children(recursive=True)]
+        names = []
+        for child in self.process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
+                names.append(child.name())
+        return names
 
     def wait_until_serve_is_gone(self) -> None:
         """Return when no process of Serve lives; its controller outlives the call that shuts it down by a moment."""

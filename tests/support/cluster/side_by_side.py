@@ -1,41 +1,42 @@
-"""Which tests of clusters run in one process, where several processes run them (`--dist loadgroup`).
-
-xdist's own groups do nothing with pytest 9.2: it writes a test's group into ``Item._nodeid``, which pytest no longer
-reads, so that every test is a group of its own and every process starts every cluster.
-"""
+"""In which order files of tests are run, and which of them in one process where several processes run them."""
 
 from __future__ import annotations
 
-import ast
-from functools import cache
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parents[3]
 
-SHARED_CLUSTERS = frozenset({"cluster", "wide_cluster"})
-"""Fixtures of tests/e2e/conftest.py. A file may have one of the same name for itself."""
+SHARED = ROOT / "tests" / "e2e" / "shared"
+"""Its tests share clusters, which one process starts and stops."""
+
+LONGEST = (
+    ROOT / "tests" / "faults",
+    SHARED,
+    ROOT / "tests" / "e2e" / "test_shared_ray.py",
+    ROOT / "tests" / "e2e" / "test_commands_on_one_ray.py",
+    ROOT / "tests" / "e2e" / "test_scaling.py",
+    ROOT / "tests" / "e2e" / "test_front_proxy.py",
+    ROOT / "tests" / "parity",
+    ROOT / "tests" / "engine" / "scheduler" / "test_scheduler_machine.py",
+    ROOT / "tests" / "integration" / "test_same_bits_compiled_or_loaded.py",
+)
+"""Where most of the time goes. These begin first: what is begun last ends last, and may not take long."""
+
+
+def place_in_order(file: Path) -> int:
+    """Where a file stands among all: by this they are sorted, those that are equal stay as they were found."""
+    return next((place for place, path in enumerate(LONGEST) if file.is_relative_to(path)), len(LONGEST))
 
 
 class ClusterScheduling(LoadScopeScheduling):
-    """Gives a process all tests of a file at once, and all files whose tests share clusters."""
+    """Gives a process all tests of a file at once, and all files whose tests share clusters.
+
+    xdist's own groups do nothing with pytest 9.2: it writes a test's group into ``Item._nodeid``, which pytest no
+    longer reads, so that every test is a group of its own and every process starts every cluster.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "shared clusters" if shares_clusters(ROOT / file) else file
-
-
-@cache
-def shares_clusters(file: Path) -> bool:
-    """Whether a test or a fixture of the file asks for a cluster that is not its own."""
-    functions = [
-        node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    asked = {
-        argument.arg
-        for function in functions
-        if function.name.startswith("test_") or function.decorator_list
-        for argument in function.args.args
-    }
-    return not SHARED_CLUSTERS.isdisjoint(asked - {function.name for function in functions})
+        return str(SHARED) if (ROOT / file).is_relative_to(SHARED) else file

@@ -123,15 +123,29 @@ def segments(ids: tuple[int, ...]) -> Iterator[str]:
 
 
 def abstract(names: tuple[str, ...]) -> Iterator[str]:
-    """Abstract sockets that take a connection. Anybody may send a datagram to one that takes those: it gets a few."""
+    """Abstract sockets that take a connection and do not hang up at once.
+
+    Anybody may send a datagram to one that takes those: it gets a few.
+    """
     for name in names:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            if _works(lambda client=client, name=name: client.connect("\0" + name)):
+            client.settimeout(TIMEOUT_S)
+            if _works(lambda client=client, name=name: client.connect("\0" + name)) and not _hangs_up(client):
                 yield f"connect abstract socket {name}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.setblocking(False)
             for size in (0, 1, 8, 1000):
                 _works(lambda client=client, name=name, size=size: client.sendto(b"\xff" * size, "\0" + name))
+
+
+def _hangs_up(client: socket.socket) -> bool:
+    """True when the other side closes the connection though nothing was sent."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
 
 
 def ports(addresses: Mapping[str, str]) -> Iterator[str]:

@@ -27,6 +27,9 @@ def read_answer(response: httpx.Response) -> Answer:
     else:
         body = response.json()
     kept = {name: value for name, value in body.items() if name not in ("id", "created", "object")}
+    for choice in kept["choices"]:
+        for call in choice.get("message", choice.get("delta", {})).get("tool_calls", []):
+            del call["id"]  # drawn
     kept["usage"] = {name: value for name, value in (body["usage"] or {}).items() if name != "prompt_tokens_details"}
     return kept
 
@@ -47,6 +50,18 @@ def _put_together(text: str) -> Answer:
     return whole
 
 
+_GROWING = frozenset({"text", "content", "reasoning", "reasoning_content", "arguments"})
+"""Texts of which events bring pieces; all others are said once."""
+
+
+def _add_calls(calls: list[Answer], pieces: list[Answer]) -> None:
+    """Add pieces of calls to those that have begun."""
+    for piece in pieces:
+        if piece["index"] == len(calls):
+            calls.append({})
+        _add(calls[piece["index"]], piece)
+
+
 def _add(so_far: Answer, part: Mapping[str, Any]) -> None:
     """Add an event's part to what came before it: texts and lists grow, what is said once stays."""
     for name, value in part.items():
@@ -54,9 +69,11 @@ def _add(so_far: Answer, part: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             so_far[name] = known or {}
             _add(so_far[name], value)
+        elif name == "tool_calls":
+            _add_calls(so_far.setdefault(name, []), value)
         elif isinstance(value, list) and known is not None:
             known.extend(value)
-        elif isinstance(value, str) and known is not None and name in ("text", "content"):
+        elif isinstance(value, str) and known is not None and name in _GROWING:
             so_far[name] = known + value
         elif value is not None or name not in so_far:
             so_far[name] = value

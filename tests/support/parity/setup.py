@@ -49,6 +49,7 @@ class ParityModel:
         file = path / "tokenizer_config.json"
         config = json.loads(file.read_text())
         config["chat_template"] += "{{ tone }}{{ reasoning_effort }}{{ verbosity }}"
+        config["chat_template"] += "{% if enable_thinking %}<think>{% elif tools %}<think></think>{% endif %}"
         file.write_text(json.dumps(config))
         return path
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.pool.workers import WorkerUnavailableError
 from router.report.cluster_view import ClusterView
 from router.report.router_report import RouterReport
+from router.stored_responses.store import Order, ResponseStore, StoredResponse
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,6 +18,7 @@ class PeerNet:
     """All routers by name. ``silent`` ones are there and never answer."""
 
     views: dict[str, ClusterView] = field(default_factory=dict)
+    stores: dict[str, ResponseStore] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
 
     def seen_by(self, name: str) -> Peers:
@@ -38,6 +41,14 @@ class Peers:
         """Tell one."""
         if (view := self._net.views.get(router_id)) is not None:
             view.note_farewell(report)
+
+    async def take_order(
+        self, router_id: str, order: Order, response_id: str, *, owner: str, timeout_s: float
+    ) -> StoredResponse | None:
+        """Ask one for a response, which travels as it does between processes."""
+        if (store := self._net.stores.get(router_id)) is None:
+            raise WorkerUnavailableError(replica_id=router_id, reason="it is gone")
+        return pickle.loads(pickle.dumps(store.take_order(order, response_id, owner=owner)))  # type: ignore[no-any-return]
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
         """Ask one, or wait in vain."""

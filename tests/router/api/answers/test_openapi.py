@@ -9,7 +9,10 @@ import pytest
 
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.completion_body import CompletionBody
+from router.api.bodies.strict_body import StrictBody
 from router.api.errors import _STATUS
+from router.api.messages.body import MessagesBody
+from router.api.responses.body import ResponsesBody
 from router.errors import (
     AdminClosedError,
     AdminKeyError,
@@ -20,7 +23,8 @@ from router.errors import (
 from router.security import SecuritySettings, hash_key, new_key
 from tests.support.router.router_rig import router_rig
 
-GENERATION = ("/v1/chat/completions", "/v1/completions")
+BODIES = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
+GENERATION = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 
 
 async def document(model_dir: Path, security: SecuritySettings | None = None) -> dict[str, Any]:
@@ -32,7 +36,7 @@ async def document(model_dir: Path, security: SecuritySettings | None = None) ->
 async def test_every_route_says_what_it_answers(model_dir: Path) -> None:
     paths = (await document(model_dir))["paths"]
 
-    assert len(paths) == 20
+    assert len(paths) == 26
     for path, operations in paths.items():
         for operation in operations.values():
             assert {"200", "431"} <= operation["responses"].keys(), path
@@ -69,9 +73,9 @@ async def test_refusal_of_a_name_is_promised_where_names_matter(model_dir: Path)
     assert not any("security" in item for operations in paths.values() for item in operations.values())
 
 
-@pytest.mark.parametrize(("path", "model"), list(zip(GENERATION, (ChatBody, CompletionBody), strict=True)))
+@pytest.mark.parametrize(("path", "model"), list(zip(GENERATION, BODIES, strict=True)))
 async def test_bodies_name_every_parameter_and_allow_others_only_as_null(
-    model_dir: Path, path: str, model: type[ChatBody | CompletionBody]
+    model_dir: Path, path: str, model: type[StrictBody]
 ) -> None:
     request = (await document(model_dir))["paths"][path]["post"]["requestBody"]
     schema = request["content"]["application/json"]["schema"]

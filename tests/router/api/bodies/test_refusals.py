@@ -71,7 +71,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"prompt_logprobs": -2}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
     ({"user": 5}, "user"),
     ({"metadata": {str(number): 5 for number in range(300)}}, "metadata"),
 ]
@@ -128,9 +128,8 @@ TEXT_PART = {"type": "text", "text": "look"}
 @pytest.mark.parametrize(
     ("message", "param", "words"),
     [
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages.1.role", "(tool) is not supported"),
         ({"role": "function", "content": "x", "name": "f"}, "messages.1.role", "(function) is not supported"),
-        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "messages.1.tool_calls", "not supported"),
+        ({"role": "assistant", "content": "x", "function_call": CALL}, "messages.1.function_call", "not supported"),
         ({"role": "assistant", "content": None, "audio": {"id": "1"}}, "messages.1.audio", "not supported"),
         ({"role": "assistant", "content": "x", "refusal": "no"}, "messages.1.refusal", "not supported"),
         (

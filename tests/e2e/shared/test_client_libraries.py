@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cluster.client_libraries import LIBRARIES, MAX_TOKENS, ClientLibrary, make_library
 from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.tool_clients import TOOL_CLIENTS, call_tool
 
 USER = {"role": "user", "content": "Tell me a story about the sea."}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -111,3 +112,9 @@ def test_instructor_tries_again_with_the_answer_that_was_no_json(
     assert caught.value.n_attempts == 2
     assert caught.value.last_completion is not None
     assert caught.value.last_completion.choices[0].message.content.strip() == "xxx"
+
+
+@pytest.mark.parametrize("name", TOOL_CLIENTS)
+def test_tools_are_called_with_arguments_that_fit(name: str, cluster: ClusterProcess, model: str) -> None:
+    """The model has random weights: that calls are there and fit is the grammars' doing."""
+    assert call_tool(name, cluster.url, model) in ({"unit": "celsius"}, {"unit": "kelvin"})

@@ -1,4 +1,7 @@
-"""Real clusters that several tests share; each is started once, and gone when the tests of this folder are done."""
+"""Real clusters that several tests share; each is started once, and gone when the tests of this folder are done.
+
+So every test here leaves them as it found them: at rest, with the workers that they began with or as good ones.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 from tests.support.cluster.cluster import ClusterProcess, running_cluster
 
-SAMPLE = Path(__file__).parents[2] / "deploy" / "baton.yaml"
+SAMPLE = Path(__file__).parents[3] / "deploy" / "baton.yaml"
 
 
 @pytest.fixture(scope="package")

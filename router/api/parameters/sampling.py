@@ -17,6 +17,7 @@ def sampling_params(
     rules: LogitRules | None = None,
     num_logprobs: int | None = None,
     num_prompt_logprobs: int | None = None,
+    grammar: str | None = None,
 ) -> SamplingParams:
     """The engine's parameters; the seed is drawn elsewhere."""
     top_k = defaults.top_k if body.top_k is None else body.top_k
@@ -36,6 +37,7 @@ def sampling_params(
         rules=rules,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
+        grammar=grammar,
     )
 
 

@@ -1,0 +1,201 @@
+"""A worker's steps in its cluster beside the same engine alone: what deploying costs, and whether threads run.
+
+    python -m benchmarks.worker_step --json benchmarks/results/worker_step.json
+
+A cluster whose decode worker computes everything itself (as ``unified`` of benchmarks/serving_peer.py), with 2 threads
+and with 1, gets ``batch`` requests at once; what is looked at is a window in which all of them decode. The engine alone
+runs the same batch, in a process of its own, stepped by its main thread, before and after the cluster.
+
+Rows: ``<side>/step_ms/<threads>/<batch>`` (a mean over the window); ``ratio/step/<threads>/<batch>``, the worker's over
+that of the engine alone, below 1.05 wanted; ``worker/cpu_per_wall/<threads>/<batch>``, CPU seconds of the engine's
+threads in a second of the window; ``worker/team_sleeps/<threads>/<batch>``, how often a second the threads of the team
+(all but the one that steps) went to sleep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from benchmarks.arguments import count, positive
+from benchmarks.cpu_watch import MARK, CpuWatch, ThreadUse
+from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens, write_random_llama
+from benchmarks.report import Row, add_json_option, publish
+from benchmarks.served import served_cluster
+from benchmarks.serving_peer import UNIFIED, baton_config
+from benchmarks.token_stream import StreamClient
+
+NUM_PROMPT_TOKENS = 32
+MAX_OUTPUT_TOKENS = 960
+"""So many tokens last longer than the window, at any batch."""
+
+SETTLE_S = 1.0
+"""From the last request until the window: all prompts are computed by then."""
+
+WORKER, ALONE = "worker", "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One window: mean seconds of a step, CPU seconds a second, sleeps of the team a second."""
+
+    step_s: float
+    cpu_per_wall: float = 0.0
+    team_sleeps: float = 0.0
+
+
+def steps_so_far(url: str) -> tuple[float, float]:
+    """Number and seconds of the decode worker's steps, as ``/metrics`` tells them."""
+    text = httpx.get(f"{url}/metrics", trust_env=False).text
+
+    def value(name: str) -> float:
+        lines = re.findall(rf"^baton:{name}{{([^}}]*)}} (\S+)$", text, flags=re.MULTILINE)
+        return sum(float(number) for labels, number in lines if 'role="decode"' in labels)
+
+    return value("engine_steps_total"), value("engine_step_seconds_total")
+
+
+async def decode_window(url: str, watch: CpuWatch, batch: int, window_s: float) -> Figures:
+    """Have ``batch`` requests decode, and look at the worker meanwhile; they are given up afterwards."""
+    rng = random.Random(batch)
+    clients = [StreamClient(url) for _ in range(batch)]
+    prompts = [[rng.randrange(1, VOCAB_SIZE) for _ in range(NUM_PROMPT_TOKENS)] for _ in clients]
+    asking = [
+        asyncio.create_task(client.ask(prompt, MAX_OUTPUT_TOKENS))
+        for client, prompt in zip(clients, prompts, strict=True)
+    ]
+    await asyncio.sleep(SETTLE_S)
+    (num_before, step_s_before), before = steps_so_far(url), watch.take_engine("decode")
+    began_s = time.perf_counter()
+    await asyncio.sleep(window_s)
+    (num_after, step_s_after), after = steps_so_far(url), watch.take_engine("decode")
+    wall_s = time.perf_counter() - began_s
+    for task in asking:
+        if task.done():
+            raise RuntimeError(f"an answer ended within the window of {window_s:g} s: it must be shorter")
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    for client in clients:
+        client.close()
+    return Figures(
+        step_s=(step_s_after - step_s_before) / (num_after - num_before),
+        cpu_per_wall=sum(use.cpu_s - before.get(thread, ThreadUse(0, 0)).cpu_s for thread, use in after.items())
+        / wall_s,
+        team_sleeps=_team_sleeps(before, after) / wall_s,
+    )
+
+
+def _team_sleeps(before: Mapping[int, ThreadUse], after: Mapping[int, ThreadUse]) -> int:
+    """Sleeps of all threads but the oldest, which is the one that steps."""
+    team = sorted(after)[1:]
+    return sum(after[thread].num_sleeps - before.get(thread, ThreadUse(0, 0)).num_sleeps for thread in team)
+
+
+def in_cluster(model: Path, dtype: str, num_threads: int, args: argparse.Namespace) -> dict[int, Figures]:
+    """The worker's figures by batch."""
+    mark = uuid.uuid4().hex
+    watch = CpuWatch(mark)
+    config = {**baton_config(UNIFIED, model, dtype), "decode": {"num_threads": num_threads}}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump(config, file)  # which is YAML as well
+        file.flush()
+        with served_cluster(["--config", file.name], environment={MARK: mark}) as url:
+            return {batch: asyncio.run(decode_window(url, watch, batch, args.seconds)) for batch in [8, *args.batches]}
+
+
+def alone(model: Path, dtype: str, num_threads: int, batches: Sequence[int], seconds: float) -> dict[int, float]:
+    """Mean seconds of a step by batch, of an engine in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.worker_step", "--alone", str(model), "--dtype", dtype]
+    command += ["--threads", str(num_threads), "--seconds", str(seconds), "--batches", *map(str, batches)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {int(batch): float(step_s) for batch, step_s in json.loads(output.splitlines()[-1]).items()}
+
+
+def step_alone(args: argparse.Namespace) -> dict[int, float]:
+    """The engine's own side; prints nothing."""
+    from engine.device.openmp import prepare_openmp
+
+    prepare_openmp(args.threads[0])
+    from benchmarks.engine import BatonSide
+
+    rng = random.Random(1)
+    seen = {}
+    for batch in args.batches:
+        side = BatonSide(args.alone, args.dtype, args.threads[0])
+        prompts = [[rng.randrange(1, VOCAB_SIZE) for _ in range(NUM_PROMPT_TOKENS)] for _ in range(batch)]
+        core = side.start(prompts, max_tokens=MAX_OUTPUT_TOKENS)
+        settled_s = time.perf_counter() + SETTLE_S
+        while time.perf_counter() < settled_s:
+            core.step()
+        began_s, num_steps = time.perf_counter(), 0
+        while time.perf_counter() < began_s + args.seconds:
+            core.step()
+            num_steps += 1
+        seen[batch] = (time.perf_counter() - began_s) / num_steps
+    return seen
+
+
+def rows_of(worker: Mapping[int, Figures], engine: Mapping[int, Sequence[float]], num_threads: int) -> list[Row]:
+    """All rows of one number of threads."""
+    rows = []
+    for batch, alone_s in engine.items():
+        seen, step_s, name = worker[batch], statistics.mean(alone_s), f"{num_threads}/{batch}"
+        rows += [
+            Row(name=f"{WORKER}/step_ms/{name}", value=seen.step_s * 1e3, unit="ms"),
+            Row(
+                name=f"{ALONE}/step_ms/{name}",
+                value=step_s * 1e3,
+                unit="ms",
+                detail={"first": alone_s[0] * 1e3, "last": alone_s[-1] * 1e3},
+            ),
+            Row(name=f"ratio/step/{name}", value=seen.step_s / step_s, unit="x"),
+            Row(name=f"{WORKER}/cpu_per_wall/{name}", value=seen.cpu_per_wall, unit="cores"),
+            Row(name=f"{WORKER}/team_sleeps/{name}", value=seen.team_sleeps, unit="1/s"),
+        ]
+    return rows
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--threads", nargs="+", type=count, default=[2, 1])
+    parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32])
+    parser.add_argument("--seconds", type=positive, default=5.0, help="how long a window is")
+    parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
+    add_json_option(parser)
+    args = parser.parse_args()
+    if args.alone is not None:
+        print(json.dumps(step_alone(args)))
+        return
+    import torch
+
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory) / "model"
+        write_random_llama(model, getattr(torch, args.dtype))
+        name_all_tokens(model)
+        for num_threads in args.threads:
+            first = alone(model, args.dtype, num_threads, args.batches, args.seconds)
+            worker = in_cluster(model, args.dtype, num_threads, args)
+            last = alone(model, args.dtype, num_threads, args.batches, args.seconds)
+            rows += rows_of(worker, {batch: [first[batch], last[batch]] for batch in args.batches}, num_threads)
+    publish(rows, packages=("torch", "ray", "baton-serve"), json_file=args.json, title="A worker's steps")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Grammars between deciding and computing: the scheduler has them compiled, the sampler follows them. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+GRAMMAR_REFUSED = "grammar_refused"
+"""The code of a request whose grammar could not be compiled."""
+
+GRAMMAR_FAILED = "grammar_failed"
+"""The code of a request at whose next token nothing fits its grammar, or following it costs too much."""
+
+
+class GrammarFailure(NamedTuple):
+    """Why a grammar is of no use, for people to read."""
+
+    message: str
+
+
+class CompiledGrammar(Protocol):
+    """A grammar that sampling can follow. It stays compiled at least as long as somebody holds this."""
+
+    @property
+    def text(self) -> str:
+        """The grammar as the request brings it."""
+
+
+class GrammarCompiler(Protocol):
+    """Compiles grammars in threads of its own. All but ``num_ended`` is asked by the engine's thread."""
+
+    on_end: Callable[[], None] | None
+    """Called whenever a compilation ended, in a thread of the compiler."""
+
+    @property
+    def num_ended(self) -> int:
+        """How many compilations have ended so far. It grows before the engine's thread is woken."""
+
+    def poll(self, grammar: str) -> CompiledGrammar | GrammarFailure | None:
+        """What became of a grammar: it is compiled from now on where it was unknown; None while that goes on."""
+
+
+class RowFailure(NamedTuple):
+    """A row whose grammar cannot be followed any more: what was sampled for it counts for nothing."""
+
+    row: int
+    message: str

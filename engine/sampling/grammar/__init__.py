@@ -1,0 +1,1 @@
+"""Which tokens a grammar allows next: grammars compiled by llguidance, followed row by row."""

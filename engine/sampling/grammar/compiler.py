@@ -1,0 +1,185 @@
+"""Compiles grammars beside the engine, and keeps those that were used last."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine.contract.grammar import GrammarFailure
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+NUM_THREADS: Final = 2
+"""One grammar that takes long holds up no other, and most of the cores stay the engine's."""
+
+THREAD_NICENESS: Final = 10
+
+MAX_NUM_KEPT: Final = 512
+MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
+"""Of the grammars' texts; what is compiled from them takes a multiple of it."""
+
+MAX_MESSAGE_CHARACTERS: Final = 400
+
+
+class Grammar:
+    """A compiled grammar. Implements ``CompiledGrammar``."""
+
+    def __init__(self, text: str, matcher: LLMatcher) -> None:
+        self.text = text
+        self._matcher = matcher
+
+    def new_matcher(self) -> LLMatcher:
+        """A matcher of its own for one output, at its beginning."""
+        return self._matcher.deep_copy()
+
+
+class GrammarStore:
+    """The grammars of an engine. Implements ``GrammarCompiler``.
+
+    They are compiled for the tokenizer in the checkpoint's tokenizer.json, which is read by the first one. A compiled
+    grammar is kept while a request holds it, and beyond that as long as no more than ``max_num_kept`` others, or so
+    many bytes of them, were used since. ``on_end`` is called, in a thread of the store, whenever a compilation ended.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_num_kept: int = MAX_NUM_KEPT,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
+        limits: LLParserLimits | None = None,
+    ) -> None:
+        self._tokenizer_path = model_dir / "tokenizer.json"
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._max_num_kept = max_num_kept
+        self._max_kept_bytes = max_kept_bytes
+        self._limits = limits or LLParserLimits(verbose_errors=False)
+        self._threads: ThreadPoolExecutor | None = None
+        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer_lock = threading.Lock()
+        self._compiling: dict[str, Future[Grammar | GrammarFailure]] = {}
+        self._kept: OrderedDict[str, Grammar | GrammarFailure] = OrderedDict()
+        self._num_kept_bytes = 0
+        self._held: WeakValueDictionary[str, Grammar] = WeakValueDictionary()
+        self._count_lock = threading.Lock()
+        self.num_ended = 0
+        self.on_end: Callable[[], None] | None = None
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that a mask allows where the grammar may end."""
+        return self._eos_token_ids
+
+    @property
+    def mask_words(self) -> int:
+        """How many 32-bit words a mask of this vocabulary has; known once a grammar was compiled."""
+        assert self._tokenizer is not None, "no grammar was compiled"
+        return (self._tokenizer.vocab_size + 31) // 32
+
+    def poll(self, grammar: str) -> Grammar | GrammarFailure | None:
+        """See ``GrammarCompiler``."""
+        held = self._held.get(grammar)
+        if held is not None:
+            return held
+        if (kept := self._kept.get(grammar)) is not None:
+            self._kept.move_to_end(grammar)
+            return kept
+        future = self._compiling.get(grammar)
+        if future is None:
+            future = self._compiling[grammar] = self._pool().submit(self._compile, grammar)
+            future.add_done_callback(self._tell_end)  # and not from within: whoever is told looks for its result
+            return None
+        if not future.done():
+            return None
+        del self._compiling[grammar]
+        found = future.result()
+        self._keep(grammar, found)
+        return found
+
+    def new_matcher(self, grammar: str) -> LLMatcher:
+        """A matcher for one output; whoever asks holds the compiled grammar, or compiles it now."""
+        found = self._held.get(grammar) or self._compile(grammar)
+        if isinstance(found, GrammarFailure):
+            raise ValueError(found.message)
+        return found.new_matcher()
+
+    def close(self) -> None:
+        """End the threads, after what they are in the middle of. Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads = None
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(
+                NUM_THREADS, thread_name_prefix="baton-grammar", initializer=_lower_priority
+            )
+        return self._threads
+
+    def _keep(self, grammar: str, found: Grammar | GrammarFailure) -> None:
+        if isinstance(found, Grammar):
+            self._held[grammar] = found
+        self._kept[grammar] = found
+        self._num_kept_bytes += len(grammar)
+        while len(self._kept) > self._max_num_kept or self._num_kept_bytes > self._max_kept_bytes:
+            oldest, _ = self._kept.popitem(last=False)
+            self._num_kept_bytes -= len(oldest)
+
+    # ---- the threads' side
+
+    def _compile(self, grammar: str) -> Grammar | GrammarFailure:
+        try:
+            return self._compiled(grammar)
+        except Exception as error:  # whatever it is, it is about this grammar, and its request is told
+            logger.warning("a grammar could not be compiled: %r", error)
+            return GrammarFailure(f"the grammar could not be compiled: {error}")
+
+    def _tell_end(self, _future: Future[Grammar | GrammarFailure]) -> None:
+        with self._count_lock:
+            self.num_ended += 1
+        if self.on_end is not None:
+            self.on_end()
+
+    def _compiled(self, grammar: str) -> Grammar | GrammarFailure:
+        if not self._eos_token_ids:
+            return GrammarFailure("this model has no end-of-sequence token, so that no grammar could come to its end")
+        matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.deep_copy().compute_bitmask()  # a grammar whose very first mask is too costly is refused here
+        if matcher.is_error():
+            return GrammarFailure(f"the grammar cannot be compiled: {matcher.get_error()[:MAX_MESSAGE_CHARACTERS]}")
+        return Grammar(grammar, matcher)
+
+    def _find_tokenizer(self) -> LLTokenizer:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._read_tokenizer()
+            return self._tokenizer
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        path, eos = str(self._tokenizer_path), list(self._eos_token_ids)
+        if not self._tokenizer_path.is_file():
+            raise FileNotFoundError(f"there is no {path}")
+        with suppress(ValueError):
+            # Models pad their vocabulary: ids behind the tokenizer's are no tokens, and never allowed.
+            return LLTokenizer(path, n_vocab=self._vocab_size, eos_token=eos)
+        return LLTokenizer(path, eos_token=eos)
+
+
+def _lower_priority() -> None:
+    """Let the engine's thread go first; where that is not allowed, the number of threads still bounds the rest."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)

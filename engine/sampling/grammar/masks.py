@@ -1,0 +1,243 @@
+"""The masks of a batch: each row's matcher, brought to where its output is, says which tokens may come next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher
+
+from engine.contract.grammar import RowFailure
+from engine.contract.messages import SamplingParams
+from engine.contract.step import IntArray
+from engine.sampling.grammar.compiler import GrammarStore
+from engine.sampling.token_history import TokenHistory
+
+MAX_NUM_THREADS: Final = 8
+
+_ALL: Final = np.int32(-1)
+_NO_TOKENS: Final[tuple[int, ...]] = ()
+
+
+class Ending(NamedTuple):
+    """A mask whose row can only end, by one of these tokens, whatever else forbids them."""
+
+    place: int
+    token_ids: tuple[int, ...]
+
+
+class BatchMasks(NamedTuple):
+    """entries: [num_masks] which of the batch have a mask; words: [num_masks, mask_words] the bits of tokens that may
+    come next, token 0 in the lowest bit of the first word. The places of ``endings`` are indices into these.
+    """
+
+    entries: npt.NDArray[np.int64]
+    words: IntArray
+    endings: Sequence[Ending]
+    failures: Sequence[RowFailure]
+
+
+@dataclass(slots=True)
+class _Row:
+    """Where the output of a row is in its grammar: behind its first ``num_consumed`` tokens."""
+
+    matcher: LLMatcher
+    eos_token_ids: tuple[int, ...]
+    ending_token_ids: tuple[int, ...]
+    avoided_token_ids: tuple[int, ...]
+    allowed_token_ids: npt.NDArray[np.int64] | None
+    num_consumed: int = 0
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class _Job:
+    """A batch whose masks are being filled."""
+
+    rows: IntArray
+    positions: IntArray
+    words: IntArray
+    endings: list[Ending] = field(default_factory=list)
+    failures: list[RowFailure] = field(default_factory=list)
+
+
+class GrammarMasks:
+    """Follows the outputs of rows. A row's state is made from its tokens alone, whoever sampled them.
+
+    Draft tokens are followed as far as they fit, and taken back: what is known of a row are its tokens before the first
+    position that it samples. Masks are filled in another thread from ``begin`` on, while the model computes.
+    """
+
+    def __init__(self, store: GrammarStore) -> None:
+        self._store = store
+        self._rows: dict[int, _Row] = {}
+        self._parallel: LLExecutor | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: tuple[_Job, Future[None]] | None = None
+
+    def set(self, row: int, sampling: SamplingParams) -> None:
+        """Begin to follow the output of a request that has a grammar."""
+        assert sampling.grammar is not None
+        allowed = sampling.rules.allowed_token_ids if sampling.rules is not None else None
+        self._rows[row] = _Row(
+            self._store.new_matcher(sampling.grammar),
+            eos_token_ids=self._store.eos_token_ids,
+            ending_token_ids=tuple({*sampling.eos_token_ids, *sampling.stop_token_ids}),
+            avoided_token_ids=sampling.eos_token_ids if sampling.ignore_eos else _NO_TOKENS,
+            allowed_token_ids=None if allowed is None else np.array(allowed, np.int64),
+        )
+
+    def forget(self, row: int) -> None:
+        """The row's request has no grammar."""
+        self._rows.pop(row, None)
+
+    def begin(self, rows: IntArray, positions: IntArray, history: TokenHistory) -> None:
+        """Begin to fill the masks of these entries of a batch; no token of theirs may change before ``take``."""
+        self._settle()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-masks")
+        job = self._new_job(rows, positions)
+        self._pending = job, self._thread.submit(self._fill, job, history)
+
+    def take(
+        self, entries: npt.NDArray[np.int64], rows: IntArray, positions: IntArray, history: TokenHistory
+    ) -> BatchMasks:
+        """The masks of these entries of a batch."""
+        job = self._settle()
+        if job is None or not (np.array_equal(job.rows, rows) and np.array_equal(job.positions, positions)):
+            job = self._new_job(rows, positions)
+            self._fill(job, history)
+        return BatchMasks(entries, job.words, job.endings, job.failures)
+
+    def _settle(self) -> _Job | None:
+        if self._pending is None:
+            return None
+        (job, done), self._pending = self._pending, None
+        done.result()
+        return job
+
+    def _new_job(self, rows: IntArray, positions: IntArray) -> _Job:
+        words: IntArray = np.full((len(rows), self._store.mask_words), _ALL, np.int32)
+        return _Job(rows.copy(), positions.copy(), words)
+
+    # ---- filling, in whichever thread
+
+    def _fill(self, job: _Job, history: TokenHistory) -> None:
+        """Fill all masks: those of rows that stand once in the batch side by side, the others one by one."""
+        rows, positions = job.rows.tolist(), job.positions.tolist()
+        single: list[tuple[LLMatcher, int]] = []
+        places: list[int] = []
+        place = 0
+        while place < len(rows):
+            number, end = rows[place], place + 1
+            while end < len(rows) and rows[end] == number:
+                end += 1
+            row = self._rows[number]
+            first = int(history.num_prompt_tokens[number])
+            _advance(row, history.token_ids[number, first : positions[place]])
+            if row.failure:
+                job.failures.append(RowFailure(number, row.failure))
+            elif end - place == 1:
+                single.append((row.matcher, place))
+                places.append(place)
+            else:
+                drafts = history.token_ids[number, positions[place] : positions[end - 1]].tolist()
+                places += self._fill_drafts(row, job.words, place, drafts)
+            place = end
+        if single:
+            self._fill_all(single, job.words)
+        for place in places:
+            self._complete(job, place, self._rows[rows[place]], is_known=not place or rows[place] != rows[place - 1])
+
+    def _fill_all(self, single: list[tuple[LLMatcher, int]], words: IntArray) -> None:
+        if len(single) == 1:
+            _fill_one(single[0][0], words, single[0][1])
+            return
+        if self._parallel is None:
+            self._parallel = LLExecutor(max(1, min((os.cpu_count() or 1) // 2, MAX_NUM_THREADS)))
+        self._parallel.unsafe_compute_mask_ptr(single, words.ctypes.data, words.shape[1] * 4, len(words))
+
+    @staticmethod
+    def _fill_drafts(row: _Row, words: IntArray, place: int, drafts: list[int]) -> list[int]:
+        """The masks of a row before and behind each of its drafts; those behind one that does not fit stay open."""
+        filled, num_taken = [place], 0
+        _fill_one(row.matcher, words, place)
+        for number, token_id in enumerate(drafts, start=1):
+            if row.matcher.is_error() or row.matcher.try_consume_tokens([token_id]) != 1:
+                break
+            num_taken += 1
+            _fill_one(row.matcher, words, place + number)
+            filled.append(place + number)
+        if num_taken and not (row.matcher.is_error() or row.matcher.rollback(num_taken)):
+            row.num_consumed = 0
+            row.matcher.reset()
+        return filled
+
+    @staticmethod
+    def _complete(job: _Job, place: int, row: _Row, *, is_known: bool) -> None:
+        """Join a row's mask with what else its request wants; ``is_known``: its position is behind no draft."""
+        mask = job.words[place]
+        if row.matcher.is_error():
+            row.failure = f"following the grammar failed: {row.matcher.get_error()[:400]}"
+            if is_known:
+                job.failures.append(RowFailure(int(job.rows[place]), row.failure))
+            return
+        may_end = bool(_bits(mask, row.eos_token_ids).any())
+        if may_end:
+            _set(mask, row.eos_token_ids, False)
+            _set(mask, row.ending_token_ids, True)
+            if row.avoided_token_ids:
+                kept = mask.copy()
+                _set(kept, row.avoided_token_ids, False)
+                if kept.any():
+                    mask[:] = kept
+        if row.allowed_token_ids is None:
+            return
+        if _bits(mask, row.allowed_token_ids).any():
+            return
+        if may_end:
+            mask[:] = 0
+            _set(mask, row.ending_token_ids, True)
+            job.endings.append(Ending(place, row.ending_token_ids))
+        elif is_known:
+            row.failure = "none of allowed_token_ids fits the grammar where the output is"
+            job.failures.append(RowFailure(int(job.rows[place]), row.failure))
+
+
+def _advance(row: _Row, tokens: IntArray) -> None:
+    """Bring a row's matcher to the end of its output."""
+    if row.failure:
+        return
+    if tokens.size < row.num_consumed:
+        row.matcher.reset()
+        row.num_consumed = 0
+    new = tokens[row.num_consumed :].tolist()
+    row.num_consumed = tokens.size
+    if new and not row.matcher.consume_tokens(new):
+        row.failure = f"the output does not fit the grammar: {row.matcher.get_error()[:400]}"
+
+
+def _fill_one(matcher: LLMatcher, words: IntArray, place: int) -> None:
+    mask = words[place]
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+
+def _bits(mask: IntArray, token_ids: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """[num_tokens] 1 for the tokens that a mask allows; those beyond it are not allowed."""
+    ids = np.asarray(token_ids, np.int64)
+    ids = ids[ids < mask.size * 32]
+    found: npt.NDArray[np.int64] = (mask[ids >> 5] >> (ids & 31)) & 1
+    return found
+
+
+def _set(mask: IntArray, token_ids: Sequence[int], allowed: bool) -> None:
+    bits = mask.view(np.uint32)
+    for token_id in token_ids:
+        if token_id < mask.size * 32:
+            bit = np.uint32(1 << (token_id & 31))
+            bits[token_id >> 5] = bits[token_id >> 5] | bit if allowed else bits[token_id >> 5] & ~bit

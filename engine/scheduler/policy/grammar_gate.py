@@ -1,0 +1,88 @@
+"""Requests that wait for their grammar to be compiled, out of the way of all others. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from engine.contract.grammar import GRAMMAR_REFUSED, CompiledGrammar, GrammarCompiler, GrammarFailure
+from engine.contract.messages import FinishReason, RequestError
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.requests.request import Request
+from engine.scheduler.step_draft import StepDraft
+
+COMPILE_TIMEOUT_S: Final = 60.0
+
+
+class GrammarGate:
+    """Keeps requests out of the waiting queue until their grammar is there; what cannot be compiled ends its request.
+
+    A request holds its compiled grammar to its end, preemptions included: it waits for it once.
+    """
+
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        *,
+        live_requests: LiveRequests,
+        clock: Callable[[], float],
+        timeout_s: float = COMPILE_TIMEOUT_S,
+    ) -> None:
+        self._compiler = compiler
+        self._live_requests = live_requests
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._num_seen = 0
+        self._is_due = False
+
+    @property
+    def has_news(self) -> bool:
+        """True when a step should look at those that wait here."""
+        waits = len(self._live_requests.compiling) > 0
+        return waits and (self._is_due or self._compiler.num_ended != self._num_seen)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When the wait of the first of them has taken too long."""
+        first = self._live_requests.compiling.peek()
+        return None if first is None else first.queued_at_s + self._timeout_s
+
+    def announce(self, grammar: str) -> None:
+        """Begin to compile for a request that is to come."""
+        self._compiler.poll(grammar)
+
+    def enter(self, request: Request, grammar: str) -> None:
+        """Queue a new request, at once if its grammar is there already."""
+        found = self._compiler.poll(grammar)
+        if found is None or isinstance(found, GrammarFailure):
+            self._is_due |= found is not None
+            self._live_requests.add_compiling(request)
+        else:
+            request.grammar = found
+            self._live_requests.add(request)
+
+    def prepare(self, _draft: StepDraft, /) -> None:
+        """Queue those whose grammar came, and end those whose grammar never will, before a step is put together."""
+        deadline = self.next_deadline_s
+        if deadline is None or not (self.has_news or self._clock() >= deadline):
+            return
+        self._num_seen, self._is_due = self._compiler.num_ended, False
+        for request in list(self._live_requests.compiling):
+            grammar = request.message.sampling.grammar
+            assert grammar is not None
+            self._take_in(request, self._compiler.poll(grammar))
+
+    def _take_in(self, request: Request, found: CompiledGrammar | GrammarFailure | None) -> None:
+        if found is None:
+            if self._clock() >= request.queued_at_s + self._timeout_s:
+                self._refuse(request, f"compiling the grammar takes longer than {self._timeout_s:g} s")
+        elif isinstance(found, GrammarFailure):
+            self._refuse(request, found.message)
+        else:
+            request.grammar = found
+            self._live_requests.end_compiling(request)
+
+    def _refuse(self, request: Request, message: str) -> None:
+        self._live_requests.finish(request)
+        error = RequestError(code=GRAMMAR_REFUSED, message=message)
+        self._live_requests.report(request, FinishReason.ERROR, error=error)

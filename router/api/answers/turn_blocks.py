@@ -1,0 +1,109 @@
+"""An answer as blocks, one after the other: what the model thought, what it said, and each call of a tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from router.request.text_output import TextOutput, TextPiece
+from router.text.logprob_trail import TokenEntry
+from router.tools.turn import CallArguments, CallBegin, ContentText, ReasoningText, TurnPart
+
+BlockKind: TypeAlias = Literal["reasoning", "text", "call"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Block:
+    """One block as far as it came. A call's text is its arguments, as JSON."""
+
+    index: int
+    kind: BlockKind
+    call_id: str = ""
+    name: str = ""
+    texts: list[str] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    is_complete: bool = False
+
+    @property
+    def text(self) -> str:
+        """All its text."""
+        return "".join(self.texts)
+
+
+class BlockStep(NamedTuple):
+    """What happens to a block: it opens, it grows by a text with the log-probabilities of its tokens, or it closes."""
+
+    kind: Literal["open", "more", "close"]
+    block: Block
+    text: str = ""
+    entries: tuple[TokenEntry, ...] = ()
+
+
+class TurnBlocks:
+    """Makes blocks of an output's pieces."""
+
+    def __init__(self, output: TextOutput) -> None:
+        self._output = output
+        self._entries: tuple[TokenEntry, ...] = ()
+        self.blocks: list[Block] = []
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the tokens so far were thinking."""
+        turn = self._output.turn
+        return 0 if turn is None else turn.num_reasoning_tokens
+
+    @property
+    def calls_tools(self) -> bool:
+        """True when there is a call."""
+        return any(block.kind == "call" for block in self.blocks)
+
+    def take(self, piece: TextPiece) -> Iterator[BlockStep]:
+        """What a piece does to the blocks; the last one closes what is open, and there is at least one block then."""
+        is_all_content = self._output.turn is None
+        parts: Sequence[TurnPart] = (
+            piece.parts if not is_all_content else (ContentText(piece.text),) if piece.text else ()
+        )
+        self._entries += piece.entries
+        for part in parts:
+            yield from self._add(part)
+        if piece.finish_reason is not None:
+            if not self.blocks:
+                yield self._open("text")
+            if self._entries and self.blocks[-1].kind == "text":
+                yield self._more("")
+            yield from self.close(is_complete=piece.finish_reason != "length")
+
+    def close(self, *, is_complete: bool) -> Iterator[BlockStep]:
+        """End the block that is open, if one is."""
+        if self.blocks and not self.blocks[-1].is_complete:
+            self.blocks[-1].is_complete = is_complete
+            yield BlockStep("close", self.blocks[-1])
+
+    def _add(self, part: TurnPart) -> Iterator[BlockStep]:
+        match part:
+            case CallBegin(_, call_id, name):
+                yield from self.close(is_complete=True)
+                yield self._open("call", call_id=call_id, name=name)
+            case CallArguments(_, text):
+                yield self._more(text)
+            case ReasoningText(text) | ContentText(text):
+                kind: BlockKind = "reasoning" if isinstance(part, ReasoningText) else "text"
+                if not self.blocks or self.blocks[-1].kind != kind:
+                    yield from self.close(is_complete=True)
+                    yield self._open(kind)
+                yield self._more(text)
+
+    def _open(self, kind: BlockKind, *, call_id: str = "", name: str = "") -> BlockStep:
+        self.blocks.append(Block(index=len(self.blocks), kind=kind, call_id=call_id, name=name))
+        return BlockStep("open", self.blocks[-1])
+
+    def _more(self, text: str) -> BlockStep:
+        block = self.blocks[-1]
+        entries: tuple[TokenEntry, ...] = ()
+        if block.kind == "text":
+            entries, self._entries = self._entries, ()
+            block.entries.extend(entries)
+        block.texts.append(text)
+        return BlockStep("more", block, text, entries)

@@ -1,0 +1,82 @@
+"""The base of all bodies: nothing is coerced, and nothing is ignored silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from router.errors import UnsupportedParameterError
+
+MAX_NUM_FIELDS = 256
+
+
+class UnsupportedValueError(ValueError):
+    """Carries an ``UnsupportedParameterError`` through the validation, which knows where in the body ``name`` is.
+
+    The object itself is meant where ``name`` is empty.
+    """
+
+    def __init__(self, name: str, *, kind: str = "", hint: str = "") -> None:
+        self._name, self._kind, self._hint = name, kind, hint
+        super().__init__(name)
+
+    def refusal(self, place: Sequence[int | str]) -> UnsupportedParameterError:
+        """The error, for an object at ``place`` in the body."""
+        param = ".".join(str(part) for part in (*place, self._name) if part != "")
+        return UnsupportedParameterError(param, kind=self._kind, hint=self._hint)
+
+
+def with_few_fields(data: Any, limit: int = MAX_NUM_FIELDS) -> Any:
+    """Each wrong field would make an error of its own, and a body has room for many."""
+    if isinstance(data, dict) and len(data) > limit:
+        raise ValueError(f"an object has {len(data)} fields, the limit is {limit}")
+    return data
+
+
+def _tell_values_without_effect(schema: dict[str, Any], model: type[StrictBody]) -> None:
+    for name, neutral in model.neutral_values.items():
+        schema["properties"][name] = {
+            "enum": list(neutral),
+            "description": "Not supported; taken where it changes nothing.",
+        }
+    for name in model.without_effect:
+        schema["properties"][name]["description"] = "Taken, without effect; the header X-Baton-Ignored names it."
+
+
+class StrictBody(BaseModel):
+    """Nothing is coerced, and nothing is ignored silently.
+
+    A parameter that we do not know is taken where it is null, as any that is not given.
+    """
+
+    model_config = ConfigDict(
+        extra="allow", strict=True, allow_inf_nan=False, json_schema_extra=_tell_values_without_effect
+    )
+    __pydantic_extra__: dict[str, None]
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """Parameters that we know and do not support, with the values that change nothing."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Fields that clients send and that change no answer: they are named in a header of the answer."""
+
+    def ignored(self) -> Iterator[str]:
+        """The names of what was sent and has no effect."""
+        yield from (name for name in self.without_effect & self.model_fields_set if getattr(self, name))
+        yield from self.__pydantic_extra__
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        data = with_few_fields(data)
+        if not isinstance(data, dict) or cls.neutral_values.keys().isdisjoint(data):
+            return data
+        kept = dict(data)
+        for name, neutral in cls.neutral_values.items():
+            if name in kept:
+                value = kept.pop(name)
+                if not any(type(value) is type(item) and value == item for item in neutral):
+                    raise UnsupportedValueError(name)
+        return kept

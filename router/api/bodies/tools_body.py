@@ -1,0 +1,126 @@
+"""Tools in the body of a chat: those that there are, which may be called, and the calls that were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from router.api.bodies.strict_body import StrictBody
+from router.errors import InvalidRequestError
+from router.tools.tool import CallRules, Tool
+
+MAX_NUM_TOOLS = 128
+
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class FunctionBody(StrictBody):
+    """A function that may be called. ``parameters`` is the JSON schema of an object."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _is_schema_of_an_object(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None and schema.get("type", "object") != "object":
+            raise ValueError(f"the schema of a tool's arguments must have type 'object', got {schema['type']!r}")
+        return schema
+
+
+class ToolBody(StrictBody):
+    """A tool; only functions are supported."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+    def plain(self) -> dict[str, Any]:
+        """The tool as chat templates get it, without what was not said."""
+        function = self.function
+        said = {name: value for name in type(function).model_fields if (value := getattr(function, name)) is not None}
+        return {"type": self.type, "function": said}
+
+
+class FunctionNameBody(StrictBody):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedToolBody(StrictBody):
+    """The tool that the answer must call."""
+
+    type: Literal["function"]
+    function: FunctionNameBody
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolBody
+
+
+class CalledFunctionBody(StrictBody):
+    """A function that was called, with its arguments as JSON text."""
+
+    name: ToolName
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_json_object(cls, text: str) -> str:
+        try:
+            value = json.loads(text or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"arguments of a call must be JSON, got {text[:40]!r}") from error
+        if not isinstance(value, dict):
+            raise ValueError(f"arguments of a call must be a JSON object, got {text[:40]!r}")
+        return text
+
+
+class ToolCallBody(StrictBody):
+    """A call that an earlier turn made."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunctionBody
+    index: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """The call as chat templates get it: they write the arguments themselves."""
+        arguments = json.loads(self.function.arguments or "{}")
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+def call_rules(tools: Sequence[ToolBody], choice: ToolChoice | None, *, is_parallel: bool | None) -> CallRules | None:
+    """What the answer may do with the tools of a body; None where it calls none.
+
+    Raises:
+        InvalidRequestError: Two tools have one name, or the choice is of a tool that there is not.
+    """
+    names = [tool.function.name for tool in tools]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise _refusal(f"two tools have the name {twice[0]!r}: a call could mean either", "tools")
+    if choice == "none" or (not tools and choice in (None, "auto")):
+        return None
+    if not tools:
+        raise _refusal("there are no tools to call: send tools, or leave tool_choice out", "tool_choice")
+    known = tuple(
+        Tool(name=tool.function.name, parameters=tool.function.parameters, is_strict=bool(tool.function.strict))
+        for tool in tools
+    )
+    if isinstance(choice, NamedToolBody):
+        chosen = tuple(tool for tool in known if tool.name == choice.function.name)
+        if not chosen:
+            told = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise _refusal(f"{choice.function.name!r} is none of the tools, which are {told}", "tool_choice")
+        return CallRules(tools=chosen, must_call=True, may_call_many=False)
+    return CallRules(tools=known, must_call=choice == "required", may_call_many=is_parallel is not False)
+
+
+def _refusal(reason: str, param: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the parameter '{param}' is invalid: {reason}", code="invalid_parameter", param=param)

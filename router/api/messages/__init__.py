@@ -1,0 +1,1 @@
+"""The Messages API of Anthropic: /v1/messages."""

@@ -1,0 +1,259 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from router.api.bodies.generate_body import MAX_INT64, SamplingBody
+from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+
+_CACHE = frozenset({"cache_control"})
+
+
+class TextBlock(StrictBody):
+    """A text."""
+
+    without_effect: ClassVar[frozenset[str]] = _CACHE | {"citations"}
+
+    type: Literal["text"]
+    text: str
+    cache_control: dict[str, Any] | None = None
+    citations: list[Any] | None = None
+
+
+class ThinkingBlock(StrictBody):
+    """What the model thought. Signatures are not checked: none are made here."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(StrictBody):
+    """What another server's model thought, which only that server can read."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"data"})
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(StrictBody):
+    """The model called a tool."""
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": (None, {"type": "direct"})}
+    without_effect: ClassVar[frozenset[str]] = _CACHE
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: dict[str, Any] | None = None
+
+
+def _refuse_blocks_but(*known: str) -> BeforeValidator:
+    """Blocks of other kinds are refused by their names."""
+
+    def check(data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind not in known:
+            raise UnsupportedValueError("", kind=kind[:40], hint=f"only {', '.join(known)} blocks are")
+        return data
+
+    return BeforeValidator(check)
+
+
+def _form_of(content: Any) -> str:
+    return "~blocks" if isinstance(content, list) else "~text"
+
+
+def _kind_of(block: Any) -> str:
+    return f"~{block.get('type') if isinstance(block, dict) else getattr(block, 'type', None)}"
+
+
+Texts: TypeAlias = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[Annotated[TextBlock, _refuse_blocks_but("text")]], Field(fail_fast=True), Tag("~blocks")],
+    Discriminator(_form_of),
+]
+
+
+class ToolResultBlock(StrictBody):
+    """What a tool returned. That it is an error, its text must say."""
+
+    without_effect: ClassVar[frozenset[str]] = _CACHE | {"is_error"}
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts | None = None
+    is_error: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+ContentBlock: TypeAlias = Annotated[
+    Annotated[
+        Annotated[TextBlock, Tag("~text")]
+        | Annotated[ThinkingBlock, Tag("~thinking")]
+        | Annotated[RedactedThinkingBlock, Tag("~redacted_thinking")]
+        | Annotated[ToolUseBlock, Tag("~tool_use")]
+        | Annotated[ToolResultBlock, Tag("~tool_result")],
+        Discriminator(_kind_of),
+    ],
+    _refuse_blocks_but(*_BLOCKS),
+]
+
+
+class MessageParam(StrictBody):
+    """One turn. A last turn of the assistant's is continued. Instructions between turns have the role ``system``."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag("~text")]
+        | Annotated[list[ContentBlock], Field(min_length=1, fail_fast=True), Tag("~blocks")],
+        Discriminator(_form_of),
+    ]
+
+    @model_validator(mode="after")
+    def _has_its_own_blocks(self) -> MessageParam:
+        misplaced = {"user": ("tool_use", "thinking"), "assistant": ("tool_result",)}.get(self.role, _BLOCKS[1:])
+        for block in () if isinstance(self.content, str) else self.content:
+            if block.type in misplaced:
+                raise ValueError(f"a message of the role {self.role!r} has no {block.type} blocks")
+        return self
+
+
+class Tool(StrictBody):
+    """A tool that the caller runs. Tools that a server runs by itself are not supported."""
+
+    without_effect: ClassVar[frozenset[str]] = _CACHE | {"eager_input_streaming", "input_examples"}
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "defer_loading": (None, False),
+        "allowed_callers": (None, ["direct"]),
+    }
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None
+    input_examples: list[Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_server_tools(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            raise UnsupportedValueError("", kind=kind[:40], hint="only tools with an input_schema are")
+        return data
+
+
+class ToolChoice(StrictBody):
+    """Whether tools are called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> ToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("'name' belongs to the type 'tool', and that needs it")
+        return self
+
+
+class Thinking(StrictBody):
+    """Whether the model thinks before it answers, and for how many tokens at most."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"display"})
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
+    display: str | None = None
+
+
+class OutputFormat(StrictBody):
+    """The answer's text is JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictBody):
+    """How much the model does for its answer, and the form of that."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class _Conversation(StrictBody):
+    """What a prompt is made of."""
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "container": (None,),
+        "context_management": (None,),
+        "mcp_servers": (None, []),
+    }
+
+    messages: list[MessageParam] = Field(min_length=1, fail_fast=True)
+    system: Texts | None = None
+    tools: list[Tool] | None = Field(None, fail_fast=True)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+
+    def ignored(self) -> Iterator[str]:
+        """The names of what was sent and has no effect."""
+        yield from super().ignored()
+        for message in self.messages:
+            yield from (f"messages.content.{name}" for name in _ignored_of(message.content))
+        yield from (f"system.{name}" for name in _ignored_of(self.system))
+        for tool in self.tools or ():
+            yield from (f"tools.{name}" for name in tool.ignored())
+        if self.thinking is not None:
+            yield from (f"thinking.{name}" for name in self.thinking.ignored())
+
+
+def _ignored_of(content: Any) -> Iterator[str]:
+    if not isinstance(content, list):
+        return
+    for block in content:
+        yield from block.ignored()
+        if isinstance(block, ToolResultBlock):
+            yield from (f"content.{name}" for name in _ignored_of(block.content))
+
+
+class CountTokensBody(_Conversation):
+    """A conversation to be counted."""
+
+    without_effect: ClassVar[frozenset[str]] = _CACHE
+
+    model: str | None = None
+
+
+class MessagesBody(_Conversation, SamplingBody):
+    """Parameters of a message. Sampling parameters that Anthropic does not have are those of chats."""
+
+    without_effect: ClassVar[frozenset[str]] = _CACHE | {
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+    }
+
+    max_tokens: int = Field(ge=1, le=MAX_INT64)
+    stop_sequences: list[str] | None = Field(None, fail_fast=True)
+    diagnostics: dict[str, Any] | None = None
+    inference_geo: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    speed: str | None = None

@@ -1,0 +1,71 @@
+"""/v1/messages: a message, and how many tokens a conversation has."""
+
+from __future__ import annotations
+
+import uuid
+
+from fastapi import FastAPI, Request, Response
+
+from router.api.answers.sse import GenerationResponse
+from router.api.answers.turn_blocks import TurnBlocks
+from router.api.bodies.chat_body import ChatBody
+from router.api.completions import start_chat
+from router.api.errors import MESSAGES_PATH
+from router.api.http.direct_routes import Endpoint
+from router.api.http.request_body import read_body
+from router.api.ignored import ignored_names, names_header
+from router.api.messages.body import CountTokensBody, MessagesBody
+from router.api.messages.message_format import MessageFormat
+from router.api.messages.to_chat import NAMES, chat_of
+from router.api.openapi import body_schema
+from router.api.prompts import encode, render_chat
+from router.api.told_as import told_as
+from router.service import RouterService
+
+
+def add_messages(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
+    """Add the endpoints.
+
+    Returns:
+        Those that generate, by path.
+    """
+
+    @app.post(MESSAGES_PATH, openapi_extra=body_schema(MessagesBody))
+    async def create_message(request: Request) -> Response:
+        """Continue a conversation."""
+        async with read_body(request, MessagesBody, settings=service.settings, room=service.body_room) as body:
+            with told_as(NAMES):
+                return await _create(service, request, body)
+
+    @app.post(MESSAGES_PATH + "/count_tokens", openapi_extra=body_schema(CountTokensBody))
+    async def count_tokens(request: Request, response: Response) -> dict[str, int]:
+        """How many tokens the prompt of a conversation has."""
+        async with read_body(request, CountTokensBody, settings=service.settings, room=service.body_room) as body:
+            with told_as(NAMES):
+                service.check_model(body.model)
+                chat = chat_of(body, thinks=service.reasoning_format is not None)
+                text = await render_chat(service, chat)
+                ids = await encode(service, text, add_special_tokens=False)
+            response.headers.update(names_header({*body.ignored(), *_ignored_in_chat(service, chat)}))
+            return {"input_tokens": len(ids)}
+
+    return {MESSAGES_PATH: create_message}
+
+
+def _ignored_in_chat(service: RouterService, chat: ChatBody) -> set[str]:
+    """What of the chat has no effect, by the names of this endpoint."""
+    return {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.template)}
+
+
+async def _create(service: RouterService, request: Request, body: MessagesBody) -> Response:
+    chat = chat_of(body, thinks=service.reasoning_format is not None)
+    head, [output] = await start_chat(service, request, chat, answer_id=f"msg_{uuid.uuid4().hex}")
+    answer = MessageFormat(head, TurnBlocks(output))
+    return GenerationResponse(
+        [output],
+        answer,
+        stream=bool(body.stream),
+        write_timeout_s=service.settings.write_timeout_s,
+        headers=names_header({*body.ignored(), *_ignored_in_chat(service, chat)}),
+        ending=answer.ending,
+    )

@@ -1,0 +1,126 @@
+"""From a conversation of /v1/messages to that of a chat, which then runs as any other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.generate_body import SamplingBody
+from router.api.messages.body import (
+    CountTokensBody,
+    MessageParam,
+    MessagesBody,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from router.api.told_as import valid_chat
+
+NAMES: Mapping[str, str] = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "enable_thinking": "thinking.type",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""What parameters of a chat are called here."""
+
+
+def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool) -> ChatBody:
+    """The chat that says the same, to a model that thinks before it answers, or does not.
+
+    Raises:
+        InvalidRequestError: A chat takes no such values.
+    """
+    messages = [plain for message in body.messages for plain in _chat_messages(message)]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": _text_of(body.system)})
+    fields: dict[str, Any] = {
+        "messages": messages,
+        **_tools(body),
+        **_thinking(body, thinks=thinks),
+        "model": body.model,
+    }
+    if body.messages[-1].role == "assistant":
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    if isinstance(body, MessagesBody):
+        fields |= {name: getattr(body, name) for name in SamplingBody.model_fields}
+        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None}
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "output", "schema": body.output_config.format.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return valid_chat(fields)
+
+
+def _chat_messages(message: MessageParam) -> list[dict[str, Any]]:
+    """A turn as a chat has it: results of tools are messages of their own, before what the user says to them."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts: list[TextBlock] = []
+    results: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for block in message.content:
+        match block:
+            case TextBlock():
+                texts.append(block)
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": json.dumps(block.input)}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                text = _text_of(block.content or "")
+                results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+    turn: dict[str, Any] = {"role": message.role, "content": _text_of(texts) if texts else None}
+    if thoughts:
+        turn["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        turn["tool_calls"] = calls
+    return [*results, turn] if texts or message.role == "assistant" else results
+
+
+def _text_of(content: str | Iterable[TextBlock]) -> str:
+    """The text of a content, that of its blocks as lines."""
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tools(body: MessagesBody | CountTokensBody) -> dict[str, Any]:
+    """``tools``, ``tool_choice`` and ``parallel_tool_calls`` as a chat has them."""
+    if not body.tools:
+        return {}
+    said: dict[str, Any] = {"tools": [_tool(tool) for tool in body.tools]}
+    choice = body.tool_choice
+    if choice is None:
+        return said
+    if choice.disable_parallel_tool_use:
+        said["parallel_tool_calls"] = False
+    if choice.type == "tool":
+        return said | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
+    return said | {"tool_choice": "required" if choice.type == "any" else choice.type}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    said = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
+
+
+def _thinking(body: MessagesBody | CountTokensBody, *, thinks: bool) -> dict[str, Any]:
+    """Whether and how much to think. A model that does not think keeps within any budget."""
+    said: dict[str, Any] = {"chat_template_kwargs": body.chat_template_kwargs}
+    if body.thinking is not None:
+        said["enable_thinking"] = body.thinking.type != "disabled"
+        said["thinking_token_budget"] = body.thinking.budget_tokens if thinks else None
+    if body.output_config is not None:
+        said["reasoning_effort"] = body.output_config.effort
+    return said

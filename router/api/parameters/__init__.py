@@ -1,0 +1,1 @@
+"""What a body asks for, as what the engine works by: sampling, log-probabilities, limits, rules and grammars."""

@@ -1,0 +1,144 @@
+"""From what a body says of the shape of its answers to a checked grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from router.api.bodies.answer_shape import ResponseFormat, StructuredOutputs
+from router.api.bodies.generate_body import GenerateBody
+from router.errors import InvalidRequestError
+from router.grammar.grammar_text import (
+    GrammarText,
+    choice_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
+from router.grammar.structural_tag import StructuralTagError, structural_tag_grammar
+from router.service import RouterService
+
+Wish = tuple[str, GrammarText]
+"""A grammar, and where in the body it stands."""
+
+
+async def answer_grammar(service: RouterService, body: GenerateBody) -> str | None:
+    """The grammar that a body asks for, as workers take it; None where it asks for none.
+
+    Raises:
+        InvalidRequestError: It asks for several, or for one that cannot be followed.
+    """
+    wish = grammar_wish(body)
+    return None if wish is None else await service.grammars.check(wish[1], param=wish[0])
+
+
+def grammar_wish(body: GenerateBody) -> Wish | None:
+    """What a body says of the shape of its answers, not checked yet.
+
+    Raises:
+        InvalidRequestError: It says it in several ways, or in one that makes no grammar.
+    """
+    wishes = [wish for ask in (_by_format, _by_outputs, _by_older_names) for wish in ask(body)]
+    if len(wishes) > 1:
+        names = ", ".join(name for name, _ in wishes)
+        raise _refusal(wishes[1][0], f"the shape of the answer is given several times: {names}; give one of them")
+    if not wishes:
+        return None
+    name, make = wishes[0]
+    try:
+        return name, make()
+    except StructuralTagError as error:
+        raise _refusal(name, f"the parameter '{name}' is invalid: {error}") from error
+
+
+_Asked = list[tuple[str, Callable[[], GrammarText]]]
+
+
+def _by_format(body: GenerateBody) -> _Asked:
+    asked = body.response_format
+    if asked is None or asked.type == "text":
+        return []
+    if asked.type == "json_schema":
+        return [("response_format.json_schema.schema", lambda: _named_schema(asked))]
+    if asked.type == "json_object":
+        return [("response_format", json_object_grammar)]
+    return [("response_format", lambda: structural_tag_grammar(asked.model_dump(exclude_none=True)))]
+
+
+def _named_schema(asked: ResponseFormat) -> GrammarText:
+    assert asked.json_schema is not None
+    schema = asked.json_schema.schema_
+    return json_object_grammar() if schema is None else json_schema_grammar(schema)
+
+
+def _by_outputs(body: GenerateBody) -> _Asked:
+    asked = body.structured_outputs
+    if asked is None:
+        return []
+    return [(f"structured_outputs.{name}", make) for name, make in _outputs(asked)]
+
+
+def _outputs(asked: StructuredOutputs) -> _Asked:
+    json_, regex, choice, lark, tag = asked.json_, asked.regex, asked.choice, asked.grammar, asked.structural_tag
+    if json_:
+        return [("json", lambda: _schema("structured_outputs.json", json_))]
+    if asked.json_object:
+        return [("json_object", json_object_grammar)]
+    if regex is not None:
+        return [("regex", lambda: regex_grammar(regex))]
+    if choice is not None:
+        return [("choice", lambda: choice_grammar(choice))]
+    if lark is not None:
+        return [("grammar", lambda: _lark("structured_outputs.grammar", lark))]
+    name = "structured_outputs.structural_tag"
+    return [("structural_tag", lambda: structural_tag_grammar(_object(name, tag)))]
+
+
+def _by_older_names(body: GenerateBody) -> _Asked:
+    json_, regex, choice, lark = body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
+    asked: _Asked = []
+    if json_ is not None:
+        asked.append(("guided_json", lambda: _schema("guided_json", json_)))
+    if regex is not None:
+        asked.append(("guided_regex", lambda: regex_grammar(regex)))
+    if choice is not None:
+        asked.append(("guided_choice", lambda: choice_grammar(choice)))
+    if lark is not None:
+        asked.append(("guided_grammar", lambda: _lark("guided_grammar", lark)))
+    return asked
+
+
+def _schema(name: str, schema: Mapping[str, Any] | bool | str) -> GrammarText:
+    if isinstance(schema, bool):
+        return json_schema_grammar(schema)
+    return json_schema_grammar(_object(name, schema))
+
+
+def _object(name: str, value: object) -> Mapping[str, Any]:
+    """An object, or the one in a text of JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise _refusal(name, f"the parameter '{name}' is invalid: it is a text, and no JSON: {error}") from error
+    if not isinstance(value, Mapping):
+        raise _refusal(name, f"the parameter '{name}' is invalid: it must be an object, got {type(value).__name__}")
+    return value
+
+
+def _lark(name: str, text: str) -> GrammarText:
+    """Lark text, or what llama.cpp's GBNF and vLLM's EBNF say, as Lark."""
+    if "::=" not in text:
+        return lark_grammar(text)
+    try:
+        return lark_grammar(any_to_lark(text))
+    except Exception as error:  # the converter raises whatever its parser does
+        raise _refusal(name, f"the parameter '{name}' is invalid: it reads as GBNF, but is none: {error}") from error
+
+
+def _refusal(name: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, code="invalid_parameter", param=name)

@@ -1,0 +1,1 @@
+"""The Responses API of OpenAI: /v1/responses."""

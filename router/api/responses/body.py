@@ -1,0 +1,170 @@
+"""The body of POST /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from router.api.bodies.generate_body import MAX_INT64, NumLogprobs, SamplingBody, StreamOptions
+from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.responses.items import InputItem, ignored_of
+
+MAX_NUM_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Reasoning(StrictBody):
+    """How much the model thinks. What it thinks is given in full: there are no summaries."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"summary", "generate_summary"})
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class TextFormat(StrictBody):
+    """The form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(StrictBody):
+    """The form of the answer's text, and how long it is."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class FunctionTool(StrictBody):
+    """A function that the model may call. Tools that a server runs by itself are not supported."""
+
+    without_effect: ClassVar[frozenset[str]] = frozenset({"output_schema"})
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "defer_loading": (None, False),
+        "allowed_callers": (None, ["direct"]),
+    }
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_hosted_tools(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise UnsupportedValueError("", kind=kind[:40], hint="only tools of type 'function' are")
+        return data
+
+
+class ToolName(StrictBody):
+    """One function by name."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(StrictBody):
+    """Some of the tools, any or at least one of which is called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ToolName] = Field(min_length=1, fail_fast=True)
+
+
+def _choice_form(choice: Any) -> str:
+    if isinstance(choice, (dict, StrictBody)):
+        kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+        return "~allowed" if kind == "allowed_tools" else "~named"
+    return "~mode"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("~mode")]
+    | Annotated[ToolName, Tag("~named")]
+    | Annotated[AllowedTools, Tag("~allowed")],
+    Discriminator(_choice_form),
+]
+
+Input = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("~items")],
+    Discriminator(lambda value: "~items" if isinstance(value, list) else "~text"),
+]
+
+
+class ResponsesBody(SamplingBody):
+    """Parameters of a response. Sampling parameters that OpenAI does not have here are those of chats."""
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "background": (None, False),
+        "conversation": (None,),
+        "prompt": (None,),
+        "context_management": (None, []),
+        "moderation": (None,),
+    }
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "max_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "user",
+        }
+    )
+
+    input: Input
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_NUM_METADATA)
+    include: list[str] | None = Field(None, max_length=32)
+    top_logprobs: NumLogprobs | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = Field(None, fail_fast=True)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities are told beside the text."""
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    def ignored(self) -> Iterator[str]:
+        """The names of what was sent and has no effect."""
+        yield from super().ignored()
+        yield from (f"include.{name}" for name in self.include or () if name != LOGPROBS)
+        for name in ("reasoning", "text", "stream_options"):
+            options = getattr(self, name)
+            if options is not None:
+                yield from (f"{name}.{item}" for item in options.ignored())
+        if self.text is not None and self.text.format is not None:
+            yield from (f"text.format.{name}" for name in self.text.format.ignored())
+        for tool in self.tools or ():
+            yield from (f"tools.{name}" for name in tool.ignored())
+        if not isinstance(self.input, str):
+            yield from (f"input.{name}" for name in ignored_of(self.input))

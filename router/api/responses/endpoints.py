@@ -1,0 +1,181 @@
+"""/v1/responses: create, read, delete and cancel a response, and list what it was made from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from router.api.answers.sse import GenerationResponse
+from router.api.answers.turn_blocks import TurnBlocks
+from router.api.completions import start_chat
+from router.api.http.direct_routes import Endpoint
+from router.api.http.guard import owner_of
+from router.api.http.request_body import read_body
+from router.api.ignored import ignored_names, names_header
+from router.api.openapi import body_schema
+from router.api.responses.body import ResponsesBody
+from router.api.responses.items import ITEMS, InputItem, stored_item
+from router.api.responses.record import ResponseRecord
+from router.api.responses.response_format import ResponseFormat
+from router.api.responses.to_chat import NAMES, chat_of, input_items
+from router.api.told_as import told_as
+from router.errors import BodyTooLargeError, InvalidRequestError, ResponseNotFoundError
+from router.service import RouterService
+
+PATH = "/v1/responses"
+MAX_NUM_LISTED = 100
+
+
+def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
+    """Add the endpoints.
+
+    Returns:
+        Those that generate, by path.
+    """
+
+    @app.post(PATH, openapi_extra=body_schema(ResponsesBody))
+    async def create_response(request: Request) -> Response:
+        """Answer, and keep the answer so that another request can follow on it."""
+        async with read_body(request, ResponsesBody, settings=service.settings, room=service.body_room) as body:
+            with told_as(NAMES):
+                return await _create(service, request, body)
+
+    @app.get(PATH + "/{response_id}")
+    async def get_response(request: Request, response_id: str, stream: bool = False) -> Response:
+        """A response that is kept, or that is being generated."""
+        if stream:
+            raise InvalidRequestError(
+                "a stored response cannot be streamed: stream it when you create it",
+                code="unsupported_parameter",
+                param="stream",
+            )
+        found = await service.responses.read(response_id, owner=owner_of(request.scope))
+        return Response(found.body, media_type="application/json")
+
+    @app.delete(PATH + "/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> dict[str, object]:
+        """Forget a response; one that is being generated ends."""
+        await service.responses.take_order("delete", response_id, owner=owner_of(request.scope))
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @app.post(PATH + "/{response_id}/cancel")
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """End a response that is being generated."""
+        found = await service.responses.take_order("cancel", response_id, owner=owner_of(request.scope))
+        status = json.loads(found.body)["status"]
+        if status != "cancelled":
+            raise InvalidRequestError(
+                f"the response {response_id!r} is {status} and cannot be cancelled",
+                code="response_not_cancellable",
+                param="response_id",
+            )
+        return Response(found.body, media_type="application/json")
+
+    @app.get(PATH + "/{response_id}/input_items")
+    async def list_input_items(
+        request: Request,
+        response_id: str,
+        after: str | None = None,
+        limit: int = Query(20, ge=1, le=MAX_NUM_LISTED),
+        order: Literal["asc", "desc"] = "desc",
+    ) -> dict[str, Any]:
+        """The items of the conversation before a response, those of earlier responses included."""
+        found = await service.responses.read(response_id, owner=owner_of(request.scope))
+        items: list[dict[str, Any]] = [item for segment in found.items[:-1] for item in json.loads(segment)]
+        return _page(items[::-1] if order == "desc" else items, after=after, limit=limit)
+
+    return {PATH: create_response}
+
+
+def _page(items: list[dict[str, Any]], *, after: str | None, limit: int) -> dict[str, Any]:
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise InvalidRequestError(
+                f"there is no item {after[:200]!r} in this response", code="invalid_parameter", param="after"
+            )
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
+
+
+async def _create(service: RouterService, request: Request, body: ResponsesBody) -> Response:
+    store, owner = service.responses.store, owner_of(request.scope)
+    history = await _history(service, body, owner=owner)
+    new = input_items(body)
+    chat = chat_of(body, [*_read_items(history), *new])
+    response_id = store.new_id()
+    head, [output] = await start_chat(service, request, chat, answer_id=response_id)
+    unique = response_id.rpartition("_")[2]
+    listed = [stored_item(item, item_id=f"item_{unique}{index:02x}") for index, item in enumerate(new)]
+    record = ResponseRecord(
+        body=body,
+        head=head,
+        output=output,
+        blocks=TurnBlocks(output),
+        owner=owner,
+        items=(*history, json.dumps(listed).encode()),
+        store=store,
+    )
+    answer = ResponseFormat(record)
+    chat_only = {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.template)}
+    return RecordedResponse(
+        [output],
+        answer,
+        stream=bool(body.stream),
+        write_timeout_s=service.settings.write_timeout_s,
+        headers=names_header({*body.ignored(), *chat_only}),
+        ending=answer.ending,
+        record=record,
+    )
+
+
+class RecordedResponse(GenerationResponse):
+    """Lets others know of the response as long as it runs."""
+
+    def __init__(self, *args: Any, record: ResponseRecord, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._record = record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        self._record.begin()
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._record.end()
+
+
+async def _history(service: RouterService, body: ResponsesBody, *, owner: str) -> tuple[bytes, ...]:
+    """The items of the conversation that is followed on."""
+    previous = body.previous_response_id
+    if previous is None:
+        return ()
+    try:
+        found = await service.responses.read(previous, owner=owner)
+    except ResponseNotFoundError as error:
+        raise InvalidRequestError(
+            error.message, code="previous_response_not_found", param="previous_response_id"
+        ) from error
+    if json.loads(found.body)["status"] == "in_progress":
+        raise InvalidRequestError(
+            f"the response {previous!r} is still being generated: wait for its end",
+            code="previous_response_in_progress",
+            param="previous_response_id",
+        )
+    if sum(map(len, found.items)) > service.settings.max_body_bytes:
+        raise BodyTooLargeError(max_body_bytes=service.settings.max_body_bytes)
+    return found.items
+
+
+def _read_items(segments: tuple[bytes, ...]) -> list[InputItem]:
+    return [item for segment in segments for item in ITEMS.validate_json(segment)]

@@ -1,0 +1,195 @@
+"""One response from its first token to its end: what is told of it, and what is stored."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from router.api.answers.answer_format import AnswerHead
+from router.api.answers.turn_blocks import Block, TurnBlocks
+from router.api.responses.body import ResponsesBody
+from router.request.text_output import TextOutput
+from router.stored_responses.store import ResponseStore, StoredResponse
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+_ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+
+
+class ResponseRecord:
+    """What is known of a response that runs: ``router.stored_responses.store.RunningResponse``."""
+
+    def __init__(
+        self,
+        *,
+        body: ResponsesBody,
+        head: AnswerHead,
+        output: TextOutput,
+        blocks: TurnBlocks,
+        owner: str,
+        items: Sequence[bytes],
+        store: ResponseStore,
+    ) -> None:
+        """``items`` are the conversation so far, as ``StoredResponse`` has it."""
+        self.head, self.blocks, self.output = head, blocks, output
+        self._owner, self._items, self._store = owner, tuple(items), store
+        self._stores = body.store is not False
+        self._unique = head.answer_id.rpartition("_")[2]
+        self.status: Status = "in_progress"
+        self._error: dict[str, str] | None = None
+        self._completed_s: int | None = None
+        self._constant = self._constant_fields(body)
+
+    @property
+    def owner(self) -> str:
+        """The hash of the key that it was asked for with."""
+        return self._owner
+
+    def begin(self) -> None:
+        """Let others know that it runs."""
+        self._store.begin(self.head.answer_id, self)
+
+    def end(self) -> None:
+        """It runs no more; what did not come to an end is not kept. Idempotent."""
+        self._store.end(self.head.answer_id)
+
+    def cancel(self, *, keeps: bool) -> None:
+        """End it by somebody's order."""
+        self.status = "cancelled"
+        self._stores = self._stores and keeps
+        self.output.cancel()
+        self._keep()
+
+    def finish(self, status: Status) -> None:
+        """It is complete: keep it, if that is asked for."""
+        self.status = status
+        self._completed_s = int(time.time()) if status == "completed" else None
+        self._keep()
+
+    def fail(self, message: str) -> None:
+        """It ended by an error, and is not kept."""
+        self.status = "failed"
+        self._error = {"code": "server_error", "message": message}
+        self.end()
+
+    def _keep(self) -> None:
+        self.end()
+        if self._stores:
+            self._store.put(self.so_far())
+
+    def so_far(self) -> StoredResponse:
+        """What it is now."""
+        written = json.dumps(self.output_items()).encode()
+        return StoredResponse(
+            response_id=self.head.answer_id,
+            owner=self._owner,
+            body=json.dumps(self.as_json()).encode(),
+            items=(*self._items, written),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The response object."""
+        is_limited = self.status == "incomplete"
+        return {
+            **self._constant,
+            "status": self.status,
+            "completed_at": self._completed_s,
+            "error": self._error,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_limited else None,
+            "output": self.output_items(),
+            "usage": None if self.status == "in_progress" else self._usage(),
+        }
+
+    def output_items(self) -> list[dict[str, Any]]:
+        """What the model wrote, as items."""
+        return [self.item(block) for block in self.blocks.blocks]
+
+    def item_id(self, block: Block) -> str:
+        """The id of the item that a block is."""
+        return f"{_ID_PREFIXES[block.kind]}_{self._unique}{block.index:02x}"
+
+    def item(self, block: Block) -> dict[str, Any]:
+        """A block as an item, as far as it came."""
+        status = "completed" if block.is_complete else "in_progress" if self.status == "in_progress" else "incomplete"
+        item: dict[str, Any] = {"id": self.item_id(block), "status": status}
+        match block.kind:
+            case "text":
+                content = [self.part(block)] if block.texts else []
+                return item | {"type": "message", "role": "assistant", "content": content}
+            case "reasoning":
+                return item | {"type": "reasoning", "summary": [], "content": [self.part(block)] if block.texts else []}
+            case "call":
+                return item | {
+                    "type": "function_call",
+                    "call_id": block.call_id,
+                    "name": block.name,
+                    "arguments": block.text,
+                }
+
+    def part(self, block: Block) -> dict[str, Any]:
+        """The one part that a block of text has."""
+        if block.kind == "reasoning":
+            return {"type": "reasoning_text", "text": block.text}
+        return {
+            "type": "output_text",
+            "text": block.text,
+            "annotations": [],
+            "logprobs": self.logprobs(block.entries),
+        }
+
+    def logprobs(self, entries: Sequence[Any]) -> list[Any]:
+        """What is said of tokens."""
+        if self.head.logprobs is None or not entries:
+            return []
+        content: Any = self.head.logprobs.chat(entries)["content"]
+        return [entry | {"bytes": entry["bytes"] or []} for entry in content]
+
+    def _usage(self) -> dict[str, Any]:
+        output = self.output
+        return {
+            "input_tokens": output.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": output.num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.blocks.num_reasoning_tokens},
+            "total_tokens": output.num_prompt_tokens + output.num_output_tokens,
+        }
+
+    def _constant_fields(self, body: ResponsesBody) -> dict[str, Any]:
+        sampling = self.output.generation.request.sampling
+        text = {"format": {"type": "text"}}
+        if body.text is not None:
+            text |= body.text.model_dump(by_alias=True, exclude_none=True)
+        return {
+            "id": self.head.answer_id,
+            "object": "response",
+            "created_at": self.head.created_s,
+            "background": False,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "model": self.head.model,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {
+                "effort": body.reasoning.effort if body.reasoning is not None else None,
+                "summary": None,
+            },
+            "store": self._stores,
+            "temperature": sampling.temperature,
+            "text": text,
+            "tool_choice": _plain(body.tool_choice) or "auto",
+            "tools": [
+                {"strict": None, "parameters": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or ()
+            ],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": sampling.top_p,
+            "truncation": body.truncation or "disabled",
+            "user": body.user,
+        }
+
+
+def _plain(choice: Any) -> Any:
+    return choice if choice is None or isinstance(choice, str) else choice.model_dump(exclude_none=True)

@@ -1,0 +1,43 @@
+"""Endpoints that translate their bodies into chats tell errors in the words of their own parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+
+from router.api.bodies.chat_body import ChatBody
+from router.api.errors import invalid_body
+from router.errors import RouterError
+
+
+def valid_chat(fields: Mapping[str, Any]) -> ChatBody:
+    """A chat's body, of the fields that have a value.
+
+    Raises:
+        InvalidRequestError: A chat takes no such values.
+    """
+    try:
+        return ChatBody.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        raise invalid_body(error) from error
+
+
+@contextmanager
+def told_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Name the parameters of a chat in errors as the endpoint calls them.
+
+    Args:
+        names: The endpoint's own names, by those of chats.
+    """
+    try:
+        yield
+    except RouterError as error:
+        param = (error.param or "").partition(".")[0]
+        if param in names:
+            error.message = re.sub(rf"(?<![\w.]){re.escape(param)}(\.[\w.]+)?(?!\w)", names[param], error.message)
+            error.param = names[param]
+        raise

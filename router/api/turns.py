@@ -1,0 +1,80 @@
+"""From a chat's body to how its answer is read, and to the grammar that the answer must match."""
+
+from __future__ import annotations
+
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.tools_body import call_rules
+from router.errors import InvalidRequestError
+from router.grammar.grammar_text import lark_grammar
+from router.service import RouterService
+from router.tools.lark import TEXT_RULE
+from router.tools.reasoning import AnswerGrammar, BudgetError
+from router.tools.tool import CallRules
+from router.tools.turn_reader import TurnRules
+
+_ANY_ANSWER = f"start: TEXT\n{TEXT_RULE}"
+
+
+def chosen_tools(service: RouterService, body: ChatBody) -> CallRules | None:
+    """What the answer may do with the body's tools; None where it calls none.
+
+    Raises:
+        InvalidRequestError: The tools or the choice among them cannot be followed.
+    """
+    rules = call_rules(body.tools or (), body.tool_choice, is_parallel=body.parallel_tool_calls)
+    if rules is not None and service.tool_format is None:
+        raise InvalidRequestError(
+            "this model's chat template takes no tools; where the model knows a format of calls all the same, the "
+            "operator can name it in router.tool_format",
+            code="unsupported_parameter",
+            param="tools",
+        )
+    return rules
+
+
+def turn_rules(service: RouterService, calls: CallRules | None, prompt: str) -> TurnRules | None:
+    """How to read answers to a rendered prompt; None where all their text is content."""
+    reasoning = service.reasoning_format
+    if calls is None and reasoning is None:
+        return None
+    rules = TurnRules(tools=service.tool_format, calls=calls)
+    if reasoning is None:
+        return rules
+    return TurnRules(reasoning=reasoning, opening=reasoning.opening(prompt), tools=rules.tools, calls=calls)
+
+
+async def turn_grammar(
+    service: RouterService, body: ChatBody, rules: TurnRules | None, *, answer: str | None = None
+) -> str | None:
+    """The grammar of a whole answer: thinking, and then calls, or what ``answer``, a grammar, says; None for any text.
+
+    Raises:
+        InvalidRequestError: Calls and a form of the answer are both asked for, or thinking cannot be bounded.
+    """
+    vocabulary = service.tokenizer
+    budget = body.thinking_token_budget
+    reasoning = None if rules is None else rules.reasoning
+    if budget is not None and reasoning is None:
+        raise _refusal("this model does not think before it answers: leave it out", "thinking_token_budget")
+    calls = None
+    if rules is not None and rules.calls is not None and rules.tools is not None:
+        if answer is not None:
+            raise _refusal("tools may be called, and the answer has a form: set tool_choice to none", "tools")
+        written = lark_grammar(rules.tools.grammar(rules.calls, vocabulary))
+        calls = await service.grammars.check(written, param="tools")
+    text = calls or answer or (_ANY_ANSWER if budget is not None else None)
+    if text is None or reasoning is None or rules is None:
+        return text
+    try:
+        return reasoning.grammar(
+            AnswerGrammar(text=text, names_channel=calls is not None),
+            vocabulary,
+            opening=rules.opening,
+            max_thinking_tokens=budget,
+        )
+    except BudgetError as error:
+        raise _refusal(f"{error}: leave it out", "thinking_token_budget") from error
+
+
+def _refusal(reason: str, param: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the parameter '{param}' is invalid: {reason}", code="invalid_parameter", param=param)

@@ -1,0 +1,137 @@
+"""Grammars checked before a worker sees them, in threads of their own, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from llguidance import LLMatcher
+
+from router.errors import InvalidRequestError
+from router.grammar.grammar_text import GrammarText, json_schema_grammar
+
+MAX_GRAMMAR_BYTES: Final = 256 * 1024
+"""Nobody writes a larger one by hand, and what is larger keeps a thread busy for long."""
+
+MAX_NUM_THREADS: Final = 2
+MAX_NUM_KNOWN: Final = 512
+MAX_PLACE_TRIES: Final = 200
+"""Sub-schemas that are looked at to say where in a schema a fault is."""
+
+MAX_MESSAGE_CHARACTERS: Final = 400
+
+_DEFINITIONS: Final = ("$defs", "definitions")
+_BY_NAME: Final = (*_DEFINITIONS, "properties", "patternProperties")
+_IN_LIST: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
+_ALONE: Final = ("items", "additionalProperties", "additionalItems")
+
+
+class GrammarChecker:
+    """Says what is wrong with a grammar. Used from one event loop; what was found right is remembered for a while."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    async def check(self, grammar: GrammarText, *, param: str) -> str:
+        """The text of a grammar that a worker can compile.
+
+        Args:
+            grammar: What a caller asked for.
+            param: The parameter of the body that it came from.
+
+        Raises:
+            InvalidRequestError: It is too large or too costly, or says what nobody can follow; the message names the
+                place in the schema where it was made from one.
+        """
+        text = _text_of(grammar, param)
+        if text in self._known:
+            self._known.move_to_end(text)
+            return text
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MAX_NUM_THREADS, thread_name_prefix="baton-grammar-check")
+        problem = await asyncio.get_running_loop().run_in_executor(self._threads, find_problem, grammar, text)
+        if problem is not None:
+            raise _refusal(problem[1], f"{param}{problem[0]}", param)
+        self._known[text] = None
+        while len(self._known) > MAX_NUM_KNOWN:
+            self._known.popitem(last=False)
+        return text
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+
+def find_problem(grammar: GrammarText, text: str) -> tuple[str, str] | None:
+    """Where and what is wrong with a grammar, the place as ``.properties.a``; None where nothing is."""
+    problem = _problem_of(text)
+    if not problem:
+        return None
+    if isinstance(grammar.schema, Mapping):
+        return _place_of(problem, grammar.schema), problem
+    return "", problem
+
+
+def _text_of(grammar: GrammarText, param: str) -> str:
+    try:
+        text = grammar.text
+        num_bytes = len(text.encode())
+    except (ValueError, RecursionError) as error:
+        raise _refusal("it is no text that can be encoded, or is nested too deeply", param, param) from error
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        raise _refusal(
+            f"it makes a grammar of {num_bytes} bytes, the limit is {MAX_GRAMMAR_BYTES}; ask for less", param, param
+        )
+    return text
+
+
+def _refusal(problem: str, place: str, param: str) -> InvalidRequestError:
+    told = problem if len(problem) <= MAX_MESSAGE_CHARACTERS else f"{problem[:MAX_MESSAGE_CHARACTERS]}..."
+    return InvalidRequestError(f"the parameter '{place}' is invalid: {told}", code="invalid_parameter", param=param)
+
+
+def _problem_of(text: str) -> str:
+    return str(LLMatcher.validate_grammar(text)).strip()
+
+
+def _place_of(problem: str, root: Mapping[str, Any]) -> str:
+    """The innermost sub-schema that has the very same problem on its own, beside the definitions of the whole."""
+    shared = {name: root[name] for name in _DEFINITIONS if isinstance(root.get(name), Mapping)}
+    place, schema, num_tries = "", root, 0
+    while True:
+        for name, part in _parts_of(schema):
+            num_tries += 1
+            if num_tries > MAX_PLACE_TRIES:
+                return place
+            if _has_problem({**_without(shared, name), **part}, problem):
+                place, schema = f"{place}.{name}", part
+                break
+        else:
+            return place
+
+
+def _without(shared: dict[str, Any], name: str) -> dict[str, Any]:
+    """A definition stands beside the others; what is wrong in these must not be blamed on it."""
+    return {} if name.split(".")[0] in _DEFINITIONS else shared
+
+
+def _has_problem(schema: Mapping[str, Any], problem: str) -> bool:
+    return _problem_of(json_schema_grammar(schema).text) == problem
+
+
+def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for key in _BY_NAME:
+        if isinstance(group := schema.get(key), Mapping):
+            yield from ((f"{key}.{name}", part) for name, part in group.items() if isinstance(part, Mapping))
+    for key in _IN_LIST:
+        if isinstance(parts := schema.get(key), list):
+            yield from ((f"{key}.{index}", part) for index, part in enumerate(parts) if isinstance(part, Mapping))
+    for key in _ALONE:
+        if isinstance(part := schema.get(key), Mapping):
+            yield key, part

@@ -1,0 +1,1 @@
+"""Responses of /v1/responses that are kept for a while, so that others can follow on them."""

@@ -1,0 +1,147 @@
+"""The responses that one router keeps: so many, so large together, and for so long."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from router.versions import take_state
+
+Order: TypeAlias = Literal["read", "delete", "cancel"]
+"""What can be asked of the router that has a response."""
+
+_OVERHEAD_BYTES = 1024
+"""What a stored response takes beside its JSON, roughly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """One response as it is kept, and told to other routers (``router.versions``).
+
+    ``owner`` is the hash of the key that it was made with; empty where no key was needed.
+    ``body`` is the response object as JSON. ``items`` are JSON lists: the items of the whole conversation, turn by
+    turn, those that the model wrote in this response at the end.
+    """
+
+    response_id: str
+    owner: str
+    body: bytes
+    items: tuple[bytes, ...]
+
+    __setstate__ = take_state
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory it takes at most: what conversations share is counted for each response."""
+        return _OVERHEAD_BYTES + len(self.body) + sum(map(len, self.items))
+
+
+class RunningResponse(Protocol):
+    """A response that is being generated."""
+
+    @property
+    def owner(self) -> str:
+        """The hash of the key that it was asked for with."""
+
+    def so_far(self) -> StoredResponse:
+        """What it is now."""
+
+    def cancel(self, *, keeps: bool) -> None:
+        """End it; what came so far is stored if ``keeps``."""
+
+
+class ResponseStore:
+    """Finished responses by id, oldest first, and those that run.
+
+    A new one pushes out the oldest ones where there would be too many, or too many bytes. One that is larger than all
+    the room is not kept at all.
+    """
+
+    def __init__(
+        self,
+        *,
+        router_id: str,
+        max_count: int,
+        max_bytes: int,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._router_id = router_id
+        self._max_count, self._max_bytes, self._ttl_s = max_count, max_bytes, ttl_s
+        self._clock = clock
+        self._stored: OrderedDict[str, tuple[float, StoredResponse]] = OrderedDict()
+        self._running: dict[str, RunningResponse] = {}
+        self._num_bytes = 0
+
+    @property
+    def num_stored(self) -> int:
+        """How many are kept."""
+        return len(self._stored)
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take together."""
+        return self._num_bytes
+
+    @property
+    def num_running(self) -> int:
+        """How many are being generated."""
+        return len(self._running)
+
+    def new_id(self) -> str:
+        """An id that nobody can guess, and that names this router."""
+        return f"resp_{self._router_id}_{uuid.uuid4().hex}"
+
+    def begin(self, response_id: str, running: RunningResponse) -> None:
+        """Know a response that is being generated, until ``end``."""
+        self._running[response_id] = running
+
+    def end(self, response_id: str) -> None:
+        """Forget that it runs. Idempotent."""
+        self._running.pop(response_id, None)
+
+    def put(self, stored: StoredResponse) -> None:
+        """Keep a response."""
+        self.drop_expired()
+        if self._max_count == 0 or stored.num_bytes > self._max_bytes:
+            return
+        self._remove(stored.response_id)
+        self._stored[stored.response_id] = (self._clock() + self._ttl_s, stored)
+        self._num_bytes += stored.num_bytes
+        while len(self._stored) > self._max_count or self._num_bytes > self._max_bytes:
+            self._remove(next(iter(self._stored)))
+
+    def drop_expired(self) -> None:
+        """Forget what is older than the time to live."""
+        now_s = self._clock()
+        while self._stored:
+            response_id, (until_s, _) = next(iter(self._stored.items()))
+            if until_s > now_s:
+                return
+            self._remove(response_id)
+
+    def take_order(self, order: Order, response_id: str, *, owner: str) -> StoredResponse | None:
+        """Read, delete or cancel a response; None where its owner has none of this id. What is finished stays as it is
+        when it is cancelled.
+        """
+        self.drop_expired()
+        running = self._running.get(response_id)
+        if running is not None and running.owner == owner:
+            if order != "read":
+                running.cancel(keeps=order == "cancel")
+            return running.so_far()
+        _, stored = self._stored.get(response_id, (0.0, None))
+        if stored is None or stored.owner != owner:
+            return None
+        if order == "delete":
+            self._remove(response_id)
+        return stored
+
+    def _remove(self, response_id: str) -> None:
+        _, stored = self._stored.pop(response_id, (0.0, None))
+        if stored is not None:
+            self._num_bytes -= stored.num_bytes

@@ -1,0 +1,30 @@
+"""The Protocol of a format in which models write calls of tools."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from router.tools.lark import Vocabulary
+from router.tools.tool import CallRules
+from router.tools.turn_parser import TurnParser
+
+
+class ToolFormat(Protocol):
+    """One format: how it is known, the grammar of its answers, and what reads them."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What its answers consist of beside text; where these are special tokens they must stay in the text."""
+
+    def is_spoken_by(self, template: str) -> bool:
+        """Whether a chat template writes calls so."""
+
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
+        """Lark text of the answers that the rules allow, behind any thinking."""
+
+    def parser(self, rules: CallRules) -> TurnParser:
+        """What reads one answer."""

@@ -1,0 +1,84 @@
+"""What reads an answer's text piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from router.tools.turn import ContentText, TurnPart
+
+
+class TurnParser(Protocol):
+    """Tells what the text of one answer adds to the turn. The result does not depend on how the text is cut."""
+
+    @property
+    def is_thinking(self) -> bool:
+        """True while what comes is no answer yet."""
+
+    def push(self, text: str) -> Iterator[TurnPart]:
+        """Take more text; the parts that are certain now."""
+
+    def finish(self) -> Iterator[TurnPart]:
+        """The text ended: the parts that were not certain before. Call once."""
+
+
+class PlainParser:
+    """All text is content."""
+
+    @property
+    def is_thinking(self) -> bool:
+        """Never."""
+        return False
+
+    def push(self, text: str) -> Iterator[TurnPart]:
+        """The text as it is."""
+        if text:
+            yield ContentText(text)
+
+    def finish(self) -> Iterator[TurnPart]:
+        """Nothing is held back."""
+        yield from ()
+
+
+class ContentGate:
+    """Lets content through, but the spaces before calls, and behind them where nothing was said: the format's own.
+
+    Spaces wait for what comes behind them. At the end they are content where the answer has no calls.
+    """
+
+    __slots__ = ("_has_calls", "_has_said", "_spaces")
+
+    def __init__(self) -> None:
+        self._spaces = ""
+        self._has_calls = self._has_said = False
+
+    def content(self, text: str) -> Iterator[TurnPart]:
+        """More content."""
+        whole = self._spaces + text
+        if self._has_calls and not self._has_said:
+            whole = whole.lstrip()
+        kept = whole.rstrip()
+        self._spaces = whole[len(kept) :]
+        if kept:
+            self._has_said = True
+            yield ContentText(kept)
+
+    def begin_call(self) -> None:
+        """A call comes: the spaces before it are none of the content."""
+        self._has_calls = True
+        self._spaces = ""
+
+    def finish(self) -> Iterator[TurnPart]:
+        """The spaces at the end."""
+        if self._spaces and not self._has_calls:
+            yield ContentText(self._spaces)
+
+
+def num_held(text: str, *markers: str) -> int:
+    """Characters at the end of a text in which one of the markers may begin."""
+    longest = max((len(item) for item in markers), default=1) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        tail = text[-size:]
+        if any(item.startswith(tail) for item in markers):
+            return size
+    return 0

@@ -1,0 +1,1 @@
+"""Real clusters: Ray, Serve, NIXL and HTTP."""

@@ -1,0 +1,120 @@
+"""F1: the ways in which a body asks for the shape of its answers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.grammar.grammar_text import (
+    GrammarText,
+    choice_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    regex_grammar,
+)
+from tests.support.router.router_rig import RouterRig, router_rig
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+NAMED = {"name": "thing", "strict": True, "schema": SCHEMA}
+BY_SCHEMA = json_schema_grammar(SCHEMA)
+TAG = {"triggers": ["<f"], "structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}]}
+
+
+@pytest.fixture
+async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
+    async with router_rig(model_dir) as rig:
+        yield rig
+
+
+ASKED: list[tuple[dict[str, Any], GrammarText | None]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, json_object_grammar()),
+    ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, BY_SCHEMA),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}}, json_object_grammar()),
+    ({"structured_outputs": {"json": SCHEMA}}, BY_SCHEMA),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, BY_SCHEMA),
+    ({"structured_outputs": {"json_object": True, "regex": None}}, json_object_grammar()),
+    ({"structured_outputs": {"regex": "a+"}}, regex_grammar("a+")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, choice_grammar(["a", "b"])),
+    ({"guided_json": SCHEMA, "response_format": {"type": "text"}}, BY_SCHEMA),
+    ({"guided_regex": "a+"}, regex_grammar("a+")),
+    ({"guided_choice": ["a", "b"]}, choice_grammar(["a", "b"])),
+]
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(("fields", "grammar"), ASKED)
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_f1_a_shape_reaches_the_workers(
+    rig: RouterRig, fields: dict[str, Any], grammar: GrammarText | None, is_chat: bool
+) -> None:
+    response = await (rig.chat if is_chat else rig.complete)("hi", max_tokens=3, **fields)
+
+    assert response.status_code == 200, response.text
+    assert "X-Baton-Ignored" not in response.headers
+    expected = None if grammar is None else grammar.text
+    assert {request.sampling.grammar for request in rig.prefill[0].seen} == {expected}
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"grammar": 'start: "a"'}},
+        {"guided_grammar": 'root ::= "a" | "b"'},
+        {"response_format": {"type": "structural_tag", **TAG}},
+        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+    ],
+)
+async def test_f1_grammars_and_tags_reach_the_workers(rig: RouterRig, fields: dict[str, Any]) -> None:
+    response = await rig.complete("hi", max_tokens=3, **fields)
+
+    assert response.status_code == 200, response.text
+    assert all("start:" in (request.sampling.grammar or "") for request in rig.prefill[0].seen)
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "json_schema"}}, "response_format", "belong together"),
+    ({"response_format": {"type": "json_object", "json_schema": NAMED}}, "response_format", "belong together"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, "response_format", "pattern"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {**NAMED, "schema": {"not": {}}}}},
+        "response_format.json_schema.schema",
+        "not",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "regex, choice"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least 1"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "no JSON"),
+    ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json", "object"),
+    ({"structured_outputs": {"no_such": 1}}, "structured_outputs", "no such field"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "several times"),
+    (
+        {"guided_regex": "a", "response_format": {"type": "json_object"}},
+        "guided_regex",
+        "response_format, guided_regex",
+    ),
+    ({"guided_json": {"type": "object", "properties": {"a": {"type": "foo"}}}}, "guided_json", "properties.a"),
+    ({"guided_grammar": "start: b"}, "guided_grammar", "unknown name"),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", "GBNF"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format", "triggers"),
+]
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(("fields", "param", "word"), REFUSED)
+async def test_f1_a_shape_that_cannot_be_is_a_400_that_says_why(
+    rig: RouterRig, fields: dict[str, Any], param: str, word: str
+) -> None:
+    response = await rig.chat("hi", max_tokens=3, **fields)
+
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert word in error["message"]
+    assert rig.prefill[0].seen == []

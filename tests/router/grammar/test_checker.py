@@ -1,0 +1,148 @@
+"""F1: grammars made from schemas, regexes and tags, and what is wrong with them, by its place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from router.errors import InvalidRequestError
+from router.grammar.checker import MAX_GRAMMAR_BYTES, GrammarChecker
+from router.grammar.grammar_text import (
+    GrammarText,
+    choice_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
+from router.grammar.structural_tag import StructuralTagError, structural_tag_grammar
+from tests.support.cluster.served_checkpoint import byte_tokenizer
+
+TOKENIZER = LLTokenizer(byte_tokenizer().to_str(), eos_token=2)
+
+
+def fits(grammar: GrammarText, text: str) -> bool:
+    """True when the grammar takes all of the text, as it stands."""
+    matcher = LLMatcher(TOKENIZER, grammar.text, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = TOKENIZER.tokenize_str(text, parse_special=True)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def of(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+TAG = {"triggers": ["<f"], "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}]}
+NEWER_TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<f"],
+        "tags": [
+            {
+                "begin": "<f=a>",
+                "content": {"type": "json_schema", "json_schema": TAG["structures"][0]["schema"]},  # type: ignore[index]
+                "end": "</f>",
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        (json_object_grammar(), ['{"a": [1]}', "{}", '{\n  "a": {}\n}'], ["[]", "{", '{"a":        1}']),
+        (json_schema_grammar({"type": "integer"}), ["12", "-3"], ["1.5", '"1"']),
+        (json_schema_grammar(True), ["12", "null", '{"a": 1}'], ["nil"]),
+        (json_schema_grammar({"type": "integer", "x-guidance": {"lenient": True}}), ["1"], ["x"]),
+        (regex_grammar(r"a/b|c\d"), ["a/b", "c7"], ["a", "c٣", "a/bc7"]),
+        (choice_grammar(["yes", 'a "b"\n', "é"]), ["yes", 'a "b"\n', "é"], ["no", ""]),
+        (lark_grammar('start: "a" b\nb: "c"+'), ["acc"], ["a"]),
+        (structural_tag_grammar(TAG), ["hi", "so <f=a>12</f> and", ""], ["<f=b>", "<f=a>x</f>"]),
+        (structural_tag_grammar(NEWER_TAG), ["so <f=a>12</f> and"], ["<f=a>x</f>"]),
+    ],
+)
+def test_f1_a_grammar_takes_what_it_should(grammar: GrammarText, right: list[str], wrong: list[str]) -> None:
+    assert [text for text in right if not fits(grammar, text)] == []
+    assert [text for text in wrong if fits(grammar, text)] == []
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (of({"a": of({"b": {"type": "array", "items": {"not": {}}}})}), ".properties.a.properties.b.items"),
+        (of({"a": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "(?=a)"}]}}), ".properties.a.anyOf.1"),
+        ({"$defs": {"x": {"type": "foo"}}, **of({"q": {"$ref": "#/$defs/x"}})}, ".$defs.x"),
+        (of({"a": {"$ref": "#/$defs/y"}}), ".properties.a"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, ""),
+    ],
+)
+async def test_f1_a_refusal_names_the_place_in_the_schema(schema: dict[str, Any], place: str) -> None:
+    checker = GrammarChecker()
+
+    with pytest.raises(InvalidRequestError) as raised:
+        await checker.check(json_schema_grammar(schema), param="guided_json")
+
+    assert raised.value.message.startswith(f"the parameter 'guided_json{place}' is invalid: ")
+    assert raised.value.param == "guided_json"
+    checker.close()
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(
+    ("grammar", "word"),
+    [
+        (regex_grammar("[a"), "unclosed"),
+        (regex_grammar(r"(?=a)b"), "look-around"),
+        (lark_grammar("start: b"), "unknown name"),
+        (json_schema_grammar({"const": "x" * MAX_GRAMMAR_BYTES}), f"the limit is {MAX_GRAMMAR_BYTES}"),
+        (json_schema_grammar({"const": "\ud800"}), "encoded"),
+    ],
+)
+async def test_f1_what_nobody_can_follow_is_refused(grammar: GrammarText, word: str) -> None:
+    checker = GrammarChecker()
+
+    with pytest.raises(InvalidRequestError, match=word):
+        await checker.check(grammar, param="x")
+
+    checker.close()
+
+
+@pytest.mark.behaviour("F1")
+async def test_f1_a_grammar_is_checked_off_the_event_loop() -> None:
+    """While one of many names is checked, the loop goes on."""
+    names = {f"k{number}": {"type": "string", "pattern": "^[a-z]{1,9}$"} for number in range(3000)}
+    checker = GrammarChecker()
+    turns = 0
+
+    checking = asyncio.create_task(checker.check(json_schema_grammar(of(names)), param="x"))
+    while not checking.done():
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert await checking == json_schema_grammar(of(names)).text
+    assert turns > 10
+    checker.close()
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(
+    ("tag", "word"),
+    [
+        ({"triggers": [], "structures": TAG["structures"]}, "triggers"),
+        ({"triggers": ["<g"], "structures": TAG["structures"]}, "no trigger"),
+        ({"triggers": ["<f"], "structures": [{"begin": "<f", "end": ""}]}, "structures.0.schema"),
+        ({"format": {"type": "sequence"}}, "triggered_tags"),
+        ({"format": {**NEWER_TAG["format"], "at_least_one": True}}, "at_least_one"),  # type: ignore[dict-item]
+    ],
+)
+def test_f1_a_structural_tag_that_is_not_understood_is_named(tag: dict[str, Any], word: str) -> None:
+    with pytest.raises(StructuralTagError, match=word):
+        structural_tag_grammar(tag)

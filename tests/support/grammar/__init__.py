@@ -1,0 +1,1 @@
+"""Random schemas and regexes, and grammars for tests."""
