@@ -26,6 +26,8 @@ from tests.support.engine.disaggregated import joined_cores
 from tests.support.engine.local_client import generate as stream
 from tests.support.engine.local_client import run_to_end
 from tests.support.engine.requests import greedy_request
+from tests.support.engine.stepwise_runner import StepwiseRunner
+from tests.support.router.router_rig import until
 
 AHEAD = replace(DEFAULT_SCHEDULER, async_scheduling=True)
 MAX_STEPS = 1000
@@ -238,6 +240,8 @@ async def test_f5_drain_with_a_step_in_flight_moves_requests_that_lose_nothing()
         return chain_engine(scheduler=AHEAD, build_connector=build_connector)
 
     with joined_cores(build, build) as (source, target):
+        source.runner = steps = StepwiseRunner(source.runner)
+        steps.allow(10)  # the next one is asked for while the tenth is in flight
         engine, other = AsyncEngine(lambda: source), AsyncEngine(lambda: target)
         await engine.start()
         await other.start()
@@ -248,7 +252,10 @@ async def test_f5_drain_with_a_step_in_flight_moves_requests_that_lose_nothing()
         async for delta in stream(engine, request):
             tokens.extend(delta.token_ids)
             params = delta.kv_transfer
-            draining = draining or asyncio.create_task(engine.drain(moves_out=True, timeout_s=60))
+            if draining is None:
+                draining = asyncio.create_task(engine.drain(moves_out=True, timeout_s=60))
+                await until(lambda: engine.is_draining)
+                steps.open()
         assert delta.finish_reason is FinishReason.HANDED_OVER
         rest = await run_to_end(other, replace(request, output_token_ids=tuple(tokens), kv_transfer=params))
         assert draining is not None
