@@ -7,6 +7,7 @@ the same cores, so kernels of ours enter the same team, through the entry that c
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 
 ThreadFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -23,3 +24,13 @@ def parallel_region() -> ctypes._NamedFuncPointer | None:
         enter.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         enter.restype = None
     return enter
+
+
+def run_on_team(function: Callable[[], None], num_threads: int) -> bool:
+    """Call ``function`` once on each of the threads that compute for this one; False where there is no team."""
+    enter = parallel_region()
+    if enter is None:
+        return False
+    entry = ThreadFunction(lambda _: function())
+    enter(ctypes.cast(entry, ctypes.c_void_p), None, num_threads, 0)
+    return True

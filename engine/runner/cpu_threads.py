@@ -1,12 +1,16 @@
-"""Whether a CPU computes with as many threads as it was told to."""
+"""The threads that a CPU computes with: whether it has as many as it was told to, and on which cores they run."""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 
 import torch
 
+from engine.device.cores import stay_on, usable_cores
+from engine.kernels.thread_team import run_on_team
 from engine.layers.packed_weight import pack
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -16,6 +20,9 @@ NUM_TOKENS = 128
 """One product of these takes a thread some milliseconds: long beside waking another thread, short beside a start."""
 
 NUM_TRIES = 5
+
+_PLACED_BY_OTHERS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+"""Variables by which somebody told OpenMP's runtime on which cores its threads run."""
 
 
 def measure_speedup(dtype: torch.dtype) -> float:
@@ -58,3 +65,29 @@ def check_threads(dtype: torch.dtype) -> float:
             speedup,
         )
     return speedup
+
+
+def pin_threads() -> list[int]:
+    """Keep each thread of this one's team on a core of its own, if together they take all cores of this process.
+
+    Threads of a team wait for each other at the end of every product. Whenever another process wants a core for a
+    moment, the system may move one of them to the core of another one, and that product takes twice as long. A team
+    smaller than the machine is left alone: where its threads run best, nobody but the system knows.
+
+    Threads that this one starts afterwards stay on its core too, unless they call ``run_anywhere``.
+
+    Returns:
+        The cores, one a thread; empty where nothing was done.
+    """
+    cores = usable_cores()
+    if len(cores) < 2 or torch.get_num_threads() != len(cores):
+        return []
+    if any(name in os.environ for name in _PLACED_BY_OTHERS):
+        return []
+    free, lock = list(cores), threading.Lock()
+
+    def take_core() -> None:
+        with lock:
+            stay_on(free.pop(0))
+
+    return cores if run_on_team(take_core, len(cores)) else []

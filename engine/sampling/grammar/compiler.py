@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.contract.grammar import GrammarFailure
+from engine.device.cores import run_anywhere
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -124,9 +125,7 @@ class GrammarStore:
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(
-                NUM_THREADS, thread_name_prefix="baton-grammar", initializer=_lower_priority
-            )
+            self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="baton-grammar", initializer=_stand_back)
         return self._threads
 
     def _keep(self, grammar: str, found: Grammar | GrammarFailure) -> None:
@@ -179,7 +178,9 @@ class GrammarStore:
         return LLTokenizer(path, eos_token=eos)
 
 
-def _lower_priority() -> None:
-    """Let the engine's thread go first; where that is not allowed, the number of threads still bounds the rest."""
+def _stand_back() -> None:
+    """Leave the engine's thread its core, and let it go first; where the system does not allow that, the number of
+    threads still bounds the rest."""
+    run_anywhere()
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)

@@ -15,6 +15,7 @@ from llguidance import LLExecutor, LLMatcher
 from engine.contract.grammar import RowFailure
 from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray
+from engine.device.cores import run_anywhere
 from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.token_history import TokenHistory
 
@@ -100,7 +101,7 @@ class GrammarMasks:
         """Begin to fill the masks of these entries of a batch; no token of theirs may change before ``take``."""
         self._settle()
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-masks")
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-masks", initializer=run_anywhere)
         job = self._new_job(rows, positions)
         self._pending = job, self._thread.submit(self._fill, job, history)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,3 +71,64 @@ def test_a_team_of_threads_bears_the_name_of_the_thread_that_computes() -> None:
     assert seen.count("engine under te") >= 2
     assert seen_after == [before]
     assert own.read_text().strip() == before
+
+
+PINNING = """
+import json, os, sys, threading
+os.sched_setaffinity(0, json.loads(sys.argv[1]))
+import torch
+from engine.device.cores import run_anywhere
+from engine.frontend.os_threads import os_thread_name
+from engine.runner.cpu_threads import pin_threads
+
+def cores_of_the_team():
+    tasks = [task for task in os.scandir("/proc/self/task") if open(task.path + "/comm").read().strip() == "team"]
+    return sorted(sorted(os.sched_getaffinity(int(task.name))) for task in tasks)
+
+def compute():
+    torch.set_num_threads(int(sys.argv[2]))
+    with os_thread_name("team"):
+        torch.ones(512, 512) @ torch.ones(512, 512)
+        told["pinned"] = pin_threads()
+        torch.ones(512, 512) @ torch.ones(512, 512)
+        told["cores"] = cores_of_the_team()
+        other = threading.Thread(target=lambda: (run_anywhere(), told.update(other=sorted(os.sched_getaffinity(0)))))
+        other.start()
+        other.join()
+
+told = {}
+thread = threading.Thread(target=compute)
+thread.start()
+thread.join()
+print(json.dumps(told))
+"""
+
+
+def pin_in_a_process(cores: list[int], num_threads: int, **environment: str) -> dict[str, list[object]]:
+    """What becomes of a team of ``num_threads`` in a process that may use ``cores``."""
+    command = [sys.executable, "-c", PINNING, json.dumps(cores), str(num_threads)]
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True, timeout=120)
+    told: dict[str, list[object]] = json.loads(done.stdout)
+    return told
+
+
+def test_threads_that_take_all_cores_have_one_each() -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+
+    told = pin_in_a_process(cores, 2)
+
+    assert told["pinned"] == cores
+    assert told["cores"] == [[core] for core in cores]
+    assert told["other"] == cores
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_threads", "variables"), [(1, 1, {}), (2, 1, {}), (2, 2, {"OMP_PLACES": ""})]
+)
+def test_threads_are_left_alone_otherwise(num_cores: int, num_threads: int, variables: dict[str, str]) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:num_cores]
+
+    told = pin_in_a_process(cores, num_threads, **variables)
+
+    assert told["pinned"] == []
+    assert told["cores"] == [cores] * num_threads

@@ -1,0 +1,23 @@
+"""Which cores a thread may run on, where the system lets a thread say so (Linux)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use: those of its main thread, in their order. None where nobody can tell."""
+    return sorted(os.sched_getaffinity(os.getpid())) if sys.platform == "linux" else []
+
+
+def stay_on(core: int) -> None:
+    """This thread runs on one core from now on, and so do threads that it starts."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, {core})
+
+
+def run_anywhere() -> None:
+    """This thread runs on whatever core is free: for threads that one starts which stays on its own."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, usable_cores())
