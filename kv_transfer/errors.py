@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 
-class KVTransferError(Exception):
+
+class PortableError(Exception):
+    """An error that another process can be told, whatever its constructor asks for.
+
+    Pickle would call the constructor with the message alone.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., PortableError], tuple[object, ...]]:
+        return _received, (type(self), self.args, self.__dict__)
+
+
+def _received(kind: type[PortableError], args: tuple[object, ...], attributes: dict[str, object]) -> PortableError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+class KVTransferError(PortableError):
     """Root of the errors of this package."""
 
 

@@ -40,7 +40,8 @@ def serve_environment() -> dict[str, str]:
     graceful end for a replica that fails its health checks (it would be waited for as long as for a drain), proxies
     that are looked after each second (one that died is replaced after three looks, by default ten seconds apart, and
     one that starts slowly is given a minute, by default 15 s), a controller that looks at everything four times a
-    second instead of ten (2 % of a core less at rest), and middleware in front of Serve's HTTP servers.
+    second instead of ten (2 % of a core less at rest), processes that count what they do every two seconds instead of
+    ten times in one, and middleware in front of Serve's HTTP servers.
 
     Measured on 2 cores, against Serve's defaults: 15,000 instead of 2,700 stream items a second from a handle, 6,100
     instead of 1,400 server-sent events a second to one HTTP client, 2.8 ms instead of 3.9 ms for a GET.
@@ -49,6 +50,7 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "2000",
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",

@@ -40,7 +40,7 @@ from kv_transfer.nixl.ucx_access import confine_ucx, describe_local_ucx
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from router.attentive_clock import AttentiveClock
-from router.roles import ROLES
+from router.roles import ROLES, roles_met_by
 from router.wire.frame_socket import FrameOffer, FrameServer
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -158,7 +158,7 @@ class Worker:
         return Introductions(
             own_id=self._replica_id,
             own=self._callers[role.name],
-            others=[self._callers[other.name] for other in ROLES.values() if other is not role and role.meets(other)],
+            others=[self._callers[other.name] for other in roles_met_by(role)],
             meets_own_role=role.moves_out,
             peers=connector.peers,
             on_met=self._note_peers,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kv_transfer.errors import PortableError
 
-class EngineError(Exception):
+
+class EngineError(PortableError):
     """Root of the engine's errors."""
 
 

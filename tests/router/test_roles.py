@@ -1,0 +1,16 @@
+"""Which roles there are, and whose workers meet."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from router.roles import ROLES, roles_met_by
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_no_role_is_another_one_than_itself_in_another_process(name: str) -> None:
+    received = pickle.loads(pickle.dumps(ROLES[name]))
+
+    assert [other.name for other in roles_met_by(received)] == [other for other in ROLES if other != name]
