@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from router.grammar.lark import literal
 from router.tools.call_parser import NAME, CallParser, CallSyntax
@@ -58,7 +58,7 @@ def _call_beside_json(tool: Tool) -> str:
     alike may begin in the same place.
     """
     schema = arguments_schema(tool)
-    shared = {name: schema.pop(name) for name in _DEFINITIONS if name in schema}
+    shared: dict[str, Any] = {name: schema.pop(name) for name in _DEFINITIONS if name in schema}
     call = {
         "type": "object",
         "properties": {"name": {"const": tool.name}, "parameters": schema},
