@@ -14,10 +14,10 @@ from engine.contract.step import BoolArray, IntArray
 from engine.device.copies import upload
 from engine.sampling.filters import num_deciding_candidates, thresholds
 from engine.sampling.grammar.masks import BatchMasks
+from engine.sampling.grammar.rows import forbid
 from engine.sampling.logprobs import LogprobTensors, compute_logprobs
 from engine.sampling.most_likely import MostLikely
 from engine.sampling.philox import uniforms
-from engine.sampling.processors.grammar import forbid
 from engine.sampling.processors.processor import LOWEST
 from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from engine.contract.messages import SamplingParams
 from engine.contract.step import BoolArray, IntArray
 from engine.sampling.grammar.compiler import GrammarStore
-from engine.sampling.processors.grammar import GrammarProcessor
+from engine.sampling.grammar.rows import GrammarRows
 from engine.sampling.processors.registry import build_processors
 
 FloatArray = npt.NDArray[np.float32]
@@ -26,7 +26,7 @@ class SamplingRows:
     """
 
     def __init__(self, max_num_seqs: int, *, grammars: GrammarStore | None = None) -> None:
-        self.grammar = GrammarProcessor(max_num_seqs, grammars)
+        self.grammar = GrammarRows(max_num_seqs, grammars)
         self.processors = build_processors(max_num_seqs)
         self.temperature: FloatArray = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_p: FloatArray = np.ones(max_num_seqs, dtype=np.float32)

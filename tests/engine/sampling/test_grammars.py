@@ -283,6 +283,18 @@ def test_f1_what_is_kept_is_bounded_and_what_is_held_stays(folder: Path) -> None
 
 
 @pytest.mark.behaviour("F1")
+def test_f1_what_is_kept_is_bounded_in_bytes(folder: Path) -> None:
+    text = lark('"' + "é" * 100 + '"')
+    store = GrammarStore(folder, vocab_size=VOCAB_SIZE, eos_token_ids=(END,), max_kept_bytes=150)
+    assert isinstance(compiled(store, text), Grammar)
+
+    compiled(store, text)
+
+    assert store.num_ended == 2, "its letters would have fitted, its bytes do not"
+    store.close()
+
+
+@pytest.mark.behaviour("F1")
 @pytest.mark.parametrize("grammar", ["start: nothing", "no grammar at all", 'start: "a" <|nosuch|>'])
 def test_f1_what_cannot_be_compiled_says_why(folder: Path, grammar: str) -> None:
     store = make_store(folder)

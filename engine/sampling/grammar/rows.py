@@ -1,4 +1,4 @@
-"""Grammars: every token that would leave the grammar is impossible."""
+"""Which rows follow a grammar: every token that would leave it is impossible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.sampling.grammar.masks import BatchMasks, GrammarMasks
 from engine.sampling.token_history import TokenHistory
 
 
-class GrammarProcessor:
+class GrammarRows:
     """Which rows have grammars, and the masks of a batch. They come last: nothing may undo them.
 
     A grammar holds before ``min_tokens``, ``ignore_eos`` and bad words: where these leave nothing that fits, they give
