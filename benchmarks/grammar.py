@@ -6,8 +6,9 @@ One engine decodes ``batch`` streams of the 125 M random Llama (vocabulary 32,00
 without: in turn, so many steps each, several rounds. Rows: ``step/plain/<batch>``, ``step/grammar/<batch>`` in us
 (medians over steps), ``masks_share/<batch>`` in percent of a plain step; ``compile/1KB`` in ms, the median over
 different schemas of about 1 KB, each new to the store, from asking to having it; ``slow_grammar/compile`` in ms, and
-``slow_grammar/step_before`` and ``slow_grammar/step_during`` in us: the median step of the other streams before and
-while a grammar of thousands of patterns compiles, with ``longest_us``.
+``slow_grammar/step_before``, ``slow_grammar/step_during`` and ``slow_grammar/step_after`` in us: the median step of the
+other streams before, while and after a grammar of thousands of patterns compiles, with ``longest_us``; their contexts
+grow meanwhile.
 """
 
 from __future__ import annotations
@@ -169,6 +170,8 @@ def measure_slow(streams: Streams, batch: int) -> list[Row]:
     while slow in streams.core.scheduler._live_requests.live and streams.core.scheduler._live_requests.compiling:
         during.append(streams.step_s())
     took = time.perf_counter() - started
+    streams.core.abort([slow])
+    after = [streams.step_s() for _ in range(40)]
     for number in range(1, streams._num_requests + 1):
         streams.core.abort([str(number)])
     streams.finish()
@@ -176,6 +179,7 @@ def measure_slow(streams: Streams, batch: int) -> list[Row]:
         Row(name="slow_grammar/compile", value=1e3 * took, unit="ms", detail={"bytes": len(grammar)}),
         _steps_row("slow_grammar/step_before", before),
         _steps_row("slow_grammar/step_during", during),
+        _steps_row("slow_grammar/step_after", after),
     ]
 
 

@@ -1,7 +1,9 @@
-"""The most likely token of each row of logits, and whether the row holds a NaN, in one pass, compiled.
+"""The most likely token of each row of logits, or of those that its mask allows, and whether it holds a NaN, compiled.
 
 Numbers are compared by integers of their own width in the same order, which is what lets the search run in vector
-registers, as many at a time as fit; NaN of either sign comes above all others there.
+registers, as many at a time as fit; NaN of either sign comes above all others there. A row with a mask is searched as
+without one first; only where the mask forbids what was found it is searched again, by then from a cache, leaving out
+words of the mask that allow nothing.
 """
 
 from functools import cache
@@ -10,7 +12,7 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
-from engine.kernels.machine_code import pointer, prefetch, rank, take_next
+from engine.kernels.machine_code import pointer, prefetch, rank, take_next, widen
 
 PART = 512
 """Columns whose maximum is found before it is compared with that of the columns before."""
@@ -21,11 +23,21 @@ batch no longer lie in a cache."""
 
 CACHE_LINE_BYTES = 64
 
+WORD_BITS = 32
+
+LOWEST_CERTAIN = np.float32(-1e28)
+"""Minus infinity counts as this: at and below it the first of the highest numbers is for others to find."""
+
 # The fields of the parameter block, all int64.
 COUNTER, LOGITS, TOKEN_IDS, HAS_NAN = range(4)  # addresses
 NUM_ROWS, SIZE = 4, 5
 ANY_NAN = 6  # set to 1 when a row holds a NaN
 NUM_PARAMETERS = 7
+
+# Those of the search with masks: the first six likewise.
+PLACES, WORDS, IS_OPEN = 6, 7, 8  # addresses
+NUM_MASKS, NUM_WORDS = 9, 10
+NUM_MASKED_PARAMETERS = 11
 
 
 @njit(**PART_OPTIONS)
@@ -79,5 +91,95 @@ def compiled_argmax(dtype):
         logits = carray(pointer(p[LOGITS]), (p[NUM_ROWS], p[SIZE]), dtype=storage)
         token_ids = carray(pointer(p[TOKEN_IDS]), (p[NUM_ROWS],), dtype=np.int32)
         _run(p, logits, token_ids, carray(pointer(p[HAS_NAN]), (p[NUM_ROWS],), dtype=np.uint8), lowest)
+
+    return compile_kernel(argmax)
+
+
+@njit(**PART_OPTIONS)
+def _is_allowed(words, token_id):
+    word = token_id // WORD_BITS
+    return word < len(words) and (words[word] >> np.int32(token_id % WORD_BITS)) & np.int32(1) == np.int32(1)
+
+
+@njit(**PART_OPTIONS)
+def _highest_allowed(part, words, lowest):
+    """The highest rank of the allowed columns; ``part`` begins with the first bit of ``words``."""
+    highest = lowest
+    for number in range(len(words)):
+        word = words[number]
+        if word == 0:
+            continue
+        start = number * WORD_BITS
+        for i in range(start, min(start + WORD_BITS, len(part))):
+            found = rank(part[i])
+            allowed = (word >> np.int32(i - start)) & np.int32(1)
+            found = found if allowed != 0 else lowest
+            highest = found if found > highest else highest
+    return highest
+
+
+@njit(**PART_OPTIONS)
+def _search_allowed(row, words, lowest):
+    """The first allowed column of the highest number among them; -1 where none is allowed."""
+    highest, found = lowest, 0
+    size = min(len(row), len(words) * WORD_BITS)
+    for start in range(0, size, PART):
+        end = min(start + PART, size)
+        first = start // WORD_BITS
+        of_part = _highest_allowed(row[start:end], words[first : (end + WORD_BITS - 1) // WORD_BITS], lowest)
+        if of_part > highest:
+            highest, found = of_part, start
+    if highest == lowest:
+        return -1
+    while rank(row[found]) != highest or not _is_allowed(words, found):
+        found += 1
+    return found
+
+
+@njit(**PART_OPTIONS)
+def _run_masked(p, logits, places, masks, token_ids, has_nan, is_open, lowest):
+    """Take rows from the shared counter. places: [num_rows] the row's mask, or -1; is_open: [num_rows], see below."""
+    nan_rank = -(lowest + 1)
+    row = take_next(p[COUNTER])
+    while row < p[NUM_ROWS]:
+        found, highest = _search(logits[row], lowest)
+        has_nan[row] = highest == nan_rank
+        is_open[row] = highest == nan_rank
+        place = places[row]
+        if place >= 0 and highest != nan_rank:
+            words = masks[place]
+            if not _is_allowed(words, found):
+                found = _search_allowed(logits[row], words, lowest)
+            if found < 0:
+                found, is_open[row] = 0, 1
+            else:
+                value = widen(logits[row, found])
+                is_open[row] = not (LOWEST_CERTAIN < value < np.float32(np.inf))
+        token_ids[row] = found
+        row = take_next(p[COUNTER])
+
+
+@cache
+def compiled_masked_argmax(dtype):
+    """The address of ``void argmax(int64 *parameters)`` for logits of a dtype.
+
+    places: [num_rows] int32, which of the masks is the row's, -1 for none; words: [num_masks, num_words] int32; what
+    is written: token_ids [num_rows] int32, has_nan and is_open [num_rows] bool. The token of an open row is any: it
+    holds a NaN, or nothing allowed is a number that is finite and clearly above minus infinity.
+    """
+    storage = STORAGE[dtype]
+    rank_type = np.int32 if storage is np.float32 else np.int16
+    lowest = rank_type(np.iinfo(rank_type).min)
+
+    def argmax(address):
+        p = carray(address, (NUM_MASKED_PARAMETERS,), dtype=np.int64)
+        rows = p[NUM_ROWS]
+        logits = carray(pointer(p[LOGITS]), (rows, p[SIZE]), dtype=storage)
+        places = carray(pointer(p[PLACES]), (rows,), dtype=np.int32)
+        masks = carray(pointer(p[WORDS]), (p[NUM_MASKS], p[NUM_WORDS]), dtype=np.int32)
+        token_ids = carray(pointer(p[TOKEN_IDS]), (rows,), dtype=np.int32)
+        has_nan = carray(pointer(p[HAS_NAN]), (rows,), dtype=np.uint8)
+        is_open = carray(pointer(p[IS_OPEN]), (rows,), dtype=np.uint8)
+        _run_masked(p, logits, places, masks, token_ids, has_nan, is_open, lowest)
 
     return compile_kernel(argmax)

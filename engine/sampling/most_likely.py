@@ -1,12 +1,22 @@
-"""The most likely token of every row of logits."""
+"""The most likely token of every row of logits, and the most likely one that a mask allows."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from engine.contract.step import IntArray
 from engine.kernels import row_argmax as kernel
 from engine.kernels.call import KernelCall
+
+
+class MaskedTokens(NamedTuple):
+    """Of rows with masks, all [num_rows]. The token of a row that ``is_open`` is any: it is for others to find."""
+
+    token_ids: torch.Tensor
+    has_nan: torch.Tensor
+    is_open: torch.Tensor
 
 
 class MostLikely:
@@ -17,10 +27,28 @@ class MostLikely:
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """logits: [num_rows, vocab_size] to ([num_rows] int32, [num_rows] bool); of a row with a NaN, any token."""
-        if logits.device.type != "cpu" or not logits.is_contiguous():
+        if not _is_on_host(logits):
             maxima, token_ids = logits.max(dim=1)
             return token_ids.to(torch.int32), maxima.isnan()
         return self.on_host(logits.dtype).search(logits)
+
+    def allowed(self, logits: torch.Tensor, places: IntArray, words: IntArray) -> MaskedTokens:
+        """The first of the highest logits of each row that its mask allows.
+
+        Args:
+            logits: [num_rows, vocab_size].
+            places: [num_rows] int32, which of the masks is the row's; -1 for none.
+            words: [num_masks, num_words] int32, the bits of allowed tokens, token 0 in the lowest bit of the first
+                word; tokens behind the last word are not allowed.
+
+        Returns:
+            Open are rows with a NaN, and rows of which no allowed logit is finite and clearly above minus infinity.
+            Where logits are not contiguous on the CPU, all rows that have a mask are.
+        """
+        if _is_on_host(logits):
+            return self.on_host(logits.dtype).allowed(logits, places, words)
+        token_ids, has_nan = self(logits)
+        return MaskedTokens(token_ids, has_nan, torch.from_numpy(places >= 0))
 
     def on_host(self, dtype: torch.dtype) -> HostSearch:
         """What searches contiguous logits of ``dtype`` on the CPU."""
@@ -30,10 +58,12 @@ class MostLikely:
 
 
 class HostSearch:
-    """The compiled search through contiguous logits of one dtype on the CPU."""
+    """The compiled searches through contiguous logits of one dtype on the CPU."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._call = KernelCall(kernel.compiled_argmax(str(dtype).removeprefix("torch.")), kernel.NUM_PARAMETERS)
+        name = str(dtype).removeprefix("torch.")
+        self._call = KernelCall(kernel.compiled_argmax(name), kernel.NUM_PARAMETERS)
+        self._masked_call = KernelCall(kernel.compiled_masked_argmax(name), kernel.NUM_MASKED_PARAMETERS)
         self._parameters = self._call.parameters
         self._make_room(1)
 
@@ -53,9 +83,31 @@ class HostSearch:
         self._call.run_over(num_rows * size)
         return None if parameters[kernel.ANY_NAN] else self._found[:num_rows].copy()
 
+    def allowed(self, logits: torch.Tensor, places: IntArray, words: IntArray) -> MaskedTokens:
+        """See ``MostLikely``."""
+        num_rows, size = logits.shape
+        found = MaskedTokens(
+            token_ids=torch.empty(num_rows, dtype=torch.int32),
+            has_nan=torch.empty(num_rows, dtype=torch.bool),
+            is_open=torch.empty(num_rows, dtype=torch.bool),
+        )
+        parameters = self._masked_call.parameters
+        parameters[kernel.LOGITS] = logits.data_ptr()
+        parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = num_rows, size
+        parameters[kernel.PLACES], parameters[kernel.WORDS] = places.ctypes.data, words.ctypes.data
+        parameters[kernel.NUM_MASKS], parameters[kernel.NUM_WORDS] = words.shape
+        for field, tensor in zip((kernel.TOKEN_IDS, kernel.HAS_NAN, kernel.IS_OPEN), found, strict=True):
+            parameters[field] = tensor.data_ptr()
+        self._masked_call.run_over(num_rows * size)
+        return found
+
     def _make_room(self, num_rows: int) -> None:
         self._token_ids = torch.empty(num_rows, dtype=torch.int32)
         self._has_nan = torch.empty(num_rows, dtype=torch.bool)
         self._found: IntArray = self._token_ids.numpy()
         self._parameters[kernel.TOKEN_IDS] = self._token_ids.data_ptr()
         self._parameters[kernel.HAS_NAN] = self._has_nan.data_ptr()
+
+
+def _is_on_host(logits: torch.Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.is_contiguous()

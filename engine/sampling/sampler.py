@@ -10,9 +10,11 @@ import numpy.typing as npt
 import torch
 
 from engine.contract.grammar import RowFailure
-from engine.contract.step import IntArray
+from engine.contract.step import BoolArray, IntArray
 from engine.device.copies import upload
 from engine.sampling.filters import num_deciding_candidates, thresholds
+from engine.sampling.grammar.masks import BatchMasks
+from engine.sampling.grammar.rows import forbid
 from engine.sampling.logprobs import LogprobTensors, compute_logprobs
 from engine.sampling.most_likely import MostLikely
 from engine.sampling.philox import uniforms
@@ -67,27 +69,60 @@ class Sampler:
         new token will stand. A row may stand there several times, with different positions: then the tokens that it
         holds before each of them are what the new token follows.
         """
-        token_ids, has_nan = self._most_likely(logits)
-        is_changed = positions < self._sampling.changed_until[rows]
-        if is_changed.any() or not self._sampling.is_greedy[rows].all() or (self._may_wait and bool(has_nan.any())):
-            token_ids = self._choose(logits, rows, positions)
+        masks = self._sampling.grammar.take(rows, positions, self._history)
+        token_ids, has_nan, is_open = self._find(logits, rows, positions, masks)
+        if is_open.all():
+            token_ids = self._choose(logits.to(torch.float32, copy=True), rows, positions, masks)
+        elif is_open.any():
+            index = np.flatnonzero(is_open)
+            places = upload(index, logits.device)
+            part = None if masks is None else masks.of(index)
+            open_logits = logits.index_select(0, places).to(torch.float32)
+            token_ids[places] = self._choose(open_logits, rows[index], positions[index], part).to(token_ids.dtype)
         elif not self._may_wait:
-            token_ids = torch.where(has_nan, _without_nan(logits).argmax(dim=1).to(torch.int32), token_ids)
+            highest = _without_nan(logits.to(torch.float32, copy=True)).argmax(dim=1)
+            token_ids = torch.where(has_nan, highest.to(torch.int32), token_ids)
         asking = np.flatnonzero(self._sampling.num_logprobs[rows] >= 0)
         return SampledTokens(
             token_ids=token_ids.to(torch.int32),
             has_nan=has_nan,
             logprob_rows=rows[asking],
-            failures=self._sampling.grammar.take_failures(),
+            failures=() if masks is None else masks.failures,
             logprobs=self._logprobs(logits, rows, token_ids, asking) if asking.size else None,
         )
 
-    def _choose(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> torch.Tensor:
-        """A token for each row when not all of them just take the most likely one."""
+    def _find(
+        self, logits: torch.Tensor, rows: IntArray, positions: IntArray, masks: BatchMasks | None
+    ) -> tuple[torch.Tensor, torch.Tensor, BoolArray]:
+        """The most likely token of each row, which rows hold a NaN, and [num_rows] bool: whose token is still open.
+
+        A row that takes the most likely token of those that its mask allows needs neither a copy nor a change of its
+        logits. Where nothing may wait, all rows of a batch are open if one is: none is told apart by its logits.
+        """
+        sampling = self._sampling
+        is_open: BoolArray = ~sampling.is_greedy[rows] | (positions < sampling.changed_until[rows])
+        if masks is not None:
+            is_open[[ending.entry for ending in masks.endings]] = True
+        if not self._may_wait:
+            is_open[:] = is_open.any() or masks is not None
+        if masks is None or is_open.all():
+            token_ids, has_nan = self._most_likely(logits)
+            if self._may_wait:
+                is_open |= has_nan.cpu().numpy()
+            return token_ids, has_nan, is_open
+        found = self._most_likely.allowed(logits, masks.places, masks.words)
+        return found.token_ids, found.has_nan, is_open | found.is_open.numpy()
+
+    def _choose(
+        self, logits: torch.Tensor, rows: IntArray, positions: IntArray, masks: BatchMasks | None
+    ) -> torch.Tensor:
+        """A token for each row, by all that may concern it. Changes the logits, which are float32."""
         sampling = self._sampling
         logits = _without_nan(logits)
         for processor in sampling.processors:
             processor.apply(logits, rows, positions, self._history)
+        if masks is not None:
+            forbid(logits, masks)
         token_ids = logits.argmax(dim=1)
         random = np.flatnonzero(sampling.temperature[rows] > 0.0)
         if random.size:
@@ -130,5 +165,5 @@ class Sampler:
 
 
 def _without_nan(logits: torch.Tensor) -> torch.Tensor:
-    """A float32 copy in which nothing is NaN or infinite."""
-    return logits.to(torch.float32, copy=True).nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST)
+    """The same float32 logits, in which now nothing is NaN or infinite."""
+    return logits.nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST)

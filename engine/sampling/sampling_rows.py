@@ -8,7 +8,7 @@ import numpy.typing as npt
 from engine.contract.messages import SamplingParams
 from engine.contract.step import BoolArray, IntArray
 from engine.sampling.grammar.compiler import GrammarStore
-from engine.sampling.processors.grammar import GrammarProcessor
+from engine.sampling.grammar.rows import GrammarRows
 from engine.sampling.processors.registry import build_processors
 
 FloatArray = npt.NDArray[np.float32]
@@ -20,14 +20,14 @@ class SamplingRows:
     """One entry a row; the meaning of most arrays is that of the field of ``SamplingParams``.
 
     ``num_logprobs`` is -1 where none are wanted. Before position ``changed_until`` some processor may change a row's
-    logits. What is drawn for ``reads_history`` rows depends on the tokens that they hold. ``is_argmax_only`` rows want
-    the most likely token of the untouched logits at every position, and nothing else. ``grammars`` holds the compiled
-    grammars of all requests that have one.
+    logits; a grammar only says which of them count. What is drawn for ``reads_history`` rows depends on the tokens that
+    they hold. ``is_argmax_only`` rows want the most likely token of the untouched logits at every position, and nothing
+    else. ``grammars`` holds the compiled grammars of all requests that have one.
     """
 
     def __init__(self, max_num_seqs: int, *, grammars: GrammarStore | None = None) -> None:
-        self.grammar = GrammarProcessor(max_num_seqs, grammars)
-        self.processors = (*build_processors(max_num_seqs), self.grammar)
+        self.grammar = GrammarRows(max_num_seqs, grammars)
+        self.processors = build_processors(max_num_seqs)
         self.temperature: FloatArray = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_p: FloatArray = np.ones(max_num_seqs, dtype=np.float32)
         self.top_k: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
@@ -52,5 +52,8 @@ class SamplingRows:
             processor.set(row, sampling, num_prompt_tokens=num_prompt_tokens) for processor in self.processors
         )
         self.changed_until[row] = changed_until
-        self.reads_history[row] = any(processor.reads_history(row) for processor in self.processors)
-        self.is_argmax_only[row] = sampling.is_greedy and not changed_until and sampling.num_logprobs is None
+        self.grammar.set(row, sampling)
+        has_grammar = sampling.grammar is not None
+        self.reads_history[row] = has_grammar or any(processor.reads_history(row) for processor in self.processors)
+        is_plain = not changed_until and not has_grammar and sampling.num_logprobs is None
+        self.is_argmax_only[row] = sampling.is_greedy and is_plain

@@ -6,8 +6,9 @@ from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.tools_body import call_rules
 from router.errors import InvalidRequestError
 from router.grammar.grammar_text import lark_grammar
+from router.grammar.lark import TEXT_RULE, around
 from router.service import RouterService
-from router.tools.lark import TEXT_RULE
+from router.tools.lark import FORM
 from router.tools.reasoning import AnswerGrammar, BudgetError
 from router.tools.tool import CallRules
 from router.tools.turn_reader import TurnRules
@@ -48,8 +49,10 @@ async def turn_grammar(
 ) -> str | None:
     """The grammar of a whole answer: thinking, and then calls, or what ``answer``, a grammar, says; None for any text.
 
+    Where calls are a must, there is no answer for ``answer`` to concern.
+
     Raises:
-        InvalidRequestError: Calls and a form of the answer are both asked for, or thinking cannot be bounded.
+        InvalidRequestError: Both together make no grammar, or thinking cannot be bounded.
     """
     vocabulary = service.tokenizer
     budget = body.thinking_token_budget
@@ -58,10 +61,10 @@ async def turn_grammar(
         raise _refusal("this model does not think before it answers: leave it out", "thinking_token_budget")
     calls = None
     if rules is not None and rules.calls is not None and rules.tools is not None:
-        if answer is not None:
-            raise _refusal("tools may be called, and the answer has a form: set tool_choice to none", "tools")
-        written = lark_grammar(rules.tools.grammar(rules.calls, vocabulary))
-        calls = await service.grammars.check(written, param="tools")
+        has_form = answer is not None and not rules.calls.must_call
+        written = rules.tools.grammar(rules.calls, vocabulary, has_form=has_form)
+        whole = around(written, FORM[1:], answer) if has_form and answer is not None else lark_grammar(written)
+        calls = await service.grammars.check(whole, param="tools")
     text = calls or answer or (_ANY_ANSWER if budget is not None else None)
     if text is None or reasoning is None or rules is None:
         return text

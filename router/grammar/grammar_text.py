@@ -51,7 +51,12 @@ def json_object_grammar() -> GrammarText:
 def regex_grammar(pattern: str) -> GrammarText:
     r"""A text all of which the pattern matches. ``\d``, ``\w`` and ``\s`` mean ASCII; there is no look-around."""
 
-    return lark_grammar(f"start: /{llguidance.regex_to_lark(pattern, _ASCII_CLASSES)}/")
+    return lark_grammar(f"start: /{regex_text(pattern)}/")
+
+
+def regex_text(pattern: str) -> str:
+    """A pattern as it stands between slashes in Lark."""
+    return llguidance.regex_to_lark(pattern, _ASCII_CLASSES)
 
 
 def choice_grammar(choices: Sequence[str]) -> GrammarText:

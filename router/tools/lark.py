@@ -1,19 +1,16 @@
-"""Pieces of grammar text in llguidance's dialect of Lark, and an answer's grammar put behind what comes before it."""
+"""The terms of Lark that formats of turns share: their markers, and the arguments of a call."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from router.grammar.grammar_text import WHITESPACE
+from router.grammar.lark import literal
 from router.tools.tool import Tool
 
-WHITESPACE: Final = r"[ \t]?|\n[ \t]{0,64}"
-"""What may stand between the parts of a JSON document. It is bounded, so that a model that writes one space after the
-other comes to an end."""
-
-TEXT_RULE: Final = "TEXT: /(.|\\n)*/"
-"""Any text. Special tokens are no text to a grammar."""
+FORM: Final = "@form"
+"""Where an answer of a given form stands, which is a grammar of its own."""
 
 _COMPOSED: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties"})
 
@@ -23,11 +20,6 @@ class Vocabulary(Protocol):
 
     def added_token_id(self, text: str) -> int | None:
         """The id of the one token that a text always becomes; None where there is none."""
-
-
-def literal(text: str) -> str:
-    """A text that must stand there."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def marker(text: str, vocabulary: Vocabulary) -> str:
@@ -43,7 +35,18 @@ def text_until(name: str, text: str, vocabulary: Vocabulary) -> str:
 
 
 def arguments(tool: Tool) -> str:
-    """The term for a call's arguments: an object that fits the tool's schema.
+    """The term for a call's arguments: an object that fits the tool's schema."""
+    return json_term(arguments_schema(tool), tool)
+
+
+def json_term(schema: dict[str, Any], tool: Tool) -> str:
+    """The term for a JSON document of a call of this tool."""
+    options = {"whitespace_pattern": WHITESPACE, "lenient": not tool.is_strict}
+    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a call's arguments.
 
     An object of a schema that lists its properties has no others, as a function has no other parameters.
     """
@@ -51,19 +54,4 @@ def arguments(tool: Tool) -> str:
     schema.setdefault("type", "object")
     if "properties" in schema and _COMPOSED.isdisjoint(schema):
         schema["additionalProperties"] = False
-    schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "lenient": not tool.is_strict}
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
-
-
-def behind(top: str, answer: str) -> str:
-    """A grammar whose rules ``top`` say where ``@answer`` stands, which is another grammar, in any form.
-
-    Args:
-        top: Lark text with the rule ``start``.
-        answer: Lark text, or llguidance's JSON of several grammars.
-    """
-    parts: Sequence[Mapping[str, Any]] = [{"lark_grammar": answer}]
-    if answer.lstrip().startswith("{"):
-        parts = json.loads(answer)["grammars"]
-    grammars = [{"lark_grammar": top}, {**parts[0], "name": "answer"}, *parts[1:]]
-    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+    return schema

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
+from router.grammar.lark import around, literal
 from router.tools.formats.harmony import CHANNEL, MESSAGE, HarmonyFormat, HarmonyParser, final_message, messages_before
-from router.tools.lark import Vocabulary, behind, literal, marker
+from router.tools.lark import Vocabulary, marker
 from router.tools.turn import ReasoningText, TurnPart
 from router.tools.turn_parser import PlainParser, TurnParser, num_held
 
@@ -104,7 +105,7 @@ class TaggedReasoning:
         start = "start: thinking @answer"
         if opening is Opening.FREE:
             start = f"start: ({marker(self.begin, vocabulary)} thinking)? @answer"
-        return behind(f"{start}\n{thinking}", answer.text)
+        return around(f"{start}\n{thinking}", "answer", answer.text).text
 
     def parser(self, inner: TurnParser, *, opening: Opening) -> TurnParser:
         """What reads both."""
@@ -132,7 +133,7 @@ class HarmonyReasoning:
         assert opening is Opening.FREE
         head = "" if answer.names_channel else final_message(vocabulary)
         before = messages_before(vocabulary, max_thinking_tokens=max_thinking_tokens)
-        return behind(f"start: before* {head} @answer\n{before}", answer.text)
+        return around(f"start: before* {head} @answer\n{before}", "answer", answer.text).text
 
     def parser(self, inner: TurnParser, *, opening: Opening) -> TurnParser:
         """One parser reads all channels; without tools there are no calls."""

@@ -23,8 +23,11 @@ class ToolFormat(Protocol):
     def is_spoken_by(self, template: str) -> bool:
         """Whether a chat template writes calls so."""
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
-        """Lark text of the answers that the rules allow, behind any thinking."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
+        """Lark text of the answers that the rules allow, behind any thinking.
+
+        With ``has_form`` an answer is calls and nothing else, or what ``FORM`` says, which is another grammar.
+        """
 
     def parser(self, rules: CallRules) -> TurnParser:
         """What reads one answer."""

@@ -132,10 +132,10 @@ class GrammarStore:
         if isinstance(found, Grammar):
             self._held[grammar] = found
         self._kept[grammar] = found
-        self._num_kept_bytes += len(grammar)
+        self._num_kept_bytes += _num_bytes(grammar)
         while len(self._kept) > self._max_num_kept or self._num_kept_bytes > self._max_kept_bytes:
             oldest, _ = self._kept.popitem(last=False)
-            self._num_kept_bytes -= len(oldest)
+            self._num_kept_bytes -= _num_bytes(oldest)
 
     # ---- the threads' side
 
@@ -176,6 +176,10 @@ class GrammarStore:
             # Models pad their vocabulary: ids behind the tokenizer's are no tokens, and never allowed.
             return LLTokenizer(path, n_vocab=self._vocab_size, eos_token=eos)
         return LLTokenizer(path, eos_token=eos)
+
+
+def _num_bytes(grammar: str) -> int:
+    return len(grammar.encode(errors="surrogatepass"))
 
 
 def _stand_back() -> None:

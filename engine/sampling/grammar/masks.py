@@ -14,7 +14,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from engine.contract.grammar import RowFailure
 from engine.contract.messages import SamplingParams
-from engine.contract.step import IntArray
+from engine.contract.step import BoolArray, IntArray
 from engine.device.cores import run_anywhere
 from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.token_history import TokenHistory
@@ -26,21 +26,30 @@ _NO_TOKENS: Final[tuple[int, ...]] = ()
 
 
 class Ending(NamedTuple):
-    """A mask whose row can only end, by one of these tokens, whatever else forbids them."""
+    """An entry of a batch that can only end, by one of these tokens, whatever else forbids them."""
 
-    place: int
+    entry: int
     token_ids: tuple[int, ...]
 
 
 class BatchMasks(NamedTuple):
-    """entries: [num_masks] which of the batch have a mask; words: [num_masks, mask_words] the bits of tokens that may
-    come next, token 0 in the lowest bit of the first word. The places of ``endings`` are indices into these.
+    """places: [num_entries] which of the masks is an entry's, -1 for none; words: [num_masks, mask_words] the bits of
+    tokens that may come next, token 0 in the lowest bit of the first word.
     """
 
-    entries: npt.NDArray[np.int64]
+    places: IntArray
     words: IntArray
     endings: Sequence[Ending]
     failures: Sequence[RowFailure]
+
+    def of(self, entries: npt.NDArray[np.int64]) -> BatchMasks:
+        """Those of some entries of the batch, as a batch of their own."""
+        endings = [
+            Ending(int(found[0]), ending.token_ids)
+            for ending in self.endings
+            if (found := np.flatnonzero(entries == ending.entry)).size
+        ]
+        return BatchMasks(self.places[entries], self.words, endings, self.failures)
 
 
 @dataclass(slots=True)
@@ -58,7 +67,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Job:
-    """A batch whose masks are being filled."""
+    """A batch whose masks are being filled; ``endings`` are by their places among the masks."""
 
     rows: IntArray
     positions: IntArray
@@ -108,12 +117,15 @@ class GrammarMasks:
     def take(
         self, entries: npt.NDArray[np.int64], rows: IntArray, positions: IntArray, history: TokenHistory
     ) -> BatchMasks:
-        """The masks of these entries of a batch."""
-        job = self._settle()
-        if job is None or not (np.array_equal(job.rows, rows) and np.array_equal(job.positions, positions)):
-            job = self._new_job(rows, positions)
+        """The masks of a batch, of which these entries have one."""
+        job, masked, at = self._settle(), rows[entries], positions[entries]
+        if job is None or not (np.array_equal(job.rows, masked) and np.array_equal(job.positions, at)):
+            job = self._new_job(masked, at)
             self._fill(job, history)
-        return BatchMasks(entries, job.words, job.endings, job.failures)
+        places: IntArray = np.full(len(rows), -1, np.int32)
+        places[entries] = np.arange(len(entries), dtype=np.int32)
+        endings = [Ending(int(entries[place]), token_ids) for place, token_ids in job.endings]
+        return BatchMasks(places, job.words, endings, job.failures)
 
     def _settle(self) -> _Job | None:
         if self._pending is None:
@@ -152,8 +164,12 @@ class GrammarMasks:
             place = end
         if single:
             self._fill_all(single, job.words)
-        for place in places:
-            self._complete(job, place, self._rows[rows[place]], is_known=not place or rows[place] != rows[place - 1])
+        endings = self._may_end(job.words[places]).tolist()
+        for place, may_end in zip(places, endings, strict=True):
+            row = self._rows[rows[place]]
+            if may_end or row.allowed_token_ids is not None or row.matcher.is_error():
+                is_known = not place or rows[place] != rows[place - 1]
+                self._complete(job, place, row, may_end=may_end, is_known=is_known)
 
     def _fill_all(self, single: list[tuple[LLMatcher, int]], words: IntArray) -> None:
         if len(single) == 1:
@@ -179,8 +195,14 @@ class GrammarMasks:
             row.matcher.reset()
         return filled
 
+    def _may_end(self, words: IntArray) -> BoolArray:
+        """[num_masks] whether the outputs may end there. words: [num_masks, mask_words], as they were filled."""
+        bits = _bits(words, self._store.eos_token_ids)
+        may_end: BoolArray = np.asarray(bits.any(axis=1))
+        return may_end
+
     @staticmethod
-    def _complete(job: _Job, place: int, row: _Row, *, is_known: bool) -> None:
+    def _complete(job: _Job, place: int, row: _Row, *, may_end: bool, is_known: bool) -> None:
         """Join a row's mask with what else its request wants; ``is_known``: its position is behind no draft."""
         mask = job.words[place]
         if row.matcher.is_error():
@@ -188,7 +210,6 @@ class GrammarMasks:
             if is_known:
                 job.failures.append(RowFailure(int(job.rows[place]), row.failure))
             return
-        may_end = bool(_bits(mask, row.eos_token_ids).any())
         if may_end:
             _set(mask, row.eos_token_ids, False)
             _set(mask, row.ending_token_ids, True)
@@ -228,11 +249,11 @@ def _fill_one(matcher: LLMatcher, words: IntArray, place: int) -> None:
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
 
 
-def _bits(mask: IntArray, token_ids: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[num_tokens] 1 for the tokens that a mask allows; those beyond it are not allowed."""
+def _bits(words: IntArray, token_ids: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """[..., num_tokens] 1 for the tokens that masks [..., mask_words] allow; those beyond them are left out."""
     ids = np.asarray(token_ids, np.int64)
-    ids = ids[ids < mask.size * 32]
-    found: npt.NDArray[np.int64] = (mask[ids >> 5] >> (ids & 31)) & 1
+    ids = ids[ids < words.shape[-1] * 32]
+    found: npt.NDArray[np.int64] = (words[..., ids >> 5] >> (ids & 31)) & 1
     return found
 
 

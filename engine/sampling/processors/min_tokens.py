@@ -22,8 +22,9 @@ class MinTokens:
     def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> int:
         """See ``LogitsProcessor``."""
         eos_token_ids = () if sampling.ignore_eos else sampling.eos_token_ids
-        self._ending_token_ids[row] = tuple({*eos_token_ids, *sampling.stop_token_ids})
-        min_length = num_prompt_tokens + sampling.min_tokens if sampling.min_tokens else NEVER
+        ending_token_ids = tuple({*eos_token_ids, *sampling.stop_token_ids})
+        self._ending_token_ids[row] = ending_token_ids
+        min_length = num_prompt_tokens + sampling.min_tokens if sampling.min_tokens and ending_token_ids else NEVER
         self._min_length[row] = min_length
         return min_length
 

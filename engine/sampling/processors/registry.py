@@ -19,8 +19,8 @@ PROCESSORS: Final[tuple[Callable[[int], LogitsProcessor], ...]] = (
     MinTokens,
     AllowedTokens,
 )
-"""Each is built with the number of rows. Masks come after sums and products, and what is impossible comes last; behind
-them comes ``GrammarProcessor``, which needs more than that."""
+"""Each is built with the number of rows. Masks come after sums and products, and what is impossible comes last. Behind
+them all come grammars, which change no logits: they say which of them count (``GrammarRows``)."""
 
 
 def build_processors(max_num_seqs: int) -> tuple[LogitsProcessor, ...]:

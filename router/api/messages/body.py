@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, SamplingBody
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
 
@@ -127,31 +128,18 @@ class MessageParam(StrictBody):
         return self
 
 
-class Tool(StrictBody):
-    """A tool that the caller runs. Tools that a server runs by itself are not supported."""
+class Tool(CallersTool):
+    """A tool that the caller runs."""
 
+    own_type = "custom"
+    hint = "only tools with an input_schema are"
     without_effect: ClassVar[frozenset[str]] = _CACHE | {"eager_input_streaming", "input_examples"}
-    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "defer_loading": (None, False),
-        "allowed_callers": (None, ["direct"]),
-    }
 
     type: Literal["custom"] | None = None
-    name: str
-    description: str | None = None
     input_schema: dict[str, Any]
-    strict: bool | None = None
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None
     input_examples: list[Any] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_server_tools(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            raise UnsupportedValueError("", kind=kind[:40], hint="only tools with an input_schema are")
-        return data
 
 
 class ToolChoice(StrictBody):

@@ -14,7 +14,6 @@ from router.api.messages.body import (
     MessagesBody,
     TextBlock,
     ThinkingBlock,
-    Tool,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -94,7 +93,7 @@ def _tools(body: MessagesBody | CountTokensBody) -> dict[str, Any]:
     """``tools``, ``tool_choice`` and ``parallel_tool_calls`` as a chat has them."""
     if not body.tools:
         return {}
-    said: dict[str, Any] = {"tools": [_tool(tool) for tool in body.tools]}
+    said: dict[str, Any] = {"tools": [tool.of_chat(tool.input_schema) for tool in body.tools]}
     choice = body.tool_choice
     if choice is None:
         return said
@@ -103,16 +102,6 @@ def _tools(body: MessagesBody | CountTokensBody) -> dict[str, Any]:
     if choice.type == "tool":
         return said | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
     return said | {"tool_choice": "required" if choice.type == "any" else choice.type}
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    said = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
 
 
 def _thinking(body: MessagesBody | CountTokensBody, *, thinks: bool) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from router.grammar.grammar_text import (
     lark_grammar,
     regex_grammar,
 )
-from router.grammar.structural_tag import StructuralTagError, structural_tag_grammar
+from router.grammar.structural_tag import structural_tag_grammar
+from router.grammar.tag_formats import StructuralTagError
 from router.service import RouterService
 
 Wish = tuple[str, GrammarText]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
+from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, NumLogprobs, SamplingBody, StreamOptions
-from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+from router.api.bodies.strict_body import StrictBody
 from router.api.responses.items import InputItem, ignored_of
 
 MAX_NUM_METADATA = 16
@@ -42,29 +43,16 @@ class TextOptions(StrictBody):
     verbosity: str | None = None
 
 
-class FunctionTool(StrictBody):
-    """A function that the model may call. Tools that a server runs by itself are not supported."""
+class FunctionTool(CallersTool):
+    """A function that the model may call."""
 
+    own_type = "function"
+    hint = "only tools of type 'function' are"
     without_effect: ClassVar[frozenset[str]] = frozenset({"output_schema"})
-    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "defer_loading": (None, False),
-        "allowed_callers": (None, ["direct"]),
-    }
 
     type: Literal["function"]
-    name: str
-    description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
     output_schema: dict[str, Any] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_hosted_tools(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise UnsupportedValueError("", kind=kind[:40], hint="only tools of type 'function' are")
-        return data
 
 
 class ToolName(StrictBody):

@@ -68,11 +68,12 @@ class ResponseRecord:
         self._completed_s = int(time.time()) if status == "completed" else None
         self._keep()
 
-    def fail(self, message: str) -> None:
-        """It ended by an error, and is not kept."""
+    def fail(self, message: str, *, keeps: bool) -> None:
+        """It ended by an error; what came so far is stored if ``keeps``, and if that is asked for."""
         self.status = "failed"
         self._error = {"code": "server_error", "message": message}
-        self.end()
+        self._stores = self._stores and keeps
+        self._keep()
 
     def _keep(self) -> None:
         self.end()

@@ -10,7 +10,7 @@ from router.api.answers.answer_format import AnswerHead, Collected, json_string
 from router.api.answers.sse import StreamEnding
 from router.api.answers.turn_blocks import Block, BlockStep
 from router.api.responses.record import ResponseRecord, Status
-from router.errors import RouterError
+from router.errors import RequestCancelledError, RouterError
 from router.request.text_output import TextOutput, TextPiece
 
 _DELTAS = {
@@ -59,7 +59,9 @@ class ResponseFormat:
         record = self._record
         if record.status == "cancelled":
             return self._of_response("response.incomplete")
-        record.fail(error.message)
+        # nobody ordered it to end: the client left
+        has_left = isinstance(error, RequestCancelledError)
+        record.fail(error.message, keeps=not has_left)
         return self._of_response("response.failed")
 
     def whole(self, choices: Sequence[Collected], outputs: Sequence[TextOutput]) -> bytes:  # noqa: ARG002 (one output)

@@ -7,7 +7,7 @@ from typing import Any
 
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.generate_body import SamplingBody
-from router.api.responses.body import AllowedTools, FunctionTool, ResponsesBody, TextFormat, ToolName
+from router.api.responses.body import AllowedTools, ResponsesBody, TextFormat, ToolName
 from router.api.responses.items import InputItem, MessageItem, chat_messages
 from router.api.told_as import valid_chat
 from router.errors import InvalidRequestError
@@ -90,20 +90,10 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
         tools = [tool for tool in tools if tool.name in allowed]
     said: dict[str, Any] = {}
     if tools:
-        said["tools"] = [_tool(tool) for tool in tools]
+        said["tools"] = [tool.of_chat(tool.parameters) for tool in tools]
         said["parallel_tool_calls"] = body.parallel_tool_calls
     if isinstance(choice, ToolName):
         said["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice is not None:
         said["tool_choice"] = choice.mode if isinstance(choice, AllowedTools) else choice
     return said
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    said = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}

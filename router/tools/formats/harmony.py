@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from router.tools.lark import TEXT_RULE, Vocabulary, arguments, literal, marker
+from router.grammar.lark import TEXT_RULE, literal
+from router.tools.lark import FORM, Vocabulary, arguments, marker
 from router.tools.tool import CallRules, Tool, new_call_id
 from router.tools.turn import CallArguments, CallBegin, ContentText, ReasoningText, TurnPart
 from router.tools.turn_parser import TurnParser, num_held
@@ -28,12 +29,13 @@ class HarmonyFormat:
         """Channels and messages."""
         return CHANNEL in template and MESSAGE in template
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
-        """Lark text of the answers that the rules allow."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
+        """See ``ToolFormat``."""
         ends = ["call: " + " | ".join(_call(tool, vocabulary) for tool in rules.tools)]
         starts = ["call"]
         if not rules.must_call:
-            ends += [f"final: {final_message(vocabulary)} TEXT", TEXT_RULE]
+            ends.append(f"final: {final_message(vocabulary)} {FORM if has_form else 'TEXT'}")
+            ends += [] if has_form else [TEXT_RULE]
             starts.append("final")
         return "\n".join([f"start: {' | '.join(starts)}", *ends])
 

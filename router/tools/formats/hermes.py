@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.grammar.lark import TEXT_RULE, literal
 from router.tools.call_parser import NAME, CallParser, CallSyntax
-from router.tools.lark import TEXT_RULE, Vocabulary, arguments, literal, marker, text_until
+from router.tools.lark import FORM, Vocabulary, arguments, marker, text_until
 from router.tools.tool import CallRules, Tool
 from router.tools.turn_parser import TurnParser
 
@@ -24,14 +25,15 @@ class HermesFormat:
         """Qwen 3's coder models write the element too, with other elements in it instead of JSON."""
         return BEGIN in template and "<function=" not in template
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
-        """Lark text of the answers that the rules allow."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
+        """See ``ToolFormat``."""
         bodies = " | ".join(_body(tool) for tool in rules.tools)
         begin, end = marker(BEGIN, vocabulary), marker(END, vocabulary)
         lines = [f"call: ({bodies}) {end}"]
-        if rules.must_call:
+        if rules.must_call or has_form:
             repeat = f"(/\\n?/ {begin} call)*" if rules.may_call_many else ""
-            return "\n".join([f"start: {begin} call {repeat}", *lines])
+            other = "" if rules.must_call else f"| {FORM}"
+            return "\n".join([f"start: {begin} call {repeat} {other}", *lines])
         start = "start: (begin call)* TEXT" if rules.may_call_many else "start: begin call | TEXT"
         return "\n".join([start, text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])
 

@@ -6,8 +6,9 @@ import secrets
 import string
 from typing import Final
 
+from router.grammar.lark import TEXT_RULE, literal
 from router.tools.call_parser import NAME, CallParser, CallSyntax
-from router.tools.lark import TEXT_RULE, Vocabulary, arguments, literal, marker, text_until
+from router.tools.lark import FORM, Vocabulary, arguments, marker, text_until
 from router.tools.tool import CallRules, Tool
 from router.tools.turn_parser import TurnParser
 
@@ -34,13 +35,14 @@ class MistralListFormat:
         """The marker, without the newer one of arguments."""
         return BEGIN in template and ARGS not in template
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
-        """Lark text of the answers that the rules allow."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
+        """See ``ToolFormat``."""
         lines = ["call: " + " | ".join(_object(tool) for tool in rules.tools)]
         calls = 'call (", " call)*' if rules.may_call_many else "call"
         lines.append(f'calls: /[ ]?/ "[" {calls} "]"')
-        if rules.must_call:
-            return "\n".join([f"start: {marker(BEGIN, vocabulary)} calls", *lines])
+        if rules.must_call or has_form:
+            other = "" if rules.must_call else f"| {FORM}"
+            return "\n".join([f"start: {marker(BEGIN, vocabulary)} calls {other}", *lines])
         return "\n".join(["start: begin calls | TEXT", text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])
 
     def parser(self, rules: CallRules) -> TurnParser:
@@ -58,13 +60,14 @@ class MistralArgsFormat:
         """Both markers."""
         return BEGIN in template and ARGS in template
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
-        """Lark text of the answers that the rules allow."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
+        """See ``ToolFormat``."""
         args, begin = marker(ARGS, vocabulary), marker(BEGIN, vocabulary)
         lines = ["call: " + " | ".join(f"{literal(tool.name)} {args} {arguments(tool)}" for tool in rules.tools)]
         repeat = f"({begin} call)*" if rules.may_call_many else ""
-        if rules.must_call:
-            return "\n".join([f"start: {begin} call {repeat}", *lines])
+        if rules.must_call or has_form:
+            other = "" if rules.must_call else f"| {FORM}"
+            return "\n".join([f"start: {begin} call {repeat} {other}", *lines])
         start = f"start: begin call {repeat} | TEXT"
         return "\n".join([start, text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])
 

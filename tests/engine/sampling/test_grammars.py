@@ -234,6 +234,30 @@ def test_f1_ids_that_are_no_tokens_are_never_drawn(rig: Rig) -> None:
 
 
 @pytest.mark.behaviour("F1")
+@pytest.mark.parametrize("seed", range(4))
+def test_f1_what_is_beside_a_row_and_how_it_is_searched_changes_no_token(rig: Rig, seed: int) -> None:
+    """Greedy rows are searched in place, others in copies; where nothing may wait for logits, all of them in copies."""
+    logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
+    logits[7, 100], logits[3, 40] = torch.nan, torch.inf
+    word = lark("/[a-z]{1,8}/")
+    rig.set(0, word)
+    rig.set(1, word, temperature=1.5, top_k=4, seed=9)
+    rig.set(2, None)
+    rig.set(3, word, "ab", presence_penalty=2.0)
+    rig.set(4, lark('"a"'), "a", rules=LogitRules(allowed_token_ids=tuple(ids("x"))))
+    rig.set(5, None, temperature=0.7, seed=3)
+    rig.set(6, word, "abcdefg", num_logprobs=2)
+    rig.set(7, word)
+    everything = np.arange(8, dtype=np.int32)
+    in_copies = Sampler(rig.rows, rig.history, may_wait=False)
+
+    together = rig.sample_at(everything, rig.lengths, logits).token_ids.tolist()
+
+    assert together == [rig.sample(row, logits=logits[row : row + 1]).token_ids.item() for row in range(8)]
+    assert together == in_copies.sample(logits, everything, rig.lengths).token_ids.tolist()
+
+
+@pytest.mark.behaviour("F1")
 def test_f1_a_grammar_is_compiled_once_and_shared(folder: Path) -> None:
     store = make_store(folder)
 
@@ -255,6 +279,18 @@ def test_f1_what_is_kept_is_bounded_and_what_is_held_stays(folder: Path) -> None
     assert store.num_ended == 5
     compiled(store, lark('"a1"'))
     assert store.num_ended == 6, "nobody held it, and it was not kept"
+    store.close()
+
+
+@pytest.mark.behaviour("F1")
+def test_f1_what_is_kept_is_bounded_in_bytes(folder: Path) -> None:
+    text = lark('"' + "é" * 100 + '"')
+    store = GrammarStore(folder, vocab_size=VOCAB_SIZE, eos_token_ids=(END,), max_kept_bytes=150)
+    assert isinstance(compiled(store, text), Grammar)
+
+    compiled(store, text)
+
+    assert store.num_ended == 2, "its letters would have fitted, its bytes do not"
     store.close()
 
 

@@ -257,6 +257,42 @@ async def test_workers_get_the_grammar_of_the_answer(tools_dir: Path, fields: di
     assert said is None or (seen[0] is not None and said in seen[0])
 
 
+FORM = {"type": "json_schema", "json_schema": {"name": "report", "schema": {"type": "object", "title": "Report"}}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names_tool", "has_form"),
+    [("auto", True, True), ("required", True, False), (NAMED, True, False), ("none", False, True)],
+)
+async def test_a_form_holds_for_answers_that_call_nothing(
+    tools_dir: Path, choice: object, names_tool: bool, has_form: bool
+) -> None:
+    seen: list[str] = []
+    end = tokenizer().encode(EOS, add_special_tokens=False).ids[0]
+
+    def note(request: Any, _: int) -> int:
+        seen.append(request.sampling.grammar)
+        return end
+
+    async with router_rig(tools_dir, next_token=note) as rig:
+        response = await post(rig, tool_choice=choice, response_format=FORM)
+
+    assert response.status_code == 200, response.text
+    assert ("get_weather" in seen[0], "Report" in seen[0]) == (names_tool, has_form)
+
+
+async def test_answers_of_a_form_are_content_beside_tools(tools_dir: Path) -> None:
+    said = '{"city": "Paris"}'
+    async with answering(tools_dir, said) as rig:
+        answer = (await post(rig, response_format=FORM)).json()["choices"][0]
+    async with answering(tools_dir, CALL) as rig:
+        calling = (await post(rig, response_format=FORM)).json()["choices"][0]
+
+    assert (answer["message"]["content"], answer["finish_reason"]) == (said, "stop")
+    assert (calling["message"]["content"], calling["finish_reason"]) == (None, "tool_calls")
+    assert calling["message"]["tool_calls"][0]["function"]["arguments"] == said
+
+
 async def test_a_template_that_ends_thinking_leaves_content(tools_dir: Path) -> None:
     async with answering(tools_dir, "<think>x") as rig:
         answer = (await post(rig, enable_thinking=False, tools=None)).json()

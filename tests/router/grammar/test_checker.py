@@ -18,7 +18,7 @@ from router.grammar.grammar_text import (
     lark_grammar,
     regex_grammar,
 )
-from router.grammar.structural_tag import StructuralTagError, structural_tag_grammar
+from router.grammar.structural_tag import structural_tag_grammar
 from tests.support.cluster.served_checkpoint import byte_tokenizer
 
 TOKENIZER = LLTokenizer(byte_tokenizer().to_str(), eos_token=2)
@@ -130,19 +130,3 @@ async def test_f1_a_grammar_is_checked_off_the_event_loop() -> None:
     assert await checking == json_schema_grammar(of(names)).text
     assert turns > 10
     checker.close()
-
-
-@pytest.mark.behaviour("F1")
-@pytest.mark.parametrize(
-    ("tag", "word"),
-    [
-        ({"triggers": [], "structures": TAG["structures"]}, "triggers"),
-        ({"triggers": ["<g"], "structures": TAG["structures"]}, "no trigger"),
-        ({"triggers": ["<f"], "structures": [{"begin": "<f", "end": ""}]}, "structures.0.schema"),
-        ({"format": {"type": "sequence"}}, "triggered_tags"),
-        ({"format": {**NEWER_TAG["format"], "at_least_one": True}}, "at_least_one"),  # type: ignore[dict-item]
-    ],
-)
-def test_f1_a_structural_tag_that_is_not_understood_is_named(tag: dict[str, Any], word: str) -> None:
-    with pytest.raises(StructuralTagError, match=word):
-        structural_tag_grammar(tag)

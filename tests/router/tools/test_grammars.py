@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from router.grammar.grammar_text import json_schema_grammar
+from router.grammar.lark import TEXT_RULE, around
 from router.tools.formats import harmony
-from router.tools.lark import TEXT_RULE
 from router.tools.reasoning import REASONING_FORMATS, AnswerGrammar, BudgetError, Opening
 from router.tools.registry import TOOL_FORMATS
 from router.tools.tool import CallRules
@@ -27,6 +28,13 @@ TWO = {
 }
 SPECIAL = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", *harmony.HarmonyFormat.markers)
 ANSWERS = dict.fromkeys(CALLS, "It is 5 < 7.") | {"harmony": "<|channel|>final<|message|>It is 5 < 7."}
+
+FORM_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"],
+    "additionalProperties": False,
+}
 
 RIGS = {
     "special tokens": GrammarRig(special=SPECIAL),
@@ -77,6 +85,31 @@ def test_free_answers_say_anything_but_calls_that_do_not_fit(rig: GrammarRig, na
     assert rig.allows(grammar, ANSWERS[name])
     assert rig.allows(grammar, CALLS[name] % PARIS)
     assert not rig.allows(grammar, CALLS[name] % '{"city": 5}')
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_answer_of_a_given_form_is_calls_or_has_it(rig: GrammarRig, name: str) -> None:
+    form = json_schema_grammar(FORM_SCHEMA).text
+    top = TOOL_FORMATS[name].grammar(ANY, rig.vocabulary, has_form=True)
+    grammar = around(top, "form", form).text
+    head = "<|channel|>final<|message|>" if name == "harmony" else ""
+
+    assert rig.allows(grammar, head + '{"name": "get_weather", "ok": true}')
+    assert rig.allows(grammar, CALLS[name] % PARIS)
+    assert name not in TWO or rig.allows(grammar, TWO[name])
+    for wrong in (
+        ANSWERS[name],
+        head + '{"name": "get", "ok": 1}',
+        CALLS[name] % '{"city": 5}',
+        f"Well. {CALLS[name] % PARIS}",
+    ):
+        assert not rig.allows(grammar, wrong), wrong
+    if name != "harmony":
+        thinking = REASONING_FORMATS["think"].grammar(
+            AnswerGrammar(text=grammar), rig.vocabulary, opening=Opening.OPEN, max_thinking_tokens=None
+        )
+        assert rig.allows(thinking, 'hm</think>{"name": "get_weather", "ok": true}')
+        assert not rig.allows(thinking, "hm</think>No.")
 
 
 def test_text_may_stand_before_calls(rig: GrammarRig) -> None:

@@ -316,7 +316,10 @@ async def test_error_in_a_stream_is_its_last_event(model_dir: Path) -> None:
         )
         rig.decode[0].step_gate.clear()
         text = (await sending).text
+        last = EVENT.validate_json(text.rstrip("\n").split("\n")[-1].removeprefix("data: "))
+        assert last.type == "response.failed"
+        kept = await rig.client.get(f"/v1/responses/{last.response.id}")
 
-    last = EVENT.validate_json(text.rstrip("\n").split("\n")[-1].removeprefix("data: "))
-    assert last.type == "response.failed"
     assert last.response.error is not None
+    assert (kept.status_code, kept.json()["status"]) == (httpx.codes.OK, "failed")
+    assert kept.json()["error"]["message"] == last.response.error.message

@@ -1,0 +1,78 @@
+"""Which rows follow a grammar: every token that would leave it is impossible."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.contract.messages import SamplingParams
+from engine.contract.step import IntArray
+from engine.device.copies import upload
+from engine.sampling.grammar.compiler import GrammarStore
+from engine.sampling.grammar.masks import BatchMasks, GrammarMasks
+from engine.sampling.token_history import TokenHistory
+
+
+class GrammarRows:
+    """Which rows have grammars, and the masks of a batch. They come last: nothing may undo them.
+
+    A grammar holds before ``min_tokens``, ``ignore_eos`` and bad words: where these leave nothing that fits, they give
+    way, and an output whose grammar is complete ends. So it does where no allowed token fits, if it may end there.
+    """
+
+    def __init__(self, max_num_seqs: int, store: GrammarStore | None) -> None:
+        self._is_concerned = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._masks = GrammarMasks(store) if store is not None else None
+
+    def set(self, row: int, sampling: SamplingParams) -> None:
+        """Store the grammar of the new request in a row; that of the row's last request is forgotten."""
+        has_grammar = sampling.grammar is not None
+        if has_grammar:
+            assert self._masks is not None, "a request has a grammar, and nothing here compiles any"
+            self._masks.set(row, sampling)
+        elif self._is_concerned[row] and self._masks is not None:
+            self._masks.forget(row)
+        self._is_concerned[row] = has_grammar
+
+    def begin(self, rows: IntArray, positions: IntArray, history: TokenHistory) -> None:
+        """Begin to fill the masks of a batch whose tokens before these positions are all known."""
+        concerned = np.flatnonzero(self._is_concerned[rows])
+        if concerned.size and self._masks is not None:
+            self._masks.begin(rows[concerned], positions[concerned], history)
+
+    def take(self, rows: IntArray, positions: IntArray, history: TokenHistory) -> BatchMasks | None:
+        """The masks of a batch; None where no row has a grammar."""
+        concerned = np.flatnonzero(self._is_concerned[rows])
+        if not concerned.size or self._masks is None:
+            return None
+        return self._masks.take(concerned, rows, positions, history)
+
+
+def forbid(logits: torch.Tensor, masks: BatchMasks) -> None:
+    """Set the logits of what the rows' masks do not allow to minus infinity, in place.
+
+    logits: [num_rows, vocab_size] float32, those of the rows that ``masks`` has places for.
+    """
+    vocab_size = logits.shape[1]
+    entries = np.flatnonzero(masks.places >= 0)
+    if not entries.size:
+        return
+    for entry, token_ids in masks.endings:
+        logits[entry, [token_id for token_id in token_ids if token_id < vocab_size]] = 0.0
+    forbidden = _forbidden(masks.words[masks.places[entries]], vocab_size, logits.device)
+    if len(entries) == len(logits):
+        logits.masked_fill_(forbidden, -torch.inf)
+        return
+    index = upload(entries, logits.device)
+    logits[index] = logits.index_select(0, index).masked_fill_(forbidden, -torch.inf)
+
+
+def _forbidden(words: IntArray, vocab_size: int, device: torch.device) -> torch.Tensor:
+    """[num_masks, vocab_size] True for the tokens that masks do not allow; unpacked where the logits are."""
+    if device.type == "cpu":
+        bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(bits ^ 1).view(torch.bool)
+    on_device = upload(words, device)
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    allowed = (on_device[:, :, None] >> shifts) & 1
+    return allowed.flatten(1)[:, :vocab_size] == 0

@@ -1,0 +1,43 @@
+"""A tool that the caller runs, as endpoints other than chats have it: its fields stand beside its type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
+
+
+class CallersTool(StrictBody):
+    """What such tools share. Tools that a server runs by itself are refused by name: their type is not ``own_type``."""
+
+    own_type: ClassVar[str]
+    hint: ClassVar[str]
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "defer_loading": (None, False),
+        "allowed_callers": (None, ["direct"]),
+    }
+
+    name: str
+    description: str | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_hosted_tools(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != cls.own_type:
+            raise UnsupportedValueError("", kind=kind[:40], hint=cls.hint)
+        return data
+
+    def of_chat(self, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The tool as a chat has it. ``parameters`` is the JSON schema of its arguments."""
+        said = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": parameters,
+            "strict": self.strict,
+        }
+        return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
