@@ -40,7 +40,8 @@ class AsyncEngine:
     ) -> None:
         self._thread = EngineThread(build, self, name=name, step_timeout_s=step_timeout_s, clock=clock)
         self._report_period_s = report_period_s
-        self._load = LoadReport()
+        self._load = self._told = self._told_of = LoadReport()
+        self._told_stands: tuple[int, bool, bool, bool] | None = None
         self._streams: dict[str, ClientStream] = {}
         self._requests_of: dict[str, set[str]] = {}
         self._is_draining = False
@@ -79,13 +80,18 @@ class AsyncEngine:
     @property
     def load(self) -> LoadReport:
         """The engine's load after its last step, and whether that is too long ago."""
-        return replace(
-            self._load,
-            num_peers=self.num_peers,
-            is_draining=self._is_draining,
-            is_stalled=self.is_stalled,
-            has_hung_read=self.has_hung_read,
-        )
+        stands = (self.num_peers, self._is_draining, self.is_stalled, self.has_hung_read)
+        if self._told_of is not self._load or self._told_stands != stands:
+            self._told_of, self._told_stands = self._load, stands
+            num_peers, is_draining, is_stalled, has_hung_read = stands
+            self._told = replace(
+                self._load,
+                num_peers=num_peers,
+                is_draining=is_draining,
+                is_stalled=is_stalled,
+                has_hung_read=has_hung_read,
+            )
+        return self._told
 
     @property
     def is_stalled(self) -> bool:

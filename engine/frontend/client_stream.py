@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Sequence
 
@@ -30,10 +29,12 @@ class ClientStream:
         self.cache = cache
         self._min_gap_s = min_gap_s
         self._taken_at_s = -math.inf
-        self._is_pressing = asyncio.Event()
         self._waiting: list[TokenDelta] = []
-        self._news = asyncio.Event()
+        self._has_news = False
+        self._is_pressing = False
         self._is_closed = False
+        self._reader: asyncio.Future[None] | None = None
+        self._reader_keeps_gap = False
 
     @property
     def is_closed(self) -> bool:
@@ -43,42 +44,58 @@ class ClientStream:
     def put(self, deltas: Sequence[TokenDelta]) -> None:
         """Add deltas in order."""
         self._waiting.extend(deltas)
-        self._news.set()
-        if self._min_gap_s and not self._is_pressing.is_set() and any(map(_is_pressing, deltas)):
-            self._is_pressing.set()
+        self._has_news = True
+        if self._min_gap_s and not self._is_pressing:
+            self._is_pressing = any(map(_is_pressing, deltas))
+        self._wake()
 
     def close(self) -> None:
         """End the stream once what waits was taken."""
-        self._is_closed = True
-        self._news.set()
-        self._is_pressing.set()
+        self._is_closed = self._has_news = self._is_pressing = True
+        self._wake()
 
     async def take(self, *, timeout_s: float | None = None) -> list[TokenDelta]:
         """Wait until something is there, at most ``timeout_s``, and take it all; empty on timeout or close."""
-        if not self._news.is_set():
-            try:
-                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with new tokens.
-                async with asyncio.timeout(timeout_s):
-                    await self._news.wait()
-            except TimeoutError:
+        if not self._has_news:
+            await self._wait(timeout_s, keeps_gap=False)
+            if not self._has_news:
                 return []
         if self._min_gap_s:
             await self._keep_gap()
         taken, self._waiting = self._waiting, []
         if not self._is_closed:
-            self._news.clear()
-            self._is_pressing.clear()
+            self._has_news = self._is_pressing = False
         return taken
 
     async def _keep_gap(self) -> None:
         now_s = asyncio.get_running_loop().time()
         left_s = self._taken_at_s + self._min_gap_s - now_s
-        if left_s > 0 and not self._is_pressing.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._is_pressing.wait()
+        if left_s > 0 and not self._is_pressing:
+            await self._wait(left_s, keeps_gap=True)
             now_s = asyncio.get_running_loop().time()
         self._taken_at_s = now_s
+
+    async def _wait(self, timeout_s: float | None, *, keeps_gap: bool) -> None:
+        """Until there are news, with ``keeps_gap`` until they press, or time is up. A message costs one future and one
+        timer here: what asyncio has for it makes several times as many objects."""
+        loop = asyncio.get_running_loop()
+        self._reader, self._reader_keeps_gap = loop.create_future(), keeps_gap
+        timer = loop.call_later(timeout_s, _set_done, self._reader) if timeout_s is not None else None
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._reader is not None and (self._is_pressing or not self._reader_keeps_gap):
+            _set_done(self._reader)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _is_pressing(delta: TokenDelta) -> bool:
