@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.tools_body import call_rules
 from router.errors import InvalidRequestError
 from router.grammar.grammar_text import lark_grammar
 from router.service import RouterService
-from router.tools.lark import TEXT_RULE
+from router.tools.lark import TEXT_RULE, calls_or_form
 from router.tools.reasoning import AnswerGrammar, BudgetError
 from router.tools.tool import CallRules
 from router.tools.turn_reader import TurnRules
@@ -48,8 +50,10 @@ async def turn_grammar(
 ) -> str | None:
     """The grammar of a whole answer: thinking, and then calls, or what ``answer``, a grammar, says; None for any text.
 
+    Where tools must be called there is no other answer, and its form says nothing.
+
     Raises:
-        InvalidRequestError: Calls and a form of the answer are both asked for, or thinking cannot be bounded.
+        InvalidRequestError: Tools that cannot be followed, or thinking that cannot be bounded.
     """
     vocabulary = service.tokenizer
     budget = body.thinking_token_budget
@@ -58,10 +62,11 @@ async def turn_grammar(
         raise _refusal("this model does not think before it answers: leave it out", "thinking_token_budget")
     calls = None
     if rules is not None and rules.calls is not None and rules.tools is not None:
-        if answer is not None:
-            raise _refusal("tools may be called, and the answer has a form: set tool_choice to none", "tools")
-        written = lark_grammar(rules.tools.grammar(rules.calls, vocabulary))
-        calls = await service.grammars.check(written, param="tools")
+        has_form = answer is not None and not rules.calls.must_call
+        written = rules.tools.grammar(replace(rules.calls, has_form=has_form), vocabulary)
+        calls = await service.grammars.check(lark_grammar(written), param="tools")
+        if answer is not None and has_form:
+            calls = calls_or_form(written, rules.tools.answer_head, answer, vocabulary)
     text = calls or answer or (_ANY_ANSWER if budget is not None else None)
     if text is None or reasoning is None or rules is None:
         return text

@@ -55,6 +55,13 @@ def arguments(tool: Tool) -> str:
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
+def calls_or_form(calls: str, head: Sequence[str], form: str, vocabulary: Vocabulary) -> str:
+    """The grammar of answers that are calls, or markers and then what another grammar, in any form, says."""
+    begin = " ".join(marker(item, vocabulary) for item in head)
+    top = {"lark_grammar": f"start: @calls | {begin} @form"}
+    return _joined([top, {"name": "calls", "lark_grammar": calls}], "form", form)
+
+
 def behind(top: str, answer: str) -> str:
     """A grammar whose rules ``top`` say where ``@answer`` stands, which is another grammar, in any form.
 
@@ -62,8 +69,13 @@ def behind(top: str, answer: str) -> str:
         top: Lark text with the rule ``start``.
         answer: Lark text, or llguidance's JSON of several grammars.
     """
-    parts: Sequence[Mapping[str, Any]] = [{"lark_grammar": answer}]
-    if answer.lstrip().startswith("{"):
-        parts = json.loads(answer)["grammars"]
-    grammars = [{"lark_grammar": top}, {**parts[0], "name": "answer"}, *parts[1:]]
+    return _joined([{"lark_grammar": top}], "answer", answer)
+
+
+def _joined(first: Sequence[Mapping[str, Any]], name: str, last: str) -> str:
+    """Grammars, and behind them under that name another one, in any form."""
+    parts: Sequence[Mapping[str, Any]] = [{"lark_grammar": last}]
+    if last.lstrip().startswith("{"):
+        parts = json.loads(last)["grammars"]
+    grammars = [*first, {**parts[0], "name": name}, *parts[1:]]
     return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))

@@ -20,11 +20,16 @@ class ToolFormat(Protocol):
     def markers(self) -> tuple[str, ...]:
         """What its answers consist of beside text; where these are special tokens they must stay in the text."""
 
+    @property
+    def answer_head(self) -> tuple[str, ...]:
+        """The markers and texts that stand before an answer that calls nothing."""
+
     def is_spoken_by(self, template: str) -> bool:
         """Whether a chat template writes calls so."""
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
-        """Lark text of the answers that the rules allow, behind any thinking."""
+        """Lark text of the answers that the rules allow, behind any thinking; of calls alone where other answers have
+        a form."""
 
     def parser(self, rules: CallRules) -> TurnParser:
         """What reads one answer."""

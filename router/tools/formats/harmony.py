@@ -23,6 +23,7 @@ class HarmonyFormat:
 
     name = "harmony"
     markers = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+    answer_head = (CHANNEL, "final", MESSAGE)
 
     def is_spoken_by(self, template: str) -> bool:
         """Channels and messages."""
@@ -32,7 +33,7 @@ class HarmonyFormat:
         """Lark text of the answers that the rules allow."""
         ends = ["call: " + " | ".join(_call(tool, vocabulary) for tool in rules.tools)]
         starts = ["call"]
-        if not rules.must_call:
+        if not rules.calls_alone:
             ends += [f"final: {final_message(vocabulary)} TEXT", TEXT_RULE]
             starts.append("final")
         return "\n".join([f"start: {' | '.join(starts)}", *ends])
@@ -44,7 +45,7 @@ class HarmonyFormat:
 
 def final_message(vocabulary: Vocabulary) -> str:
     """The term for what begins the answer itself."""
-    return f"{marker(CHANNEL, vocabulary)} {literal('final')} {marker(MESSAGE, vocabulary)}"
+    return " ".join(marker(item, vocabulary) for item in HarmonyFormat.answer_head)
 
 
 def messages_before(vocabulary: Vocabulary, *, max_thinking_tokens: int | None) -> str:

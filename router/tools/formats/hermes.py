@@ -19,6 +19,7 @@ class HermesFormat:
 
     name = "hermes"
     markers = (BEGIN, END)
+    answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
         """Qwen 3's coder models write the element too, with other elements in it instead of JSON."""
@@ -29,7 +30,7 @@ class HermesFormat:
         bodies = " | ".join(_body(tool) for tool in rules.tools)
         begin, end = marker(BEGIN, vocabulary), marker(END, vocabulary)
         lines = [f"call: ({bodies}) {end}"]
-        if rules.must_call:
+        if rules.calls_alone:
             repeat = f"(/\\n?/ {begin} call)*" if rules.may_call_many else ""
             return "\n".join([f"start: {begin} call {repeat}", *lines])
         start = "start: (begin call)* TEXT" if rules.may_call_many else "start: begin call | TEXT"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from router.tools.call_parser import NAME, CallParser, CallSyntax
-from router.tools.lark import Vocabulary, arguments, literal, marker
+from router.tools.lark import WHITESPACE, Vocabulary, arguments, literal, marker
 from router.tools.tool import CallRules, Tool
 from router.tools.turn_parser import TurnParser
 
@@ -19,6 +19,7 @@ class Llama3Format:
 
     name = "llama3"
     markers = (PYTHON_TAG,)
+    answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
         """The templates tell the model to write ``parameters``."""
@@ -26,9 +27,12 @@ class Llama3Format:
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
         """Lark text of the answers that the rules allow."""
-        lines = ["call: " + " | ".join(_call(tool) for tool in rules.tools)]
+        make = _call_beside_json if rules.has_form else _call
+        lines = ["call: " + " | ".join(make(tool) for tool in rules.tools)]
+        if rules.has_form:
+            lines.append(f"spaces: /{WHITESPACE}/?")
         calls = 'call ("; " call)*' if rules.may_call_many else "call"
-        if rules.must_call:
+        if rules.calls_alone:
             return "\n".join([f"start: {calls}", *lines])
         begin = marker(PYTHON_TAG, vocabulary)
         # A text that begins as a call does would be one.
@@ -45,3 +49,9 @@ class Llama3Format:
 def _call(tool: Tool) -> str:
     head = literal(f'{{"name": "{tool.name}", "parameters": ')
     return f"{head} {arguments(tool)} {literal('}')}"
+
+
+def _call_beside_json(tool: Tool) -> str:
+    """Cut into the lexemes of JSON: of two that begin alike only the longer one would be seen."""
+    parts = ("{", '"name"', ":", f'"{tool.name}"', ",", '"parameters"', ":")
+    return f"{' spaces '.join(map(literal, parts))} spaces {arguments(tool)} spaces {literal('}')}"

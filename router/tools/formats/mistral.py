@@ -29,6 +29,7 @@ class MistralListFormat:
 
     name = "mistral"
     markers = (BEGIN,)
+    answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
         """The marker, without the newer one of arguments."""
@@ -39,7 +40,7 @@ class MistralListFormat:
         lines = ["call: " + " | ".join(_object(tool) for tool in rules.tools)]
         calls = 'call (", " call)*' if rules.may_call_many else "call"
         lines.append(f'calls: /[ ]?/ "[" {calls} "]"')
-        if rules.must_call:
+        if rules.calls_alone:
             return "\n".join([f"start: {marker(BEGIN, vocabulary)} calls", *lines])
         return "\n".join(["start: begin calls | TEXT", text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])
 
@@ -53,6 +54,7 @@ class MistralArgsFormat:
 
     name = "mistral_args"
     markers = (BEGIN, ARGS)
+    answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
         """Both markers."""
@@ -63,7 +65,7 @@ class MistralArgsFormat:
         args, begin = marker(ARGS, vocabulary), marker(BEGIN, vocabulary)
         lines = ["call: " + " | ".join(f"{literal(tool.name)} {args} {arguments(tool)}" for tool in rules.tools)]
         repeat = f"({begin} call)*" if rules.may_call_many else ""
-        if rules.must_call:
+        if rules.calls_alone:
             return "\n".join([f"start: {begin} call {repeat}", *lines])
         start = f"start: begin call {repeat} | TEXT"
         return "\n".join([start, text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])

@@ -46,6 +46,13 @@ CALLED = {
     "content": None,
     "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "stop", "arguments": '{"a": 1}'}}],
 }
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "sky",
+        "schema": {"type": "object", "properties": {"sky": {"enum": ["grey"]}}, "required": ["sky"]},
+    },
+}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "It stopped."}
 
 
@@ -237,6 +244,9 @@ GRAMMARS: Sequence[tuple[dict[str, Any], str | None]] = [
     ({}, "get_weather"),
     ({"tool_choice": "required"}, "get_weather"),
     ({"tool_choice": NAMED}, "get_weather"),
+    ({"response_format": FORM}, '"get_weather'),
+    ({"response_format": FORM}, '"enum":["grey"]'),
+    ({"response_format": FORM, "tool_choice": "required"}, '"get_weather'),
     ({"tools": None, "thinking_token_budget": 7}, "max_tokens=7"),
 ]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from router.grammar.grammar_text import choice_grammar, json_schema_grammar
 from router.tools.formats import harmony
-from router.tools.lark import TEXT_RULE
+from router.tools.lark import TEXT_RULE, calls_or_form
 from router.tools.reasoning import REASONING_FORMATS, AnswerGrammar, BudgetError, Opening
 from router.tools.registry import TOOL_FORMATS
 from router.tools.tool import CallRules
@@ -27,6 +31,13 @@ TWO = {
 }
 SPECIAL = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", *harmony.HarmonyFormat.markers)
 ANSWERS = dict.fromkeys(CALLS, "It is 5 < 7.") | {"harmony": "<|channel|>final<|message|>It is 5 < 7."}
+
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "name": {"type": "string"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 
 RIGS = {
     "special tokens": GrammarRig(special=SPECIAL),
@@ -84,6 +95,40 @@ def test_text_may_stand_before_calls(rig: GrammarRig) -> None:
         grammar = TOOL_FORMATS[name].grammar(ANY, rig.vocabulary)
         assert rig.allows(grammar, f"Let me see. {CALLS[name] % PARIS}"), name
         assert not rig.allows(grammar, "Let me see. " + CALLS[name] % '{"days": 1}'), name
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_answers_are_calls_or_have_their_form(rig: GrammarRig, name: str) -> None:
+    tool_format = TOOL_FORMATS[name]
+    calls = tool_format.grammar(replace(ANY, has_form=True), rig.vocabulary)
+    head = ANSWERS[name].removesuffix("It is 5 < 7.")
+    grammars = {
+        form: calls_or_form(calls, tool_format.answer_head, made.text, rig.vocabulary)
+        for form, made in (("schema", json_schema_grammar(FORM)), ("choice", choice_grammar(["yes", "no"])))
+    }
+
+    for grammar in grammars.values():
+        assert rig.allows(grammar, CALLS[name] % PARIS)
+        assert not rig.allows(grammar, CALLS[name] % '{"days": 1}')
+        assert not rig.allows(grammar, f"{head}anything")
+    assert rig.allows(grammars["choice"], f"{head}yes")
+    for fit in ('{"name": "get_weather"}', '{"city":"Paris", "name": "x"}', '{ "name": "stop" }'):
+        assert rig.allows(grammars["schema"], head + fit), fit
+    assert not rig.allows(grammars["schema"], f'{head}{{"name": 5}}')
+
+
+def test_a_form_is_behind_thinking_too(rig: GrammarRig) -> None:
+    hermes, tags = TOOL_FORMATS["hermes"], GrammarRig(special=(*SPECIAL, "<think>", "</think>"))
+    calls = hermes.grammar(replace(ANY, has_form=True), tags.vocabulary)
+    mixed = calls_or_form(calls, hermes.answer_head, choice_grammar(["yes"]).text, tags.vocabulary)
+    answer = AnswerGrammar(text=mixed, names_channel=True)
+    grammar = REASONING_FORMATS["think"].grammar(
+        answer, tags.vocabulary, opening=Opening.FREE, max_thinking_tokens=None
+    )
+
+    assert tags.allows(grammar, "<think>So.</think>yes")
+    assert tags.allows(grammar, f"<think>So.</think>{CALLS['hermes'] % PARIS}")
+    assert not tags.allows(grammar, "<think>So.</think>no")
 
 
 def test_answers_begin_behind_thinking(rig: GrammarRig) -> None:
