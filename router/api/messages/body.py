@@ -199,6 +199,7 @@ class _Conversation(StrictBody):
         "container": (None,),
         "context_management": (None,),
         "mcp_servers": (None, []),
+        "thread": (None,),
     }
 
     messages: list[MessageParam] = Field(min_length=1, fail_fast=True)
