@@ -7,9 +7,9 @@ from dataclasses import replace
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.tools_body import call_rules
 from router.errors import InvalidRequestError
-from router.grammar.grammar_text import lark_grammar
+from router.grammar.grammar_text import GrammarText, lark_grammar
 from router.service import RouterService
-from router.tools.lark import TEXT_RULE, calls_or_form
+from router.tools.lark import TEXT_RULE, arguments_schema, calls_or_form
 from router.tools.reasoning import AnswerGrammar, BudgetError
 from router.tools.tool import CallRules
 from router.tools.turn_reader import TurnRules
@@ -64,7 +64,7 @@ async def turn_grammar(
     if rules is not None and rules.calls is not None and rules.tools is not None:
         has_form = answer is not None and not rules.calls.must_call
         written = rules.tools.grammar(replace(rules.calls, has_form=has_form), vocabulary)
-        calls = await service.grammars.check(lark_grammar(written), param="tools")
+        calls = await _checked(service, body, rules.calls, written)
         if answer is not None and has_form:
             calls = calls_or_form(written, rules.tools.answer_head, answer, vocabulary)
     text = calls or answer or (_ANY_ANSWER if budget is not None else None)
@@ -79,6 +79,19 @@ async def turn_grammar(
         )
     except BudgetError as error:
         raise _refusal(f"{error}: leave it out", "thinking_token_budget") from error
+
+
+async def _checked(service: RouterService, body: ChatBody, rules: CallRules, written: str) -> str:
+    """The grammar of calls as workers take it; what is wrong with a tool's schema is told at its place."""
+    try:
+        return await service.grammars.check(lark_grammar(written), param="tools")
+    except InvalidRequestError:
+        indexes = {tool.function.name: index for index, tool in enumerate(body.tools or ())}
+        for tool in rules.tools:
+            schema = arguments_schema(tool)
+            alone = GrammarText(({"json_schema": schema},), schema)
+            await service.grammars.check(alone, param=f"tools.{indexes[tool.name]}.function.parameters")
+        raise
 
 
 def _refusal(reason: str, param: str) -> InvalidRequestError:

@@ -47,12 +47,17 @@ def arguments(tool: Tool) -> str:
 
     An object of a schema that lists its properties has no others, as a function has no other parameters.
     """
+    return f"%json {json.dumps(arguments_schema(tool), ensure_ascii=False)}"
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a call's arguments, as grammars are told it."""
     schema: dict[str, Any] = dict(tool.parameters or {"properties": {}})
     schema.setdefault("type", "object")
     if "properties" in schema and _COMPOSED.isdisjoint(schema):
         schema["additionalProperties"] = False
     schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "lenient": not tool.is_strict}
-    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    return schema
 
 
 def calls_or_form(calls: str, head: Sequence[str], form: str, vocabulary: Vocabulary) -> str:
