@@ -130,7 +130,7 @@ def instructor_messages(url: str, model: str) -> dict[str, Any]:
     import instructor
 
     plain = anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=TIMEOUT_S)
-    client: Any = instructor.from_anthropic(plain, mode=instructor.Mode.ANTHROPIC_TOOLS)
+    client: Any = instructor.from_anthropic(plain, mode=instructor.Mode.TOOLS)
     made = client.create(
         model=model,
         messages=[{"role": "user", "content": ASK}],
@@ -315,7 +315,7 @@ FORM_CLIENTS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "langchain-openai responses": langchain_responses,
     "instructor JSON_SCHEMA": instructor_schema,
     "instructor RESPONSES_TOOLS": instructor_responses,
-    "instructor ANTHROPIC_TOOLS": instructor_messages,
+    "instructor TOOLS over messages": instructor_messages,
     "llama-index structured prediction": llama_index_prediction,
     "pydantic-ai agent": pydantic_ai_agent,
     "openai-agents on chats": agents_chat,
