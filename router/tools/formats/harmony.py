@@ -15,6 +15,7 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 _ENDS: Final = (END, CALL, RETURN, START)
 _RECIPIENT: Final = re.compile(r"to=functions\.([A-Za-z0-9_.-]+)")
+_RECIPIENT_FIRST: Final = " to=functions."
 _CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*([a-z]+)")
 
 
@@ -58,9 +59,12 @@ def messages_before(vocabulary: Vocabulary, *, max_thinking_tokens: int | None) 
 
 
 def _call(tool: Tool, vocabulary: Vocabulary) -> str:
-    head = f"{marker(CHANNEL, vocabulary)} {literal(f'commentary to=functions.{tool.name} ')}"
-    kind = f"{marker(CONSTRAIN, vocabulary)} {literal('json')} {marker(MESSAGE, vocabulary)}"
-    return f"{head} {kind} {arguments(tool)}"
+    """The recipient stands behind the channel, as models mostly write it, or before it, as templates do."""
+    channel, recipient = marker(CHANNEL, vocabulary), f"to=functions.{tool.name}"
+    behind = f"{channel} {literal(f'commentary {recipient} ')}"
+    before = f"{literal(f' {recipient}')} {channel} {literal('commentary ')}"
+    kind = f"{marker(CONSTRAIN, vocabulary)}? {literal('json')} {marker(MESSAGE, vocabulary)}"
+    return f"({behind} | {before}) {kind} {arguments(tool)}"
 
 
 class HarmonyParser:
@@ -90,14 +94,16 @@ class HarmonyParser:
     def finish(self) -> Iterator[TurnPart]:
         """A message that never began is content, as it stands; a begun name of a role, or of a channel, is nothing."""
         rest, self._text = self._text, ""
+        is_text = rest.startswith(_RECIPIENT_FIRST) and CHANNEL not in rest
         if not self._is_header:
             yield from self._part(rest)
-        elif rest.strip() and not self._is_begun_header(rest):
+        elif rest.strip() and (is_text or not self._is_begun_header(rest)):
             yield ContentText(rest)
 
     @staticmethod
     def _is_begun_header(text: str) -> bool:
-        return text.startswith((START, CHANNEL)) or START.startswith(text) or CHANNEL.startswith(text)
+        begins = (START, CHANNEL, _RECIPIENT_FIRST)
+        return text.startswith(begins) or any(begin.startswith(text) for begin in begins)
 
     def _read_header(self) -> Iterator[TurnPart]:
         begin = self._text.find(MESSAGE)

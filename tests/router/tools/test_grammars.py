@@ -167,6 +167,17 @@ def test_thinking_ends_with_its_budget(rig: GrammarRig) -> None:
         think.grammar(answer, GrammarRig().vocabulary, opening=Opening.OPEN, max_thinking_tokens=4)
 
 
+def test_harmony_names_the_recipient_before_or_behind_the_channel(rig: GrammarRig) -> None:
+    grammar = TOOL_FORMATS["harmony"].grammar(REQUIRED, rig.vocabulary)
+
+    for head in ("<|channel|>commentary to=functions.%s ", " to=functions.%s<|channel|>commentary "):
+        for constrain in ("<|constrain|>", ""):
+            call = f"{head}{constrain}json<|message|>%s"
+            assert rig.allows(grammar, call % ("get_weather", PARIS))
+            assert not rig.allows(grammar, call % ("get_weather", '{"days": 1}'))
+            assert not rig.allows(grammar, call % ("other", "{}"))
+
+
 def test_harmony_answers_on_the_final_channel(rig: GrammarRig) -> None:
     answer = AnswerGrammar(text='start: "yes" | "no"')
     tags = GrammarRig(special=SPECIAL)
