@@ -9,9 +9,10 @@ from router.api.bodies.tools_body import call_rules
 from router.errors import InvalidRequestError
 from router.grammar.grammar_text import GrammarText, lark_grammar
 from router.service import RouterService
-from router.tools.lark import TEXT_RULE, arguments_schema, calls_or_form
+from router.tools.lark import TEXT_RULE, Vocabulary, arguments_schema, calls_or_form
 from router.tools.reasoning import AnswerGrammar, BudgetError
 from router.tools.tool import CallRules
+from router.tools.tool_format import ToolFormat, ToolSchemaError
 from router.tools.turn_reader import TurnRules
 
 _ANY_ANSWER = f"start: TEXT\n{TEXT_RULE}"
@@ -63,7 +64,7 @@ async def turn_grammar(
     calls = None
     if rules is not None and rules.calls is not None and rules.tools is not None:
         has_form = answer is not None and not rules.calls.must_call
-        written = rules.tools.grammar(replace(rules.calls, has_form=has_form), vocabulary)
+        written = _written(body, rules.tools, replace(rules.calls, has_form=has_form), vocabulary)
         calls = await _checked(service, body, rules.calls, written)
         if answer is not None and has_form:
             calls = calls_or_form(written, rules.tools.answer_head, answer, vocabulary)
@@ -81,16 +82,29 @@ async def turn_grammar(
         raise _refusal(f"{error}: leave it out", "thinking_token_budget") from error
 
 
+def _written(body: ChatBody, tool_format: ToolFormat, rules: CallRules, vocabulary: Vocabulary) -> str:
+    try:
+        return tool_format.grammar(rules, vocabulary)
+    except ToolSchemaError as error:
+        param = f"{_place_of(body, error.tool)}{error.place}"
+        raise _refusal(error.reason, param) from error
+
+
+def _place_of(body: ChatBody, name: str) -> str:
+    """Where in the body the schema of a tool's arguments is."""
+    [index] = [index for index, tool in enumerate(body.tools or ()) if tool.function.name == name]
+    return f"tools.{index}.function.parameters"
+
+
 async def _checked(service: RouterService, body: ChatBody, rules: CallRules, written: str) -> str:
     """The grammar of calls as workers take it; what is wrong with a tool's schema is told at its place."""
     try:
         return await service.grammars.check(lark_grammar(written), param="tools")
     except InvalidRequestError:
-        indexes = {tool.function.name: index for index, tool in enumerate(body.tools or ())}
         for tool in rules.tools:
             schema = arguments_schema(tool)
             alone = GrammarText(({"json_schema": schema},), schema)
-            await service.grammars.check(alone, param=f"tools.{indexes[tool.name]}.function.parameters")
+            await service.grammars.check(alone, param=_place_of(body, tool.name))
         raise
 
 

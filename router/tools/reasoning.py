@@ -65,11 +65,15 @@ class ReasoningFormat(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedReasoning:
-    """Thinking between two markers, at the beginning of the answer; the template may have written the first."""
+    """Thinking between two markers, at the beginning of the answer; the template may have written the first.
+
+    ``label`` is a text that belongs to the first.
+    """
 
     name: str
     begin: str
     end: str
+    label: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -83,7 +87,7 @@ class TaggedReasoning:
     def opening(self, prompt: str) -> Opening:
         """By the end of the prompt."""
         text = prompt.rstrip()
-        if text.endswith(self.begin):
+        if text.endswith((self.begin + self.label).rstrip()):
             return Opening.OPEN
         return Opening.CLOSED if text.endswith(self.end) else Opening.FREE
 
@@ -103,7 +107,8 @@ class TaggedReasoning:
             thinking = f"thinking: thought /\\n{{0,2}}/\nthought[suffix={end}]: /(.|\\n)*/"
         start = "start: thinking @answer"
         if opening is Opening.FREE:
-            start = f"start: ({marker(self.begin, vocabulary)} thinking)? @answer"
+            label = literal(self.label) if self.label else ""
+            start = f"start: ({marker(self.begin, vocabulary)} {label} thinking)? @answer"
         return behind(f"{start}\n{thinking}", answer.text)
 
     def parser(self, inner: TurnParser, *, opening: Opening) -> TurnParser:
@@ -179,7 +184,7 @@ class TaggedParser:
         yield from self._inner.finish()
 
     def _look_for_begin(self) -> Iterator[TurnPart]:
-        text, begin = self._text.lstrip(), self._tags.begin
+        text, begin = self._text.lstrip(), self._tags.begin + self._tags.label
         if text.startswith(begin):
             self._state, self._text = "thinking", text[len(begin) :]
         elif not begin.startswith(text):
@@ -217,5 +222,6 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
         HarmonyReasoning(),
         TaggedReasoning(name="think", begin="<think>", end="</think>"),
         TaggedReasoning(name="mistral", begin="[THINK]", end="[/THINK]"),
+        TaggedReasoning(name="gemma4", begin="<|channel>", label="thought\n", end="<channel|>"),
     )
 }

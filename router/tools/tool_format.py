@@ -9,6 +9,14 @@ from router.tools.tool import CallRules
 from router.tools.turn_parser import TurnParser
 
 
+class ToolSchemaError(ValueError):
+    """A format cannot follow the schema of a ``tool``'s arguments, at a ``place`` in it, such as ``.properties.a``."""
+
+    def __init__(self, reason: str, *, place: str = "", tool: str = "") -> None:
+        self.reason, self.place, self.tool = reason, place, tool
+        super().__init__(f"{tool}{place}: {reason}")
+
+
 class ToolFormat(Protocol):
     """One format: how it is known, the grammar of its answers, and what reads them."""
 
@@ -29,7 +37,12 @@ class ToolFormat(Protocol):
 
     def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
         """Lark text of the answers that the rules allow, behind any thinking; of calls alone where other answers have
-        a form."""
+        a form.
+
+        Raises:
+            ToolSchemaError: A schema cannot be followed. Formats whose arguments are JSON leave that to whoever checks
+                the grammar.
+        """
 
     def parser(self, rules: CallRules) -> TurnParser:
         """What reads one answer."""

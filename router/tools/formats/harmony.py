@@ -86,9 +86,9 @@ class HarmonyParser:
         """Take more text; the parts that are certain now."""
         self._text += text
         while self._text:
-            num_before = len(self._text)
+            before = (self._is_header, len(self._text))
             yield from self._read_header() if self._is_header else self._read_message()
-            if len(self._text) == num_before:
+            if (self._is_header, len(self._text)) == before:
                 return
 
     def finish(self) -> Iterator[TurnPart]:

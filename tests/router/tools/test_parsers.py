@@ -146,6 +146,24 @@ def test_thinking_is_apart_from_content(
         assert plain(read(REASONING_FORMATS["think"].parser(PlainParser(), opening=opening), pieces)) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel>thought\nHm, so.<channel|>Yes.", ("Hm, so.", "Yes.", [])),
+        ("<|channel>thought\n<channel|>Yes.", ("", "Yes.", [])),
+        ("<|channel>though", ("", "<|channel>though", [])),
+        ("<|channel>other", ("", "<|channel>other", [])),
+    ],
+)
+def test_first_marker_may_have_a_label(text: str, expected: tuple[str, str, list[tuple[str, str]]]) -> None:
+    gemma = REASONING_FORMATS["gemma4"]
+
+    assert gemma.opening("<|turn>model\n<|channel>thought\n<channel|>") is Opening.CLOSED
+    assert gemma.opening("<|turn>model\n") is Opening.FREE
+    for pieces in ([text], list(text)):
+        assert plain(read(gemma.parser(PlainParser(), opening=Opening.FREE), pieces)) == expected
+
+
 def test_calls_come_behind_thinking() -> None:
     assert plain(read(thinking_parser("hermes"), f"<think>a {HERMES} b</think>{HERMES}")) == (
         f"a {HERMES} b",
