@@ -42,6 +42,11 @@ class TextOptions(StrictBody):
     verbosity: str | None = None
 
 
+def _refuse_form_of_chats(data: Any) -> None:
+    if isinstance(data, dict) and "function" in data and "name" not in data:
+        raise ValueError("in responses the name, and all else, stands beside the type, not in 'function'")
+
+
 class FunctionTool(StrictBody):
     """A function that the model may call. Tools that a server runs by itself are not supported."""
 
@@ -64,6 +69,7 @@ class FunctionTool(StrictBody):
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and kind != "function":
             raise UnsupportedValueError("", kind=kind[:40], hint="only tools of type 'function' are")
+        _refuse_form_of_chats(data)
         return data
 
 
@@ -72,6 +78,12 @@ class ToolName(StrictBody):
 
     type: Literal["function"]
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_forms(cls, data: Any) -> Any:
+        _refuse_form_of_chats(data)
+        return data
 
 
 class AllowedTools(StrictBody):
