@@ -52,8 +52,10 @@ def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool) -> ChatBody:
     if isinstance(body, MessagesBody):
         fields |= {name: getattr(body, name) for name in SamplingBody.model_fields}
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None}
-    config = body.output_config
-    if (form := body.output_format or (config and config.format)) is not None:
+    form = body.output_format
+    if form is None and body.output_config is not None:
+        form = body.output_config.format
+    if form is not None:
         schema = {"name": "output", "schema": form.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return valid_chat(fields)

@@ -131,6 +131,7 @@ async def test_choice_of_no_tool_is_refused(rig: RouterRig, choice: Any, words: 
     assert words in answer.json()["error"]["message"]
 
 
+CONVERSATION: Any = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
 BAD_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "str"}}}
 FORM: Any = {"type": "json_schema", "schema": {"enum": ["grey"]}}
 
@@ -165,11 +166,7 @@ FORM: Any = {"type": "json_schema", "schema": {"enum": ["grey"]}}
 async def test_refusals_tell_where_a_tool_is_wrong(
     rig: RouterRig, path: str, fields: dict[str, Any], words: str
 ) -> None:
-    said: dict[str, Any] = (
-        {"input": "x"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}]}
-    )
-    if path == "/v1/messages":
-        said |= {"max_tokens": 5}
+    said = {"input": "x"} if path == "/v1/responses" else CONVERSATION
     answer = await rig.client.post(path, json={**said, **fields})
 
     assert answer.status_code == 400
@@ -185,7 +182,7 @@ async def test_refusals_tell_where_a_tool_is_wrong(
     ],
 )
 async def test_workers_get_the_grammar_of_the_form(rig: RouterRig, path: str, fields: dict[str, Any]) -> None:
-    said = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5} if path == "/v1/messages" else {}
+    said = CONVERSATION if path == "/v1/messages" else {}
     assert (await rig.client.post(path, json={**said, **fields})).status_code == 200
 
     grammar = rig.prefill[0].seen[-1].sampling.grammar
