@@ -42,6 +42,7 @@ _PATHS = frozenset(
         "/v1/completions",
         "/v1/responses",
         "/v1/responses/{id}",
+        "/v1/responses/input_tokens",
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/models",

@@ -80,6 +80,11 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 }
 """What Anthropic's API calls an error of a status."""
 
+_DETAILS: Mapping[str | None, Mapping[str, object]] = {
+    "thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+}
+"""What Anthropic's client reads of an error about a parameter: its tool runner then goes on without a thread."""
+
 
 def status_of(error: RouterError) -> tuple[int, str]:
     """The HTTP status and OpenAI's error type for an error."""
@@ -109,7 +114,11 @@ class ErrorResponse(Response):
         self._answers = (
             JSONResponse(body, status_code=status, headers=headers),
             JSONResponse(
-                anthropic_error_body(str(body["error"]["message"]), status=status), status_code=status, headers=headers
+                anthropic_error_body(
+                    str(body["error"]["message"]), status=status, details=_DETAILS.get(body["error"]["param"])
+                ),
+                status_code=status,
+                headers=headers,
             ),
         )
 
@@ -123,10 +132,15 @@ def is_of_messages(path: str) -> bool:
     return path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
 
 
-def anthropic_error_body(message: str, *, status: int) -> dict[str, object]:
+def anthropic_error_body(
+    message: str, *, status: int, details: Mapping[str, object] | None = None
+) -> dict[str, object]:
     """The object that Anthropic's clients read."""
     default = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-    return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, default), "message": message}}
+    error: dict[str, object] = {"type": _ANTHROPIC_TYPES.get(status, default), "message": message}
+    if details is not None:
+        error["details"] = details
+    return {"type": "error", "error": error}
 
 
 def error_response(error: RouterError) -> ErrorResponse:

@@ -15,6 +15,7 @@ from router.api.answers.answer_schemas import (
     ChatCompletion,
     ClusterStatus,
     ErrorAnswer,
+    InputTokenCount,
     MessageObject,
     MessagesErrorAnswer,
     ModelCard,
@@ -40,6 +41,7 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": TextCompletion,
     "/v1/responses": ResponseObject,
+    "/v1/responses/input_tokens": InputTokenCount,
     "/v1/responses/{response_id}": ResponseObject,
     "/v1/responses/{response_id}/cancel": ResponseObject,
     "/v1/responses/{response_id}/input_items": ResponseItems,
@@ -66,7 +68,7 @@ _ANSWERS: dict[str, type[BaseModel]] = {
 
 _STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
-_WITH_BODY = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+_WITH_BODY = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 
 _STORED = "/v1/responses/{response_id}"
 

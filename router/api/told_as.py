@@ -31,13 +31,24 @@ def told_as(names: Mapping[str, str]) -> Iterator[None]:
     """Name the parameters of a chat in errors as the endpoint calls them.
 
     Args:
-        names: The endpoint's own names, by those of chats.
+        names: The endpoint's own names, by those of chats. ``function.x``: the name of ``x`` of a tool, which has no
+            ``function`` there.
     """
     try:
         yield
     except RouterError as error:
         param = (error.param or "").partition(".")[0]
-        if param in names:
+        if param == "tools":
+            error.message = _without_function(error.message, names)
+            error.param = _without_function(error.param or "", names)
+        elif param in names:
             error.message = re.sub(rf"(?<![\w.]){re.escape(param)}(\.[\w.]+)?(?!\w)", names[param], error.message)
             error.param = names[param]
         raise
+
+
+def _without_function(text: str, names: Mapping[str, str]) -> str:
+    def told(match: re.Match[str]) -> str:
+        return f"{match[1]}.{names.get(f'function.{match[2]}', match[2])}"
+
+    return re.sub(r"(?<![\w.])(tools\.\d+)\.function\.(\w+)", told, text)

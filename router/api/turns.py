@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.tools_body import call_rules
 from router.errors import InvalidRequestError
-from router.grammar.grammar_text import lark_grammar
-from router.grammar.lark import TEXT_RULE, around
+from router.grammar.grammar_text import GrammarText, lark_grammar
+from router.grammar.lark import TEXT_RULE
 from router.service import RouterService
-from router.tools.lark import FORM
+from router.tools.lark import Vocabulary, arguments_schema, calls_or_form
 from router.tools.reasoning import AnswerGrammar, BudgetError
 from router.tools.tool import CallRules
+from router.tools.tool_format import ToolFormat, ToolSchemaError
 from router.tools.turn_reader import TurnRules
 
 _ANY_ANSWER = f"start: TEXT\n{TEXT_RULE}"
@@ -49,10 +52,10 @@ async def turn_grammar(
 ) -> str | None:
     """The grammar of a whole answer: thinking, and then calls, or what ``answer``, a grammar, says; None for any text.
 
-    Where calls are a must, there is no answer for ``answer`` to concern.
+    Where tools must be called there is no other answer, and its form says nothing.
 
     Raises:
-        InvalidRequestError: Both together make no grammar, or thinking cannot be bounded.
+        InvalidRequestError: Tools that cannot be followed, or thinking that cannot be bounded.
     """
     vocabulary = service.tokenizer
     budget = body.thinking_token_budget
@@ -62,9 +65,11 @@ async def turn_grammar(
     calls = None
     if rules is not None and rules.calls is not None and rules.tools is not None:
         has_form = answer is not None and not rules.calls.must_call
-        written = rules.tools.grammar(rules.calls, vocabulary, has_form=has_form)
-        whole = around(written, FORM[1:], answer) if has_form and answer is not None else lark_grammar(written)
-        calls = await service.grammars.check(whole, param="tools")
+        written = _written(body, rules.tools, replace(rules.calls, has_form=has_form), vocabulary)
+        calls = await _checked(service, body, rules.calls, written)
+        if answer is not None and has_form:
+            mixed = calls_or_form(written, rules.tools.answer_head, answer, vocabulary)
+            calls = await service.grammars.check(mixed, param="tools")
     text = calls or answer or (_ANY_ANSWER if budget is not None else None)
     if text is None or reasoning is None or rules is None:
         return text
@@ -77,6 +82,32 @@ async def turn_grammar(
         )
     except BudgetError as error:
         raise _refusal(f"{error}: leave it out", "thinking_token_budget") from error
+
+
+def _written(body: ChatBody, tool_format: ToolFormat, rules: CallRules, vocabulary: Vocabulary) -> str:
+    try:
+        return tool_format.grammar(rules, vocabulary)
+    except ToolSchemaError as error:
+        param = f"{_place_of(body, error.tool)}{error.place}"
+        raise _refusal(error.reason, param) from error
+
+
+def _place_of(body: ChatBody, name: str) -> str:
+    """Where in the body the schema of a tool's arguments is."""
+    [index] = [index for index, tool in enumerate(body.tools or ()) if tool.function.name == name]
+    return f"tools.{index}.function.parameters"
+
+
+async def _checked(service: RouterService, body: ChatBody, rules: CallRules, written: str) -> str:
+    """The grammar of calls as workers take it; what is wrong with a tool's schema is told at its place."""
+    try:
+        return await service.grammars.check(lark_grammar(written), param="tools")
+    except InvalidRequestError:
+        for tool in rules.tools:
+            schema = arguments_schema(tool)
+            alone = GrammarText(({"json_schema": schema},), schema)
+            await service.grammars.check(alone, param=_place_of(body, tool.name))
+        raise
 
 
 def _refusal(reason: str, param: str) -> InvalidRequestError:

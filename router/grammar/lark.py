@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from router.grammar.grammar_text import GrammarText
@@ -17,15 +17,16 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def around(top: str, name: str, inner: str) -> GrammarText:
-    """A grammar whose rules ``top`` say where ``@name`` stands, which is another grammar, in any form.
+def around(top: str, inner: Mapping[str, str]) -> GrammarText:
+    """A grammar whose rules ``top`` say where ``@name`` stands, which is another grammar, for each name.
 
     Args:
         top: Lark text with the rule ``start``.
-        name: What ``top`` calls the other grammar; none of that grammar's own parts has this name.
-        inner: Lark text, or llguidance's JSON of several grammars.
+        inner: The other grammars by what ``top`` calls them: Lark text, or llguidance's JSON of several grammars. None
+            of their own parts has one of these names.
     """
-    parts: Sequence[Mapping[str, Any]] = [{"lark_grammar": inner}]
-    if inner.lstrip().startswith("{"):
-        parts = json.loads(inner)["grammars"]
-    return GrammarText(({"lark_grammar": top}, {**parts[0], "name": name}, *parts[1:]))
+    grammars: list[Mapping[str, Any]] = [{"lark_grammar": top}]
+    for name, text in inner.items():
+        parts = json.loads(text)["grammars"] if text.lstrip().startswith("{") else [{"lark_grammar": text}]
+        grammars += [{**parts[0], "name": name}, *parts[1:]]
+    return GrammarText(tuple(grammars))

@@ -1,10 +1,11 @@
-"""Reads calls that are written as a head with a name, a JSON object, and what closes them."""
+"""Reads calls that are written as a head with a name, an object, and what closes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple, Protocol
 
 from router.tools.tool import new_call_id
 from router.tools.turn import CallArguments, CallBegin, TurnPart
@@ -81,8 +82,22 @@ def _fit(pattern: str, text: str, names: Collection[str]) -> _Found | _Fit:
     return _Found(place, found)
 
 
-class JsonObjectEnd:
-    """Finds where a JSON object ends, in text that comes in pieces."""
+class ArgumentsPiece(NamedTuple):
+    """What a piece of text adds to a call's arguments: JSON ``text``; and the ``rest`` of the piece, once they end."""
+
+    text: str
+    rest: str | None
+
+
+class ArgumentsReader(Protocol):
+    """Reads the arguments of one call, from the brace with which they begin."""
+
+    def read(self, text: str) -> ArgumentsPiece:
+        """Take more text; none once the arguments have ended."""
+
+
+class JsonObject:
+    """Arguments that are a JSON object."""
 
     __slots__ = ("_depth", "_escaped", "_in_string")
 
@@ -90,8 +105,12 @@ class JsonObjectEnd:
         self._depth = 0
         self._in_string = self._escaped = False
 
-    def find(self, text: str) -> int | None:
-        """The number of this text's characters that are the object's; None where all are, and more are to come."""
+    def read(self, text: str) -> ArgumentsPiece:
+        """The text as it is, up to the object's end."""
+        end = self._find(text)
+        return ArgumentsPiece(text, None) if end is None else ArgumentsPiece(text[:end], text[end:])
+
+    def _find(self, text: str) -> int | None:
         for place, sign in enumerate(text):
             if self._in_string:
                 if self._escaped:
@@ -114,7 +133,14 @@ class JsonObjectEnd:
 class CallParser:
     """Reads one answer. What begins like a call of a tool that there is, and is none, is content."""
 
-    def __init__(self, syntax: CallSyntax, names: Collection[str], *, make_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(
+        self,
+        syntax: CallSyntax,
+        names: Collection[str],
+        *,
+        make_id: Callable[[], str] = new_call_id,
+        read_arguments: Callable[[], ArgumentsReader] = JsonObject,
+    ) -> None:
         self._syntax = syntax
         self._names = names
         self._make_id = make_id
@@ -123,7 +149,8 @@ class CallParser:
         self._text = ""
         self._opened = ""
         self._num_calls = 0
-        self._object = JsonObjectEnd()
+        self._read_arguments = read_arguments
+        self._arguments = read_arguments()
 
     @property
     def is_thinking(self) -> bool:
@@ -194,16 +221,17 @@ class CallParser:
         self._gate.begin_call()
         self._opened = ""
         self._text = self._text[found.end - 1 :]
-        self._object = JsonObjectEnd()
+        self._arguments = self._read_arguments()
         self._state = _State.ARGUMENTS
         yield CallBegin(self._num_calls, self._make_id(), found.name)
         self._num_calls += 1
 
     def _take_arguments(self) -> Iterator[TurnPart]:
-        end = self._object.find(self._text)
-        taken, self._text = (self._text, "") if end is None else (self._text[:end], self._text[end:])
-        yield CallArguments(self._num_calls - 1, taken)
-        if end is not None:
+        piece = self._arguments.read(self._text)
+        self._text = piece.rest or ""
+        if piece.text:
+            yield CallArguments(self._num_calls - 1, piece.text)
+        if piece.rest is not None:
             self._state = _State.TAIL if self._syntax.tail else _State.TEXT
 
     def _try_tail(self) -> Iterator[TurnPart]:

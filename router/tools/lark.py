@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from router.grammar.grammar_text import WHITESPACE
-from router.grammar.lark import literal
+from router.grammar.grammar_text import WHITESPACE, GrammarText
+from router.grammar.lark import around, literal
 from router.tools.tool import Tool
-
-FORM: Final = "@form"
-"""Where an answer of a given form stands, which is a grammar of its own."""
 
 _COMPOSED: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties"})
 
@@ -35,23 +33,24 @@ def text_until(name: str, text: str, vocabulary: Vocabulary) -> str:
 
 
 def arguments(tool: Tool) -> str:
-    """The term for a call's arguments: an object that fits the tool's schema."""
-    return json_term(arguments_schema(tool), tool)
-
-
-def json_term(schema: dict[str, Any], tool: Tool) -> str:
-    """The term for a JSON document of a call of this tool."""
-    options = {"whitespace_pattern": WHITESPACE, "lenient": not tool.is_strict}
-    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
-
-
-def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a call's arguments.
+    """The term for a call's arguments: an object that fits the tool's schema.
 
     An object of a schema that lists its properties has no others, as a function has no other parameters.
     """
+    return f"%json {json.dumps(arguments_schema(tool), ensure_ascii=False)}"
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a call's arguments, as grammars are told it."""
     schema: dict[str, Any] = dict(tool.parameters or {"properties": {}})
     schema.setdefault("type", "object")
     if "properties" in schema and _COMPOSED.isdisjoint(schema):
         schema["additionalProperties"] = False
+    schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "lenient": not tool.is_strict}
     return schema
+
+
+def calls_or_form(calls: str, head: Sequence[str], form: str, vocabulary: Vocabulary) -> GrammarText:
+    """The grammar of answers that are calls, or markers and then what another grammar, in any form, says."""
+    begin = " ".join(marker(item, vocabulary) for item in head)
+    return around(f"start: @calls | {begin} @form", {"calls": calls, "form": form})

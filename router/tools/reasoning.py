@@ -66,11 +66,15 @@ class ReasoningFormat(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedReasoning:
-    """Thinking between two markers, at the beginning of the answer; the template may have written the first."""
+    """Thinking between two markers, at the beginning of the answer; the template may have written the first.
+
+    ``label`` is a text that belongs to the first.
+    """
 
     name: str
     begin: str
     end: str
+    label: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -84,7 +88,7 @@ class TaggedReasoning:
     def opening(self, prompt: str) -> Opening:
         """By the end of the prompt."""
         text = prompt.rstrip()
-        if text.endswith(self.begin):
+        if text.endswith((self.begin + self.label).rstrip()):
             return Opening.OPEN
         return Opening.CLOSED if text.endswith(self.end) else Opening.FREE
 
@@ -104,8 +108,9 @@ class TaggedReasoning:
             thinking = f"thinking: thought /\\n{{0,2}}/\nthought[suffix={end}]: /(.|\\n)*/"
         start = "start: thinking @answer"
         if opening is Opening.FREE:
-            start = f"start: ({marker(self.begin, vocabulary)} thinking)? @answer"
-        return around(f"{start}\n{thinking}", "answer", answer.text).text
+            label = literal(self.label) if self.label else ""
+            start = f"start: ({marker(self.begin, vocabulary)} {label} thinking)? @answer"
+        return around(f"{start}\n{thinking}", {"answer": answer.text}).text
 
     def parser(self, inner: TurnParser, *, opening: Opening) -> TurnParser:
         """What reads both."""
@@ -133,7 +138,7 @@ class HarmonyReasoning:
         assert opening is Opening.FREE
         head = "" if answer.names_channel else final_message(vocabulary)
         before = messages_before(vocabulary, max_thinking_tokens=max_thinking_tokens)
-        return around(f"start: before* {head} @answer\n{before}", "answer", answer.text).text
+        return around(f"start: before* {head} @answer\n{before}", {"answer": answer.text}).text
 
     def parser(self, inner: TurnParser, *, opening: Opening) -> TurnParser:
         """One parser reads all channels; without tools there are no calls."""
@@ -180,7 +185,7 @@ class TaggedParser:
         yield from self._inner.finish()
 
     def _look_for_begin(self) -> Iterator[TurnPart]:
-        text, begin = self._text.lstrip(), self._tags.begin
+        text, begin = self._text.lstrip(), self._tags.begin + self._tags.label
         if text.startswith(begin):
             self._state, self._text = "thinking", text[len(begin) :]
         elif not begin.startswith(text):
@@ -218,5 +223,6 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
         HarmonyReasoning(),
         TaggedReasoning(name="think", begin="<think>", end="</think>"),
         TaggedReasoning(name="mistral", begin="[THINK]", end="[/THINK]"),
+        TaggedReasoning(name="gemma4", begin="<|channel>", label="thought\n", end="<channel|>"),
     )
 }

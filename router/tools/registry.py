@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.tools.formats.gemma import GemmaFormat
 from router.tools.formats.harmony import HarmonyFormat
 from router.tools.formats.hermes import HermesFormat
 from router.tools.formats.llama3 import Llama3Format
@@ -17,7 +18,15 @@ NONE: Final = "none"
 
 TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     item.name: item
-    for item in (HarmonyFormat(), MistralArgsFormat(), MistralListFormat(), HermesFormat(), Llama3Format())
+    for item in (
+        HarmonyFormat(),
+        MistralArgsFormat(),
+        MistralListFormat(),
+        HermesFormat(),
+        Llama3Format(),
+        GemmaFormat(name="gemma4", begin="<|tool_call>", end="<tool_call|>", quote='<|"|>'),
+        GemmaFormat(name="functiongemma", begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
+    )
 }
 """In the order in which a template is compared with them."""
 

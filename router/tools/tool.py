@@ -26,16 +26,22 @@ class CallRules:
     """What an answer may do with tools.
 
     ``tools`` are those that it may call. With ``must_call`` it is nothing but calls; with ``may_call_many`` there may
-    be several.
+    be several. With ``has_form`` an answer that calls nothing matches a grammar of its own.
     """
 
     tools: tuple[Tool, ...]
     must_call: bool = False
     may_call_many: bool = True
+    has_form: bool = False
     names: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", frozenset(tool.name for tool in self.tools))
+
+    @property
+    def calls_alone(self) -> bool:
+        """Whether a format's grammar is that of calls: other answers have their own, or there are none."""
+        return self.must_call or self.has_form
 
 
 def new_call_id() -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,65 @@ def wait_for_replacement(client: httpx.Client, router_id: str) -> dict[str, Any]
         if states.get(router_id) == "departed" and list(states.values()).count("running") == 2:
             return status
     raise AssertionError(f"no replacement of {router_id} within {WAIT_S:.0f} s: {read_status(client)}")
+
+
+@pytest.fixture
+def both(cluster: ClusterProcess) -> Iterator[list[httpx.Client]]:
+    """A connection to each router, once both know of two that run."""
+    deadline_s = time.monotonic() + WAIT_S
+    found: dict[str, httpx.Client] = {}
+    with ExitStack() as opened:
+        while len(found) < 2:
+            assert time.monotonic() < deadline_s, found
+            headers = {"Authorization": f"Bearer {ADMIN}"}
+            client = httpx.Client(base_url=cluster.url, timeout=60.0, trust_env=False, headers=headers)
+            status = read_status(opened.enter_context(client))
+            if [row["state"] for row in status["routers"]].count("running") == 2:
+                found[status["router"]["router_id"]] = client
+        yield list(found.values())
+
+
+def respond(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    response = client.post("/v1/responses", json={"temperature": 0, **fields})
+    assert response.status_code == httpx.codes.OK, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_responses_of_one_router_are_followed_and_deleted_at_the_other(both: list[httpx.Client]) -> None:
+    maker, other = both
+    first = respond(maker, input="The sea.")
+    here = respond(maker, input="And then?", previous_response_id=first["id"])
+    there = respond(other, input="And then?", previous_response_id=first["id"])
+    back = respond(maker, input="So?", previous_response_id=there["id"])
+
+    assert there["output"][0]["content"] == here["output"][0]["content"]
+    items = other.get(f"/v1/responses/{back['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert [item["role"] for item in items] == ["user", "assistant", "user", "assistant", "user"]
+    assert other.get(f"/v1/responses/{first['id']}").json() == first
+    user = {"Authorization": f"Bearer {USER}"}
+    assert other.get(f"/v1/responses/{first['id']}", headers=user).status_code == httpx.codes.NOT_FOUND
+    assert other.delete(f"/v1/responses/{first['id']}").json()["deleted"]
+    assert maker.get(f"/v1/responses/{first['id']}").status_code == httpx.codes.NOT_FOUND
+
+
+def test_a_response_is_cancelled_at_the_other_router(both: list[httpx.Client]) -> None:
+    maker, other = both
+    deadline_s = time.monotonic() + WAIT_S
+    body = {"input": "Go on.", "stream": True, "max_output_tokens": 100, "ignore_eos": True}
+    is_cancelled = False
+    while not is_cancelled:  # it may have come to its end before the order did
+        assert time.monotonic() < deadline_s
+        with maker.stream("POST", "/v1/responses", json=body) as response:
+            events = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+            response_id = json.loads(next(events))["response"]["id"]
+            order = other.post(f"/v1/responses/{response_id}/cancel")
+            is_cancelled = order.status_code == httpx.codes.OK
+            last = [json.loads(event) for event in events][-1]
+
+    assert order.json()["status"] == "cancelled"
+    assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
+    assert maker.get(f"/v1/responses/{response_id}").json() == order.json()
 
 
 def test_keys_are_asked_for(cluster: ClusterProcess) -> None:

@@ -177,6 +177,13 @@ class MessageObject(Answer):
     usage: MessageUsage
 
 
+class InputTokenCount(Answer):
+    """Answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class TokenCount(Answer):
     """Answer of /v1/messages/count_tokens."""
 
@@ -188,6 +195,7 @@ class MessagesErrorDetails(Answer):
 
     type: str
     message: str = Field(description="A sentence for people.")
+    details: JsonMap | None = Field(None, description="What Anthropic's client reads of a refused thread.")
 
 
 class MessagesErrorAnswer(Answer):

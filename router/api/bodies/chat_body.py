@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
-from router.api.bodies.tools_body import MAX_NUM_TOOLS, ToolBody, ToolCallBody, ToolChoice
+from router.api.bodies.tools_body import MAX_NUM_TOOLS, AllowedChoiceBody, ToolBody, ToolCallBody, ToolChoice
 
 _OTHER_PARTS = frozenset(
     {"image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "refusal"}
@@ -206,7 +206,10 @@ class ChatBody(GenerateBody):
 
     def template_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the template is to tell of: none that may not be called."""
-        return [tool.plain() for tool in self.tools] if self.tools and self.tool_choice != "none" else None
+        if not self.tools or self.tool_choice == "none":
+            return None
+        allowed = self.tool_choice.names if isinstance(self.tool_choice, AllowedChoiceBody) else None
+        return [tool.plain() for tool in self.tools if allowed is None or tool.function.name in allowed]
 
     def template_parameters(self) -> dict[str, Any]:
         """The parameters that some templates read."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from router.api.bodies.strict_body import StrictBody
+from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
 from router.errors import InvalidRequestError
 from router.tools.tool import CallRules, Tool
 
@@ -39,11 +39,25 @@ class ToolBody(StrictBody):
     type: Literal["function"]
     function: FunctionBody
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_forms(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise UnsupportedValueError("", kind=kind[:40], hint="only tools of type 'function' are")
+        _refuse_form_of_responses(data)
+        return data
+
     def plain(self) -> dict[str, Any]:
         """The tool as chat templates get it, without what was not said."""
         function = self.function
         said = {name: value for name in type(function).model_fields if (value := getattr(function, name)) is not None}
         return {"type": self.type, "function": said}
+
+
+def _refuse_form_of_responses(data: Any) -> None:
+    if isinstance(data, dict) and "name" in data and "function" not in data:
+        raise ValueError("in a chat the name, and all else but the type, stands in 'function'")
 
 
 class FunctionNameBody(StrictBody):
@@ -58,8 +72,45 @@ class NamedToolBody(StrictBody):
     type: Literal["function"]
     function: FunctionNameBody
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_forms(cls, data: Any) -> Any:
+        _refuse_form_of_responses(data)
+        return data
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolBody
+
+class AllowedToolsBody(StrictBody):
+    """Some of the tools, any or at least one of which is called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolBody] = Field(min_length=1, max_length=MAX_NUM_TOOLS, fail_fast=True)
+
+
+class AllowedChoiceBody(StrictBody):
+    """The tools that the answer may call; the model is told of no others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolsBody
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of these tools."""
+        return frozenset(tool.function.name for tool in self.allowed_tools.tools)
+
+
+def _choice_form(choice: Any) -> str:
+    if isinstance(choice, (dict, StrictBody)):
+        kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+        return "~allowed" if kind == "allowed_tools" else "~named"
+    return "~mode"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("~mode")]
+    | Annotated[NamedToolBody, Tag("~named")]
+    | Annotated[AllowedChoiceBody, Tag("~allowed")],
+    Discriminator(_choice_form),
+]
 
 
 class CalledFunctionBody(StrictBody):
@@ -114,12 +165,19 @@ def call_rules(tools: Sequence[ToolBody], choice: ToolChoice | None, *, is_paral
         for tool in tools
     )
     if isinstance(choice, NamedToolBody):
-        chosen = tuple(tool for tool in known if tool.name == choice.function.name)
-        if not chosen:
-            told = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise _refusal(f"{choice.function.name!r} is none of the tools, which are {told}", "tool_choice")
-        return CallRules(tools=chosen, must_call=True, may_call_many=False)
-    return CallRules(tools=known, must_call=choice == "required", may_call_many=is_parallel is not False)
+        return CallRules(tools=_chosen(known, {choice.function.name}), must_call=True, may_call_many=False)
+    mode: str | None = None if isinstance(choice, AllowedChoiceBody) else choice
+    if isinstance(choice, AllowedChoiceBody):
+        known, mode = _chosen(known, choice.names), choice.allowed_tools.mode
+    return CallRules(tools=known, must_call=mode == "required", may_call_many=is_parallel is not False)
+
+
+def _chosen(tools: Sequence[Tool], names: Collection[str]) -> tuple[Tool, ...]:
+    all_names = [tool.name for tool in tools]
+    if unknown := sorted(set(names) - set(all_names)):
+        told = ", ".join(all_names[:5]) + (", ..." if len(all_names) > 5 else "")
+        raise _refusal(f"{unknown[0]!r} is none of the tools, which are {told}", "tool_choice")
+    return tuple(tool for tool in tools if tool.name in names)
 
 
 def _refusal(reason: str, param: str) -> InvalidRequestError:

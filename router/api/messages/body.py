@@ -187,6 +187,7 @@ class _Conversation(StrictBody):
         "container": (None,),
         "context_management": (None,),
         "mcp_servers": (None, []),
+        "thread": (None,),
     }
 
     messages: list[MessageParam] = Field(min_length=1, fail_fast=True)
@@ -195,8 +196,15 @@ class _Conversation(StrictBody):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> _Conversation:
+        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+            raise ValueError("output_format is an older name of output_config.format: give one of them")
+        return self
 
     def ignored(self) -> Iterator[str]:
         """The names of what was sent and has no effect."""

@@ -26,6 +26,7 @@ NAMES: Mapping[str, str] = {
     "enable_thinking": "thinking.type",
     "thinking_token_budget": "thinking.budget_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "function.parameters": "input_schema",
 }
 """What parameters of a chat are called here."""
 
@@ -50,8 +51,11 @@ def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool) -> ChatBody:
     if isinstance(body, MessagesBody):
         fields |= {name: getattr(body, name) for name in SamplingBody.model_fields}
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None}
-    if body.output_config is not None and body.output_config.format is not None:
-        schema = {"name": "output", "schema": body.output_config.format.schema_, "strict": True}
+    form = body.output_format
+    if form is None and body.output_config is not None:
+        form = body.output_config.format
+    if form is not None:
+        schema = {"name": "output", "schema": form.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return valid_chat(fields)
 
@@ -91,11 +95,9 @@ def _text_of(content: str | Iterable[TextBlock]) -> str:
 
 def _tools(body: MessagesBody | CountTokensBody) -> dict[str, Any]:
     """``tools``, ``tool_choice`` and ``parallel_tool_calls`` as a chat has them."""
-    if not body.tools:
-        return {}
-    said: dict[str, Any] = {"tools": [tool.of_chat(tool.input_schema) for tool in body.tools]}
     choice = body.tool_choice
-    if choice is None:
+    said: dict[str, Any] = {"tools": [tool.of_chat(tool.input_schema) for tool in body.tools]} if body.tools else {}
+    if choice is None or (not body.tools and choice.type in ("auto", "none")):
         return said
     if choice.disable_parallel_tool_use:
         said["parallel_tool_calls"] = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, NumLogprobs, SamplingBody, StreamOptions
@@ -43,6 +43,11 @@ class TextOptions(StrictBody):
     verbosity: str | None = None
 
 
+def _refuse_form_of_chats(data: Any) -> None:
+    if isinstance(data, dict) and "function" in data and "name" not in data:
+        raise ValueError("in responses the name, and all else, stands beside the type, not in 'function'")
+
+
 class FunctionTool(CallersTool):
     """A function that the model may call."""
 
@@ -54,12 +59,26 @@ class FunctionTool(CallersTool):
     parameters: dict[str, Any] | None = None
     output_schema: dict[str, Any] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_forms(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if kind == cls.own_type:
+            _refuse_form_of_chats(data)
+        return data
+
 
 class ToolName(StrictBody):
     """One function by name."""
 
     type: Literal["function"]
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_forms(cls, data: Any) -> Any:
+        _refuse_form_of_chats(data)
+        return data
 
 
 class AllowedTools(StrictBody):

@@ -1,4 +1,4 @@
-"""/v1/responses: create, read, delete and cancel a response, and list what it was made from."""
+"""/v1/responses: create, read, delete and cancel a response, list what it was made from, count its prompt's tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.answers.sse import GenerationResponse
 from router.api.answers.turn_blocks import TurnBlocks
+from router.api.bodies.chat_body import ChatBody
 from router.api.completions import start_chat
 from router.api.http.direct_routes import Endpoint
 from router.api.http.guard import owner_of
 from router.api.http.request_body import read_body
 from router.api.ignored import ignored_names, names_header
 from router.api.openapi import body_schema
+from router.api.prompts import encode, render_chat
 from router.api.responses.body import ResponsesBody
 from router.api.responses.items import ITEMS, InputItem, stored_item
 from router.api.responses.record import ResponseRecord
@@ -87,7 +89,27 @@ def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
         items: list[dict[str, Any]] = [item for segment in found.items[:-1] for item in json.loads(segment)]
         return _page(items[::-1] if order == "desc" else items, after=after, limit=limit)
 
+    _add_count(app, service)
     return {PATH: create_response}
+
+
+def _add_count(app: FastAPI, service: RouterService) -> None:
+    @app.post(PATH + "/input_tokens", openapi_extra=body_schema(ResponsesBody))
+    async def count_input_tokens(request: Request, response: Response) -> dict[str, object]:
+        """How many tokens the prompt of a response would have."""
+        async with read_body(request, ResponsesBody, settings=service.settings, room=service.body_room) as body:
+            with told_as(NAMES):
+                service.check_model(body.model)
+                history = await _history(service, body, owner=owner_of(request.scope))
+                chat = chat_of(body, [*_read_items(history), *input_items(body)])
+                ids = await encode(service, await render_chat(service, chat), add_special_tokens=False)
+            response.headers.update(_ignored_header(service, body, chat))
+            return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+
+def _ignored_header(service: RouterService, body: ResponsesBody, chat: ChatBody) -> dict[str, str]:
+    chat_only = {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.template)}
+    return names_header({*body.ignored(), *chat_only})
 
 
 def _page(items: list[dict[str, Any]], *, after: str | None, limit: int) -> dict[str, Any]:
@@ -127,13 +149,12 @@ async def _create(service: RouterService, request: Request, body: ResponsesBody)
         store=store,
     )
     answer = ResponseFormat(record)
-    chat_only = {NAMES.get(name, name) for name in ignored_names(chat, service.chat_renderer.template)}
     return RecordedResponse(
         [output],
         answer,
         stream=bool(body.stream),
         write_timeout_s=service.settings.write_timeout_s,
-        headers=names_header({*body.ignored(), *chat_only}),
+        headers=_ignored_header(service, body, chat),
         ending=answer.ending,
         record=record,
     )

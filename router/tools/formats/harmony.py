@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from router.grammar.lark import TEXT_RULE, literal
-from router.tools.lark import FORM, Vocabulary, arguments, marker
+from router.tools.lark import Vocabulary, arguments, marker
 from router.tools.tool import CallRules, Tool, new_call_id
 from router.tools.turn import CallArguments, CallBegin, ContentText, ReasoningText, TurnPart
 from router.tools.turn_parser import TurnParser, num_held
@@ -16,6 +16,7 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 _ENDS: Final = (END, CALL, RETURN, START)
 _RECIPIENT: Final = re.compile(r"to=functions\.([A-Za-z0-9_.-]+)")
+_RECIPIENT_FIRST: Final = " to=functions."
 _CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*([a-z]+)")
 
 
@@ -24,18 +25,18 @@ class HarmonyFormat:
 
     name = "harmony"
     markers = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+    answer_head = (CHANNEL, "final", MESSAGE)
 
     def is_spoken_by(self, template: str) -> bool:
         """Channels and messages."""
         return CHANNEL in template and MESSAGE in template
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
-        """See ``ToolFormat``."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
+        """Lark text of the answers that the rules allow."""
         ends = ["call: " + " | ".join(_call(tool, vocabulary) for tool in rules.tools)]
         starts = ["call"]
-        if not rules.must_call:
-            ends.append(f"final: {final_message(vocabulary)} {FORM if has_form else 'TEXT'}")
-            ends += [] if has_form else [TEXT_RULE]
+        if not rules.calls_alone:
+            ends += [f"final: {final_message(vocabulary)} TEXT", TEXT_RULE]
             starts.append("final")
         return "\n".join([f"start: {' | '.join(starts)}", *ends])
 
@@ -46,7 +47,7 @@ class HarmonyFormat:
 
 def final_message(vocabulary: Vocabulary) -> str:
     """The term for what begins the answer itself."""
-    return f"{marker(CHANNEL, vocabulary)} {literal('final')} {marker(MESSAGE, vocabulary)}"
+    return " ".join(marker(item, vocabulary) for item in HarmonyFormat.answer_head)
 
 
 def messages_before(vocabulary: Vocabulary, *, max_thinking_tokens: int | None) -> str:
@@ -59,9 +60,12 @@ def messages_before(vocabulary: Vocabulary, *, max_thinking_tokens: int | None) 
 
 
 def _call(tool: Tool, vocabulary: Vocabulary) -> str:
-    head = f"{marker(CHANNEL, vocabulary)} {literal(f'commentary to=functions.{tool.name} ')}"
-    kind = f"{marker(CONSTRAIN, vocabulary)} {literal('json')} {marker(MESSAGE, vocabulary)}"
-    return f"{head} {kind} {arguments(tool)}"
+    """The recipient stands behind the channel, as models mostly write it, or before it, as templates do."""
+    channel, recipient = marker(CHANNEL, vocabulary), f"to=functions.{tool.name}"
+    behind = f"{channel} {literal(f'commentary {recipient} ')}"
+    before = f"{literal(f' {recipient}')} {channel} {literal('commentary ')}"
+    kind = f"{marker(CONSTRAIN, vocabulary)}? {literal('json')} {marker(MESSAGE, vocabulary)}"
+    return f"({behind} | {before}) {kind} {arguments(tool)}"
 
 
 class HarmonyParser:
@@ -83,22 +87,24 @@ class HarmonyParser:
         """Take more text; the parts that are certain now."""
         self._text += text
         while self._text:
-            num_before = len(self._text)
+            before = (self._is_header, len(self._text))
             yield from self._read_header() if self._is_header else self._read_message()
-            if len(self._text) == num_before:
+            if (self._is_header, len(self._text)) == before:
                 return
 
     def finish(self) -> Iterator[TurnPart]:
         """A message that never began is content, as it stands; a begun name of a role, or of a channel, is nothing."""
         rest, self._text = self._text, ""
+        is_text = rest.startswith(_RECIPIENT_FIRST) and CHANNEL not in rest
         if not self._is_header:
             yield from self._part(rest)
-        elif rest.strip() and not self._is_begun_header(rest):
+        elif rest.strip() and (is_text or not self._is_begun_header(rest)):
             yield ContentText(rest)
 
     @staticmethod
     def _is_begun_header(text: str) -> bool:
-        return text.startswith((START, CHANNEL)) or START.startswith(text) or CHANNEL.startswith(text)
+        begins = (START, CHANNEL, _RECIPIENT_FIRST)
+        return text.startswith(begins) or any(begin.startswith(text) for begin in begins)
 
     def _read_header(self) -> Iterator[TurnPart]:
         begin = self._text.find(MESSAGE)

@@ -6,7 +6,7 @@ from typing import Final
 
 from router.grammar.lark import TEXT_RULE, literal
 from router.tools.call_parser import NAME, CallParser, CallSyntax
-from router.tools.lark import FORM, Vocabulary, arguments, marker, text_until
+from router.tools.lark import Vocabulary, arguments, marker, text_until
 from router.tools.tool import CallRules, Tool
 from router.tools.turn_parser import TurnParser
 
@@ -20,20 +20,20 @@ class HermesFormat:
 
     name = "hermes"
     markers = (BEGIN, END)
+    answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
         """Qwen 3's coder models write the element too, with other elements in it instead of JSON."""
         return BEGIN in template and "<function=" not in template
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
-        """See ``ToolFormat``."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
+        """Lark text of the answers that the rules allow."""
         bodies = " | ".join(_body(tool) for tool in rules.tools)
         begin, end = marker(BEGIN, vocabulary), marker(END, vocabulary)
         lines = [f"call: ({bodies}) {end}"]
-        if rules.must_call or has_form:
+        if rules.calls_alone:
             repeat = f"(/\\n?/ {begin} call)*" if rules.may_call_many else ""
-            other = "" if rules.must_call else f"| {FORM}"
-            return "\n".join([f"start: {begin} call {repeat} {other}", *lines])
+            return "\n".join([f"start: {begin} call {repeat}", *lines])
         start = "start: (begin call)* TEXT" if rules.may_call_many else "start: begin call | TEXT"
         return "\n".join([start, text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from router.grammar.lark import TEXT_RULE, literal
 from router.tools.call_parser import NAME, CallParser, CallSyntax
-from router.tools.lark import FORM, Vocabulary, arguments, marker, text_until
+from router.tools.lark import Vocabulary, arguments, marker, text_until
 from router.tools.tool import CallRules, Tool
 from router.tools.turn_parser import TurnParser
 
@@ -30,19 +30,19 @@ class MistralListFormat:
 
     name = "mistral"
     markers = (BEGIN,)
+    answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
         """The marker, without the newer one of arguments."""
         return BEGIN in template and ARGS not in template
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
-        """See ``ToolFormat``."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
+        """Lark text of the answers that the rules allow."""
         lines = ["call: " + " | ".join(_object(tool) for tool in rules.tools)]
         calls = 'call (", " call)*' if rules.may_call_many else "call"
         lines.append(f'calls: /[ ]?/ "[" {calls} "]"')
-        if rules.must_call or has_form:
-            other = "" if rules.must_call else f"| {FORM}"
-            return "\n".join([f"start: {marker(BEGIN, vocabulary)} calls {other}", *lines])
+        if rules.calls_alone:
+            return "\n".join([f"start: {marker(BEGIN, vocabulary)} calls", *lines])
         return "\n".join(["start: begin calls | TEXT", text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])
 
     def parser(self, rules: CallRules) -> TurnParser:
@@ -55,19 +55,19 @@ class MistralArgsFormat:
 
     name = "mistral_args"
     markers = (BEGIN, ARGS)
+    answer_head = ()
 
     def is_spoken_by(self, template: str) -> bool:
         """Both markers."""
         return BEGIN in template and ARGS in template
 
-    def grammar(self, rules: CallRules, vocabulary: Vocabulary, *, has_form: bool = False) -> str:
-        """See ``ToolFormat``."""
+    def grammar(self, rules: CallRules, vocabulary: Vocabulary) -> str:
+        """Lark text of the answers that the rules allow."""
         args, begin = marker(ARGS, vocabulary), marker(BEGIN, vocabulary)
         lines = ["call: " + " | ".join(f"{literal(tool.name)} {args} {arguments(tool)}" for tool in rules.tools)]
         repeat = f"({begin} call)*" if rules.may_call_many else ""
-        if rules.must_call or has_form:
-            other = "" if rules.must_call else f"| {FORM}"
-            return "\n".join([f"start: {begin} call {repeat} {other}", *lines])
+        if rules.calls_alone:
+            return "\n".join([f"start: {begin} call {repeat}", *lines])
         start = f"start: begin call {repeat} | TEXT"
         return "\n".join([start, text_until("begin", BEGIN, vocabulary), *lines, TEXT_RULE])
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cluster.client_libraries import LIBRARIES, MAX_TOKENS, ClientLibrary, make_library
 from tests.support.cluster.cluster import ClusterProcess
+from tests.support.cluster.form_clients import FORM_CLIENTS, ask_typed
 from tests.support.cluster.tool_clients import TOOL_CLIENTS, call_tool
 
 USER = {"role": "user", "content": "Tell me a story about the sea."}
@@ -118,3 +119,8 @@ def test_instructor_tries_again_with_the_answer_that_was_no_json(
 def test_tools_are_called_with_arguments_that_fit(name: str, cluster: ClusterProcess, model: str) -> None:
     """The model has random weights: that calls are there and fit is the grammars' doing."""
     assert call_tool(name, cluster.url, model) in ({"unit": "celsius"}, {"unit": "kelvin"})
+
+
+@pytest.mark.parametrize("name", FORM_CLIENTS)
+def test_typed_answers_and_agents_that_end(name: str, cluster: ClusterProcess, model: str) -> None:
+    assert ask_typed(name, cluster.url, model) in ({"unit": "celsius"}, {"unit": "kelvin"})

@@ -46,6 +46,13 @@ CALLED = {
     "content": None,
     "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "stop", "arguments": '{"a": 1}'}}],
 }
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "sky",
+        "schema": {"type": "object", "properties": {"sky": {"enum": ["grey"]}}, "required": ["sky"]},
+    },
+}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "It stopped."}
 
 
@@ -64,6 +71,15 @@ def tools_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answering(path: Path, text: str) -> AbstractAsyncContextManager[RouterRig]:
     """A router whose workers say a text, and nothing else."""
     return router_rig(path, next_token=scripted(tokenizer().encode(text + EOS, add_special_tokens=False).ids))
+
+
+def allowed(mode: str, name: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}}]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def with_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -174,6 +190,8 @@ async def test_template_gets_tools_calls_and_results(tools_dir: Path) -> None:
         tokens = (await rig.client.post("/tokenize", json=conversation)).json()["tokens"]
         answer = await post(rig, **conversation)
         hidden = await post(rig, messages=[USER], tool_choice="none")
+        stop = await post(rig, messages=[USER], tools=[STOP])
+        allowed_stop = await post(rig, messages=[USER], tools=[WEATHER, STOP], tool_choice=allowed("auto", "stop"))
 
     text = tokenizer().decode(tokens, skip_special_tokens=False)
     assert '[{"type": "function", "function": {"name": "stop"}}]' in text
@@ -182,6 +200,7 @@ async def test_template_gets_tools_calls_and_results(tools_dir: Path) -> None:
     assert answer.status_code == hidden.status_code == 200
     assert answer.json()["usage"]["prompt_tokens"] == len(tokens)
     assert hidden.json()["usage"]["prompt_tokens"] < len(tokens)
+    assert allowed_stop.json()["usage"]["prompt_tokens"] == stop.json()["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +210,13 @@ async def test_template_gets_tools_calls_and_results(tools_dir: Path) -> None:
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [STOP, STOP]}, "tools"),
-        ({"tools": [{"type": "code"}]}, "tools"),
+        ({"tools": [{"type": "custom"}]}, "tools.0"),
+        ({"tools": [{"type": "function", "name": "a"}]}, "tools.0"),
+        ({"tool_choice": {"type": "function", "name": "stop"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice"),
+        ({"tool_choice": allowed("required", "other")}, "tool_choice"),
+        ({"tools": [STOP, with_schema({"a": {"type": "str"}})]}, "tools.1.function.parameters.properties.a"),
+        ({"tools": [with_schema({"a": {"$ref": "#/no"}})]}, "tools.0.function.parameters"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools.0.function.parameters"),
         (
@@ -237,6 +262,11 @@ GRAMMARS: Sequence[tuple[dict[str, Any], str | None]] = [
     ({}, "get_weather"),
     ({"tool_choice": "required"}, "get_weather"),
     ({"tool_choice": NAMED}, "get_weather"),
+    ({"tool_choice": allowed("auto", "stop")}, "start: (begin call)*"),
+    ({"tool_choice": allowed("required", "stop")}, "start: <["),
+    ({"response_format": FORM}, '"get_weather'),
+    ({"response_format": FORM}, '"enum":["grey"]'),
+    ({"response_format": FORM, "tool_choice": "required"}, '"get_weather'),
     ({"tools": None, "thinking_token_budget": 7}, "max_tokens=7"),
 ]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from router.grammar.grammar_text import json_schema_grammar
-from router.grammar.lark import TEXT_RULE, around
+from router.grammar.grammar_text import choice_grammar, json_schema_grammar
+from router.grammar.lark import TEXT_RULE
 from router.tools.formats import harmony
+from router.tools.lark import calls_or_form
 from router.tools.reasoning import REASONING_FORMATS, AnswerGrammar, BudgetError, Opening
 from router.tools.registry import TOOL_FORMATS
 from router.tools.tool import CallRules
@@ -29,10 +33,10 @@ TWO = {
 SPECIAL = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", *harmony.HarmonyFormat.markers)
 ANSWERS = dict.fromkeys(CALLS, "It is 5 < 7.") | {"harmony": "<|channel|>final<|message|>It is 5 < 7."}
 
-FORM_SCHEMA = {
+FORM: dict[str, Any] = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "ok": {"type": "boolean"}},
-    "required": ["name", "ok"],
+    "properties": {"city": {"type": "string"}, "name": {"type": "string"}},
+    "required": ["name"],
     "additionalProperties": False,
 }
 
@@ -87,36 +91,45 @@ def test_free_answers_say_anything_but_calls_that_do_not_fit(rig: GrammarRig, na
     assert not rig.allows(grammar, CALLS[name] % '{"city": 5}')
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_an_answer_of_a_given_form_is_calls_or_has_it(rig: GrammarRig, name: str) -> None:
-    form = json_schema_grammar(FORM_SCHEMA).text
-    top = TOOL_FORMATS[name].grammar(ANY, rig.vocabulary, has_form=True)
-    grammar = around(top, "form", form).text
-    head = "<|channel|>final<|message|>" if name == "harmony" else ""
-
-    assert rig.allows(grammar, head + '{"name": "get_weather", "ok": true}')
-    assert rig.allows(grammar, CALLS[name] % PARIS)
-    assert name not in TWO or rig.allows(grammar, TWO[name])
-    for wrong in (
-        ANSWERS[name],
-        head + '{"name": "get", "ok": 1}',
-        CALLS[name] % '{"city": 5}',
-        f"Well. {CALLS[name] % PARIS}",
-    ):
-        assert not rig.allows(grammar, wrong), wrong
-    if name != "harmony":
-        thinking = REASONING_FORMATS["think"].grammar(
-            AnswerGrammar(text=grammar), rig.vocabulary, opening=Opening.OPEN, max_thinking_tokens=None
-        )
-        assert rig.allows(thinking, 'hm</think>{"name": "get_weather", "ok": true}')
-        assert not rig.allows(thinking, "hm</think>No.")
-
-
 def test_text_may_stand_before_calls(rig: GrammarRig) -> None:
     for name in ("hermes", "mistral", "mistral_args"):
         grammar = TOOL_FORMATS[name].grammar(ANY, rig.vocabulary)
         assert rig.allows(grammar, f"Let me see. {CALLS[name] % PARIS}"), name
         assert not rig.allows(grammar, "Let me see. " + CALLS[name] % '{"days": 1}'), name
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_answers_are_calls_or_have_their_form(rig: GrammarRig, name: str) -> None:
+    tool_format = TOOL_FORMATS[name]
+    calls = tool_format.grammar(replace(ANY, has_form=True), rig.vocabulary)
+    head = ANSWERS[name].removesuffix("It is 5 < 7.")
+    grammars = {
+        form: calls_or_form(calls, tool_format.answer_head, made.text, rig.vocabulary).text
+        for form, made in (("schema", json_schema_grammar(FORM)), ("choice", choice_grammar(["yes", "no"])))
+    }
+
+    for grammar in grammars.values():
+        assert rig.allows(grammar, CALLS[name] % PARIS)
+        assert not rig.allows(grammar, CALLS[name] % '{"days": 1}')
+        assert not rig.allows(grammar, f"{head}anything")
+    assert rig.allows(grammars["choice"], f"{head}yes")
+    for fit in ('{"name": "get_weather"}', '{"city":"Paris", "name": "x"}', '{ "name": "stop" }'):
+        assert rig.allows(grammars["schema"], head + fit), fit
+    assert not rig.allows(grammars["schema"], f'{head}{{"name": 5}}')
+
+
+def test_a_form_is_behind_thinking_too(rig: GrammarRig) -> None:
+    hermes, tags = TOOL_FORMATS["hermes"], GrammarRig(special=(*SPECIAL, "<think>", "</think>"))
+    calls = hermes.grammar(replace(ANY, has_form=True), tags.vocabulary)
+    mixed = calls_or_form(calls, hermes.answer_head, choice_grammar(["yes"]).text, tags.vocabulary).text
+    answer = AnswerGrammar(text=mixed, names_channel=True)
+    grammar = REASONING_FORMATS["think"].grammar(
+        answer, tags.vocabulary, opening=Opening.FREE, max_thinking_tokens=None
+    )
+
+    assert tags.allows(grammar, "<think>So.</think>yes")
+    assert tags.allows(grammar, f"<think>So.</think>{CALLS['hermes'] % PARIS}")
+    assert not tags.allows(grammar, "<think>So.</think>no")
 
 
 def test_answers_begin_behind_thinking(rig: GrammarRig) -> None:
@@ -153,6 +166,17 @@ def test_thinking_ends_with_its_budget(rig: GrammarRig) -> None:
     assert tags.forced(none_at_all, "").startswith("</think>")
     with pytest.raises(BudgetError, match="no token"):
         think.grammar(answer, GrammarRig().vocabulary, opening=Opening.OPEN, max_thinking_tokens=4)
+
+
+def test_harmony_names_the_recipient_before_or_behind_the_channel(rig: GrammarRig) -> None:
+    grammar = TOOL_FORMATS["harmony"].grammar(REQUIRED, rig.vocabulary)
+
+    for head in ("<|channel|>commentary to=functions.%s ", " to=functions.%s<|channel|>commentary "):
+        for constrain in ("<|constrain|>", ""):
+            call = f"{head}{constrain}json<|message|>%s"
+            assert rig.allows(grammar, call % ("get_weather", PARIS))
+            assert not rig.allows(grammar, call % ("get_weather", '{"days": 1}'))
+            assert not rig.allows(grammar, call % ("other", "{}"))
 
 
 def test_harmony_answers_on_the_final_channel(rig: GrammarRig) -> None:

@@ -23,6 +23,7 @@ HERMES_STOP = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
 LLAMA = f'{{"name": "get_weather", "parameters": {PARIS}}}'
 LISTED = f'{{"name": "get_weather", "arguments": {PARIS}}}'
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
 HARMONY = f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{PARIS}"
 
 READ = [
@@ -37,6 +38,12 @@ READ = [
     ("mistral", f'So: [TOOL_CALLS][{LISTED}, {{"name": "stop", "arguments": {{}}}}]', "", "So:", [WEATHER, STOP]),
     ("mistral_args", f"[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]stop[ARGS]{{}}", "", "", [WEATHER, STOP]),
     ("harmony", f"{ANALYSIS}{HARMONY}", "Hm.", "", [WEATHER]),
+    ("harmony", f"{ANALYSIS}{HARMONY}<|call|>", "Hm.", "", [WEATHER]),
+    ("harmony", " to=functions.stop<|channel|>commentary json<|message|>{}<|call|>", "", "", [STOP]),
+    ("harmony", f"{ANALYSIS} to=functions.stop<|channel|>commentary json<|message|>{{}}", "Hm.", "", [STOP]),
+    ("harmony", f"{PREAMBLE}{HARMONY}", "", "Let me see.", [WEATHER]),
+    ("harmony", f"{HARMONY}<|call|><|start|>assistant{HARMONY}", "", "", [WEATHER, WEATHER]),
+    ("harmony", f"{ANALYSIS}<|channel|>final<|message|>Yes.<|return|>", "Hm.", "Yes.", []),
     ("harmony", f"{ANALYSIS}<|channel|>final<|message|>Yes.", "Hm.", "Yes.", []),
 ]
 
@@ -52,6 +59,8 @@ NO_CALLS = [
     ("mistral", '[TOOL_CALLS] [{"name": "unknown", "arguments": {}}]'),
     ("mistral_args", "[TOOL_CALLS]unknown[ARGS]{}"),
     ("harmony", "no channel at all"),
+    ("harmony", " to the point"),
+    ("harmony", " to=functions.stop"),
 ]
 
 WORDS = st.sampled_from(
@@ -59,6 +68,7 @@ WORDS = st.sampled_from(
         *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>"),
         *('{"name": "stop", "parameters": {}}', '{"name": "stop", "arguments": {}}', "{", "}", "[", "]"),
         *(",", ";", '"', "\\", " ", "\n", "word", "<", "[", '"name"', ":", "{}", "stop", "get_weather"),
+        *(" to=functions.stop", "<|channel|>commentary", "<|channel|>", "<|message|>", "<|start|>", "<|call|>"),
         *(HERMES, HERMES_STOP, LLAMA, LISTED, PARIS),
     ]
 )
@@ -134,6 +144,24 @@ def test_thinking_is_apart_from_content(
 ) -> None:
     for pieces in ([text], list(text)):
         assert plain(read(REASONING_FORMATS["think"].parser(PlainParser(), opening=opening), pieces)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel>thought\nHm, so.<channel|>Yes.", ("Hm, so.", "Yes.", [])),
+        ("<|channel>thought\n<channel|>Yes.", ("", "Yes.", [])),
+        ("<|channel>though", ("", "<|channel>though", [])),
+        ("<|channel>other", ("", "<|channel>other", [])),
+    ],
+)
+def test_first_marker_may_have_a_label(text: str, expected: tuple[str, str, list[tuple[str, str]]]) -> None:
+    gemma = REASONING_FORMATS["gemma4"]
+
+    assert gemma.opening("<|turn>model\n<|channel>thought\n<channel|>") is Opening.CLOSED
+    assert gemma.opening("<|turn>model\n") is Opening.FREE
+    for pieces in ([text], list(text)):
+        assert plain(read(gemma.parser(PlainParser(), opening=Opening.FREE), pieces)) == expected
 
 
 def test_calls_come_behind_thinking() -> None:

@@ -28,6 +28,14 @@ MISTRAL_11 = """{%- for tool in tools %}{{- '[TOOL_CALLS]' + name + '[ARGS]' + a
 MAGISTRAL = MISTRAL_11 + "{{- '[THINK]' + block['thinking'] + '[/THINK]' }}"
 GPT_OSS = """{%- if tools -%}{{- "<|start|>assistant<|channel|>analysis<|message|>" }}{%- endif -%}"""
 GEMMA_3 = "{{ '<start_of_turn>' + role + '\n' }}"
+FUNCTION_GEMMA = (
+    "{%- for tool in tools %}{{- '<start_function_declaration>' -}}{%- endfor %}"
+    "{{- '<start_function_call>call:' + function['name'] + '{' -}}"
+)
+GEMMA_4 = (
+    "{%- for tool in tools %}{{- '<|tool>' -}}{%- endfor %}{{- '<|tool_call>call:' + function['name'] + '{' -}}"
+    "{%- for part in text.split('<channel|>') -%}{%- if '<|channel>' in part -%}"
+)
 DEEPSEEK_R1 = (
     "{% if tools %}<\uff5ctool\u2581calls\u2581begin\uff5c>{% endif %}{% set content = content.split('</think>')[-1] %}"
 )
@@ -42,6 +50,8 @@ SPOKEN = [
     (MAGISTRAL, "mistral_args", "mistral"),
     (GPT_OSS, "harmony", "harmony"),
     (GEMMA_3, None, None),
+    (FUNCTION_GEMMA, "functiongemma", None),
+    (GEMMA_4, "gemma4", "gemma4"),
     (DEEPSEEK_R1, None, "think"),
 ]
 

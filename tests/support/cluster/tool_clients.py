@@ -27,7 +27,8 @@ def set_unit(unit: Literal["celsius", "kelvin"]) -> str:
     return unit
 
 
-def _openai(url: str) -> Any:
+def openai_client(url: str) -> Any:
+    """The official client."""
     import openai
 
     return openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=TIMEOUT_S)
@@ -37,7 +38,7 @@ def openai_parse(url: str, model: str) -> dict[str, Any]:
     """The official client, which checks the arguments against the model that the tool was made from."""
     import openai
 
-    answer = _openai(url).chat.completions.parse(
+    answer = openai_client(url).chat.completions.parse(
         model=model,
         messages=[{"role": "user", "content": ASK}],
         tools=[openai.pydantic_function_tool(Unit)],
@@ -54,7 +55,7 @@ def openai_stream(url: str, model: str) -> dict[str, Any]:
     """Its stream helper, with the tool named; the call and its result are sent back."""
     import openai
 
-    client = _openai(url)
+    client = openai_client(url)
     messages: list[Any] = [{"role": "user", "content": ASK}]
     with client.chat.completions.stream(
         model=model,
@@ -76,11 +77,18 @@ def openai_stream(url: str, model: str) -> dict[str, Any]:
     return dict(call.function.parsed_arguments.model_dump())
 
 
-def _langchain(url: str, model: str) -> Any:
+def langchain_client(url: str, model: str, **options: Any) -> Any:
+    """LangChain's."""
     from langchain_openai import ChatOpenAI
 
     return ChatOpenAI(
-        base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=TIMEOUT_S, model=model, max_tokens=MAX_TOKENS
+        base_url=f"{url}/v1",
+        api_key=KEY,
+        max_retries=0,
+        timeout=TIMEOUT_S,
+        model=model,
+        max_tokens=MAX_TOKENS,
+        **options,
     )
 
 
@@ -88,7 +96,7 @@ def langchain_tools(url: str, model: str) -> dict[str, Any]:
     """LangChain's tools: one is called, and its result goes back; streamed chunks add up to the same kind of call."""
     from langchain_core.messages import ToolMessage
 
-    llm = _langchain(url, model)
+    llm = langchain_client(url, model)
     bound = llm.bind_tools([Unit], tool_choice="Unit")
     answer = bound.invoke(ASK)
     call = answer.tool_calls[0]
@@ -104,7 +112,7 @@ def langchain_tools(url: str, model: str) -> dict[str, Any]:
 
 def langchain_structured(url: str, model: str) -> dict[str, Any]:
     """LangChain's structured output, by a tool."""
-    made = _langchain(url, model).with_structured_output(Unit, method="function_calling").invoke(ASK)
+    made = langchain_client(url, model).with_structured_output(Unit, method="function_calling").invoke(ASK)
     return dict(made.model_dump())
 
 
@@ -112,7 +120,7 @@ def instructor_tools(url: str, model: str) -> dict[str, Any]:
     """Instructor's mode that calls a tool."""
     import instructor
 
-    client = instructor.from_openai(_openai(url), mode=instructor.Mode.TOOLS)
+    client = instructor.from_openai(openai_client(url), mode=instructor.Mode.TOOLS)
     made = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": ASK}],

@@ -17,6 +17,7 @@ from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.params import PeerIdentity
 from router.api.app import build_app
 from router.service import RouterService
+from router.settings import RouterSettings
 from tests.support.engine.engine_config import small_engine_config
 from tests.support.engine.engine_pools import EngineMaker, EnginePool, engine_pools
 from tests.support.router.live_app import live_app
@@ -68,11 +69,11 @@ def model_engines(path: Path, *, drafting: Drafting | None = None) -> EngineMake
 
 @asynccontextmanager
 async def model_router(
-    path: Path, *, num_decode: int = 1, drafting: Drafting | None = None
+    path: Path, *, num_decode: int = 1, drafting: Drafting | None = None, settings: RouterSettings = FAST
 ) -> AsyncIterator[ModelRouter]:
     """Serve a checkpoint that has a tokenizer; at the end nothing of it is left."""
     async with engine_pools(num_decode=num_decode, make=model_engines(path, drafting=drafting)) as (prefill, decode):
-        service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, FAST)
+        service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, settings)
         await service.start()
         try:
             async with (

@@ -166,6 +166,18 @@ async def test_refusals_name_the_parameter(live: Live, options: dict[str, Any], 
     assert words in answer.json()["error"]["message"]
 
 
+async def test_refused_thread_tells_the_client_to_go_on_without_one(live: Live) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="thread") as caught:
+        await live.create(extra_body={"thread": {"type": "create"}})
+    with pytest.raises(anthropic.BadRequestError, match="mcp_servers") as other:
+        await live.create(extra_body={"mcp_servers": [{"type": "url"}]})
+
+    body: Any = caught.value.body
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert isinstance(other.value.body, dict)
+    assert "details" not in other.value.body["error"]
+
+
 async def test_errors_are_the_clients_own(live: Live) -> None:
     with pytest.raises(anthropic.NotFoundError, match="no-such-model"):
         await live.create(model="no-such-model")

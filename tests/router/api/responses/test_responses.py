@@ -253,6 +253,26 @@ async def test_what_has_no_effect_is_told(live: Live) -> None:
     assert told == ["include.reasoning.encrypted_content", "reasoning.effort", "reasoning.summary", "user"]
 
 
+async def test_count_of_input_tokens_is_that_of_the_prompt(live: Live) -> None:
+    tool: Any = {"type": "function", "name": "look"}
+    first = await live.create(instructions="Be brief.")
+    second = await live.create(input="more", previous_response_id=first.id)
+    count = live.client.responses.input_tokens.count
+
+    assert first.usage is not None
+    assert second.usage is not None
+    assert (await count(model="tiny", input="hi", instructions="Be brief.")).input_tokens == first.usage.input_tokens
+    following = await count(input="more", previous_response_id=first.id)
+    assert following.input_tokens == second.usage.input_tokens
+    assert following.object == "response.input_tokens"
+    with pytest.raises(openai.NotFoundError, match="other"):
+        await count(model="other", input="hi")
+    with pytest.raises(openai.BadRequestError, match="resp_none"):
+        await count(input="hi", previous_response_id="resp_none")
+    with pytest.raises(openai.BadRequestError, match=r"tools\.0"):
+        await count(input="hi", tools=[{**tool, "type": "web_search"}])
+
+
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=nothing"])
 async def test_wrong_pages_are_refused(live: Live, query: str) -> None:
     kept = await live.create()

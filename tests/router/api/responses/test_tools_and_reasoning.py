@@ -129,3 +129,62 @@ async def test_choice_of_no_tool_is_refused(rig: RouterRig, choice: Any, words: 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "tool_choice"
     assert words in answer.json()["error"]["message"]
+
+
+CONVERSATION: Any = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+BAD_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "str"}}}
+FORM: Any = {"type": "json_schema", "schema": {"enum": ["grey"]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "words"),
+    [
+        (
+            "/v1/responses",
+            {"tools": [{"type": "function", "name": "w", "parameters": BAD_SCHEMA}]},
+            "'tools.0.parameters.properties.a' is invalid: Invalid type: str",
+        ),
+        ("/v1/responses", {"tools": [{"type": "function", "name": "a b"}]}, "'tools.0.name'"),
+        ("/v1/responses", {"tools": [{"type": "function", "function": {"name": "w"}}]}, "beside the type"),
+        (
+            "/v1/responses",
+            {
+                "tools": [{"type": "function", "name": "w"}],
+                "tool_choice": {"type": "function", "function": {"name": "w"}},
+            },
+            "beside the type",
+        ),
+        (
+            "/v1/messages",
+            {"tools": [{"name": "w", "input_schema": BAD_SCHEMA}]},
+            "'tools.0.input_schema.properties.a' is invalid: Invalid type: str",
+        ),
+        ("/v1/messages", {"tool_choice": {"type": "any"}}, "there are no tools to call"),
+        ("/v1/messages", {"output_format": FORM, "output_config": {"format": FORM}}, "give one of them"),
+    ],
+)
+async def test_refusals_tell_where_a_tool_is_wrong(
+    rig: RouterRig, path: str, fields: dict[str, Any], words: str
+) -> None:
+    said = {"input": "x"} if path == "/v1/responses" else CONVERSATION
+    answer = await rig.client.post(path, json={**said, **fields})
+
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"input": "x", "text": {"format": {**FORM, "name": "sky"}}}),
+        ("/v1/messages", {"output_config": {"format": FORM}}),
+        ("/v1/messages", {"output_format": FORM}),
+    ],
+)
+async def test_workers_get_the_grammar_of_the_form(rig: RouterRig, path: str, fields: dict[str, Any]) -> None:
+    said = CONVERSATION if path == "/v1/messages" else {}
+    assert (await rig.client.post(path, json={**said, **fields})).status_code == 200
+
+    grammar = rig.prefill[0].seen[-1].sampling.grammar
+    assert grammar is not None
+    assert '"enum":["grey"]' in grammar
