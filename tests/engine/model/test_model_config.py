@@ -32,7 +32,7 @@ def _config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported; supported: Llama"),
+        ({"architectures": ["OPTForCausalLM"]}, "architecture OPTForCausalLM is not supported; supported: Llama"),
         ({"architectures": None}, "architecture none is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\) are not supported"),
@@ -42,7 +42,12 @@ def _config(**changes: Any) -> dict[str, Any]:
         ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"torch_dtype": "float64"}, "dtype float64 is not supported; supported: float32, bfloat16, float16"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported; supported: default, lin"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope type 'proportional' is not supported; supported: defa"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type longrope needs short_factor, long_factor"),
+        (
+            {"rope_scaling": {"rope_type": "su", "short_factor": [1.0] * 8, "long_factor": [1.0] * 9}},
+            "long_factor has 9 numbers, but 8 pairs of a head are rotated",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope type linear needs factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor, high_freq_factor"),
