@@ -93,7 +93,7 @@ def parse_rope_config(
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1.0
     if partial != 1.0 and not may_be_partial:
         raise CheckpointError(f"config.json: partial_rotary_factor {partial} is not supported, only 1.0 is")
-    name = parameters.get("rope_type", parameters.get("type")) or RopeType.DEFAULT
+    name = parameters.get("rope_type") or parameters.get("type") or RopeType.DEFAULT
     try:
         rope_type = _OTHER_NAMES.get(name) or RopeType(name)
     except ValueError:

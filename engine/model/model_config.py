@@ -153,6 +153,7 @@ def read_decoder_config(
     architecture: str,
     windows: Windows,
     head_dim: int | None = None,
+    eps: float = 1e-6,
     qkv_bias: bool = False,
     o_bias: bool = False,
     mlp_bias: bool = False,
@@ -160,10 +161,12 @@ def read_decoder_config(
     activation_key: str = "hidden_act",
     default_activation: str = "silu",
     may_be_partial: bool = False,
+    is_tied: bool = False,
 ) -> ModelConfig:
     """Check what the config.json of a decoder says, and put it together with what its architecture's file knows.
 
-    head_dim: the architecture's default where config.json states none; None for hidden_size / num_attention_heads.
+    head_dim, eps, default_activation, is_tied: the architecture's defaults where config.json states none; a head_dim of
+        None for hidden_size / num_attention_heads.
     activation_key: what the activation is called there. may_be_partial: heads may be rotated in part.
 
     Raises:
@@ -189,13 +192,13 @@ def read_decoder_config(
         head_dim=head_dim,
         max_model_len=_max_model_len(rope, max_position_embeddings),
         attention=tuple(AttentionSpec(scale=scale, rope=rope, window=window) for window in windows),
-        norm=NormSpec(eps=float(raw.get("rms_norm_eps", 1e-6))),
+        norm=NormSpec(eps=positive_number(raw, "rms_norm_eps", default=eps)),
         activation=_read_activation(raw, activation_key, default_activation),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", is_tied)),
         dtype=_dtype(raw),
         cpu_dtype=_dtype({"dtype": raw.get("baton_cpu_dtype") or _dtype(raw)}),
     )
@@ -230,11 +233,17 @@ def full_attention(raw: Mapping[str, Any]) -> Windows:
 
 def same_window(raw: Mapping[str, Any]) -> Windows:
     """Every layer has the window that ``sliding_window`` states; null is none."""
-    window = _sliding_window(raw)
+    window = sliding_window(raw)
     return (window,) * positive(raw, "num_hidden_layers")
 
 
-def _sliding_window(raw: Mapping[str, Any]) -> int | None:
+def optional_window(raw: Mapping[str, Any]) -> Windows:
+    """Every layer has the window that ``sliding_window`` states; none, where it is null or missing."""
+    window = None if raw.get("sliding_window") is None else positive(raw, "sliding_window")
+    return (window,) * positive(raw, "num_hidden_layers")
+
+
+def sliding_window(raw: Mapping[str, Any]) -> int | None:
     """What transformers takes where the key is missing is not what null says."""
     if "sliding_window" in raw and raw["sliding_window"] is None:
         return None
@@ -243,7 +252,7 @@ def _sliding_window(raw: Mapping[str, Any]) -> int | None:
 
 def windows_of_layers(raw: Mapping[str, Any]) -> Windows:
     """Layers named by ``layer_types`` or ``max_window_layers`` have the window, if ``use_sliding_window`` is on."""
-    num_layers, window = positive(raw, "num_hidden_layers"), _sliding_window(raw)
+    num_layers, window = positive(raw, "num_hidden_layers"), sliding_window(raw)
     if window is None or not raw.get("use_sliding_window", False):
         return full_attention(raw)
     layer_types = raw.get("layer_types")
@@ -282,6 +291,22 @@ def positive(raw: Mapping[str, Any], key: str, *, default: int | None = None) ->
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"config.json: {key} must be a positive integer, got {value!r}")
     return value
+
+
+def positive_number(raw: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
+    """A number of config.json that need not be whole.
+
+    Raises:
+        CheckpointError: It is missing and has no default, or is no positive number.
+    """
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise CheckpointError(f"config.json: {key} is missing")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json: {key} must be a positive number, got {value!r}")
+    return float(value)
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:

@@ -12,10 +12,18 @@ from engine.contract.errors import CheckpointError
 from engine.model.model_config import ModelConfig, read_config_json
 
 ARCHITECTURES: Final = {
+    "GPT2LMHeadModel": "gpt2",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 """What ``architectures`` in config.json may name, and the file in ``architectures/`` that knows it.
 
