@@ -24,6 +24,7 @@ NAMES: Final = TensorNames(
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
 )
+CPU_ONLY: Final = "capped attention scores"
 DEFAULT_HEAD_DIM: Final = 256
 DEFAULT_QUERY_SCALAR: Final = 256.0
 DEFAULT_SCORE_CAP: Final = 50.0
