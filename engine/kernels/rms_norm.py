@@ -30,12 +30,12 @@ def _add(hidden, delta, scale):
 
 
 @njit(**PART_OPTIONS)
-def normalize(source, weight, numbers, target):
+def normalize(source, weight, numbers, size, target):
     """target = source * (weight + offset) over its root mean square; ``target`` may be ``source``, and it may be
-    float32 where the others are not.
+    float32 where the others are not. ``size`` is the length of all, told apart so that the compiler sees that it is the
+    same for all rows.
     """
     epsilon, offset = numbers[EPSILON], numbers[OFFSET]
-    size = len(source)
     whole, total = size // LANES * LANES, np.float32(0.0)
     if whole > 0:
         total = square_sum(source.ctypes.data, whole, source[0])
@@ -60,7 +60,7 @@ def _run(p, hidden, delta, weight, output):
     while row < p[NUM_ROWS]:
         if p[DELTA] != 0:
             _add(hidden[row, :size], delta[row], numbers[DELTA_SCALE])
-        normalize(hidden[row, :size], weight, numbers, output[row, :size])
+        normalize(hidden[row, :size], weight, numbers, size, output[row, :size])
         row = take_next(p[COUNTER])
 
 

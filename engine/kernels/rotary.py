@@ -65,7 +65,7 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
             if p[QUERY_NORM if is_query else KEY_NORM] == 0:
                 _rotate(heads[token, head], cosine, sine, target)
             else:
-                normalize(heads[token, head], query_norm if is_query else key_norm, numbers, vector)
+                normalize(heads[token, head], query_norm if is_query else key_norm, numbers, head_dim, vector)
                 _rotate(vector, cosine, sine, target)
         block, offset = slots[token] // block_size, slots[token] % block_size
         first_row = block * p[BLOCK_ROWS] + p[FIRST_KEY] + offset
