@@ -229,6 +229,14 @@ def plan(
 
 
 @app.command(cls=Command)
+def models() -> None:
+    """List the architectures that are supported, and on what they run."""
+    from cluster.commands.models import print_models
+
+    print_models(sys.stdout)
+
+
+@app.command(cls=Command)
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue, or to answer.")],
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Answer it, by the model's chat template.")] = False,

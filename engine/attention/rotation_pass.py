@@ -9,6 +9,7 @@ import torch
 from engine.device.kv_cache import KVCache
 from engine.kernels import rotary as kernel
 from engine.kernels.call import KernelCall
+from engine.kernels.rms_norm import EPSILON, NUM_NORM_NUMBERS, OFFSET
 from engine.layers.attention_layer import AttentionLayer
 from engine.layers.heads import HeadTransform
 from engine.layers.rotary import Rotations
@@ -22,14 +23,14 @@ class RotationPass:
         self._rows_per_layer = 2 * layout.block_size
         rows_per_head = layout.layers_per_block * self._rows_per_layer
         rows_per_block = layout.num_kv_heads * rows_per_head
-        self._epsilon = ctypes.c_float()
+        self._numbers = (ctypes.c_float * NUM_NORM_NUMBERS)()
         self._call = KernelCall(kernel.compiled_rotation(layout.dtype), kernel.NUM_PARAMETERS)
         parameters = self._call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
         parameters[kernel.NUM_CACHE_ROWS] = len(cache.blocks) * rows_per_block
         parameters[kernel.BLOCK_SIZE] = layout.block_size
         parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = rows_per_block, rows_per_head
-        parameters[kernel.EPSILON] = ctypes.addressof(self._epsilon)
+        parameters[kernel.NUMBERS] = ctypes.addressof(self._numbers)
         parameters[kernel.HEAD_DIM] = layout.head_dim
 
     def run(
@@ -47,6 +48,7 @@ class RotationPass:
         parameters[kernel.HEADS], parameters[kernel.QUERY] = heads.data_ptr(), query.data_ptr()
         parameters[kernel.POSITIONS] = rotations.positions.data_ptr()
         parameters[kernel.TABLE], parameters[kernel.NUM_POSITIONS] = rotations.table.data_ptr(), len(rotations.table)
+        parameters[kernel.HALF] = rotations.table.shape[2]
         parameters[kernel.SLOTS], parameters[kernel.FIRST_KEY] = slots.data_ptr(), layer.index * self._rows_per_layer
         parameters[kernel.NUM_TOKENS] = len(heads)
         parameters[kernel.NUM_HEADS], parameters[kernel.NUM_KV_HEADS] = transform.num_heads, transform.num_kv_heads
@@ -60,4 +62,4 @@ class RotationPass:
         parameters[kernel.QUERY_NORM] = 0 if query_norm is None else query_norm.weight.data_ptr()
         parameters[kernel.KEY_NORM] = 0 if key_norm is None else key_norm.weight.data_ptr()
         if query_norm is not None:
-            self._epsilon.value = query_norm.eps
+            self._numbers[EPSILON], self._numbers[OFFSET] = query_norm.spec.eps, query_norm.spec.offset

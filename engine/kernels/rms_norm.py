@@ -11,24 +11,31 @@ from engine.kernels.machine_code import narrow, pointer, take_next, widen
 from engine.kernels.row_loops import add_row, scale_row, square_sum
 
 # The fields of the parameter block, all int64.
-COUNTER, HIDDEN, DELTA, WEIGHT, OUTPUT, EPSILON = range(6)  # addresses; EPSILON of a float32, DELTA 0 for none
-NUM_ROWS, SIZE = 6, 7
-NUM_PARAMETERS = 8
+COUNTER, HIDDEN, DELTA, WEIGHT, OUTPUT, NUMBERS = range(6)  # addresses; DELTA 0 for none
+NUM_ROWS, SIZE, HIDDEN_STRIDE, OUTPUT_STRIDE = 6, 7, 8, 9  # strides in numbers, of rows
+NUM_PARAMETERS = 10
+
+EPSILON, OFFSET, DELTA_SCALE = range(3)
+NUM_NORM_NUMBERS = 3
+"""What a norm goes by, float32: the offset is added to its weights, the delta is multiplied before it is added."""
 
 
 @njit(**PART_OPTIONS)
-def _add(hidden, delta):
+def _add(hidden, delta, scale):
     whole = len(hidden) // LANES * LANES
     if whole > 0:
-        add_row(hidden.ctypes.data, delta.ctypes.data, whole, hidden[0])
+        add_row(hidden.ctypes.data, delta.ctypes.data, whole, scale, hidden[0])
     for i in range(whole, len(hidden)):
-        hidden[i] = narrow(widen(hidden[i]) + widen(delta[i]), hidden[i])
+        hidden[i] = narrow(widen(hidden[i]) + scale * widen(delta[i]), hidden[i])
 
 
 @njit(**PART_OPTIONS)
-def normalize(source, weight, epsilon, target):
-    """target = source * weight over its root mean square; ``target`` may be float32 where the others are not."""
-    size = len(source)
+def normalize(source, weight, numbers, size, target):
+    """target = source * (weight + offset) over its root mean square; ``target`` may be ``source``, and it may be
+    float32 where the others are not. ``size`` is the length of all, told apart so that the compiler sees that it is the
+    same for all rows.
+    """
+    epsilon, offset = numbers[EPSILON], numbers[OFFSET]
     whole, total = size // LANES * LANES, np.float32(0.0)
     if whole > 0:
         total = square_sum(source.ctypes.data, whole, source[0])
@@ -36,20 +43,24 @@ def normalize(source, weight, epsilon, target):
         total += widen(source[i]) * widen(source[i])
     scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + epsilon)
     if whole > 0:
-        scale_row(source.ctypes.data, weight.ctypes.data, source[0], target.ctypes.data, target[0], whole, scale)
+        addresses = source.ctypes.data, weight.ctypes.data, target.ctypes.data
+        scale_row(addresses[0], addresses[1], source[0], addresses[2], target[0], whole, scale, offset)
     for i in range(whole, size):
-        target[i] = narrow(widen(source[i]) * scale * widen(weight[i]), target[i])
+        target[i] = narrow(widen(source[i]) * scale * (widen(weight[i]) + offset), target[i])
 
 
 @njit(**PART_OPTIONS)
 def _run(p, hidden, delta, weight, output):
-    """Take rows from the shared counter until none is left. hidden, delta, output: [num_rows, size]."""
-    epsilon = carray(pointer(p[EPSILON]), (1,), dtype=np.float32)[0]
+    """Take rows from the shared counter until none is left. Of hidden, [num_rows, stride], and output, with a stride of
+    its own, the first ``size`` of each row; delta: [num_rows, size].
+    """
+    size = p[SIZE]
+    numbers = carray(pointer(p[NUMBERS]), (NUM_NORM_NUMBERS,), dtype=np.float32)
     row = take_next(p[COUNTER])
     while row < p[NUM_ROWS]:
         if p[DELTA] != 0:
-            _add(hidden[row], delta[row])
-        normalize(hidden[row], weight, epsilon, output[row])
+            _add(hidden[row, :size], delta[row], numbers[DELTA_SCALE])
+        normalize(hidden[row, :size], weight, numbers, size, output[row, :size])
         row = take_next(p[COUNTER])
 
 
@@ -60,11 +71,11 @@ def compiled_norm(dtype):
 
     def norm(address):
         p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
-        shape = (p[NUM_ROWS], p[SIZE])
-        hidden = carray(pointer(p[HIDDEN]), shape, dtype=storage)
-        delta = carray(pointer(p[DELTA]), shape, dtype=storage)
-        weight = carray(pointer(p[WEIGHT]), (p[SIZE],), dtype=storage)
-        output = carray(pointer(p[OUTPUT]), shape, dtype=storage)
+        num_rows, size = p[NUM_ROWS], p[SIZE]
+        hidden = carray(pointer(p[HIDDEN]), (num_rows, p[HIDDEN_STRIDE]), dtype=storage)
+        delta = carray(pointer(p[DELTA]), (num_rows, size), dtype=storage)
+        weight = carray(pointer(p[WEIGHT]), (size,), dtype=storage)
+        output = carray(pointer(p[OUTPUT]), (num_rows, p[OUTPUT_STRIDE]), dtype=storage)
         _run(p, hidden, delta, weight, output)
 
     return compile_kernel(norm)

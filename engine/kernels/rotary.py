@@ -8,15 +8,16 @@ from numba import carray, njit
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
-from engine.kernels.rms_norm import normalize
+from engine.kernels.rms_norm import NUM_NORM_NUMBERS, normalize
 from engine.kernels.row_loops import rotate_row
 
 # The fields of the parameter block, all int64.
 COUNTER, HEADS, QUERY, POSITIONS, TABLE, SLOTS, ROWS = range(7)  # addresses
-QUERY_NORM, KEY_NORM, EPSILON = 7, 8, 9  # addresses; the norms 0 for none
+QUERY_NORM, KEY_NORM, NUMBERS = 7, 8, 9  # addresses; the norms 0 for none, NUMBERS those of ``rms_norm``
 NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 10, 11, 12, 13
 NUM_POSITIONS, NUM_CACHE_ROWS, FIRST_KEY, BLOCK_ROWS, HEAD_ROWS, BLOCK_SIZE = 14, 15, 16, 17, 18, 19
-NUM_PARAMETERS = 20
+HALF = 20  # pairs of a head that are rotated
+NUM_PARAMETERS = 21
 
 
 @njit(**PART_OPTIONS)
@@ -27,8 +28,11 @@ def _copy(source, target):
 
 @njit(**PART_OPTIONS)
 def _rotate(vector, cosine, sine, target):
+    """Rotate the first numbers of a head, as many as there are cosines and sines, and copy the others."""
     half = len(cosine)
-    if half % LANES == 0:
+    for d in range(2 * half, len(target)):
+        target[d] = narrow(widen(vector[d]), target[d])
+    if half > 0 and half % LANES == 0:
         addresses = vector.ctypes.data, cosine.ctypes.data, sine.ctypes.data, target.ctypes.data
         rotate_row(addresses[0], vector[0], addresses[1], addresses[2], addresses[3], half, target[0])
         return
@@ -44,13 +48,13 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
     """Take tokens from the shared counter until none is left.
 
     heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its keys are rotated in place; query: [num_tokens,
-    num_heads, head_dim]; table: [num_positions, 2, head_dim / 2]; rows: the cache, [num_cache_rows, head_dim]. A block
+    num_heads, head_dim]; table: [num_positions, 2, HALF]; rows: the cache, [num_cache_rows, head_dim]. A block
     has BLOCK_ROWS rows and each head of it HEAD_ROWS: those of a layer's keys from FIRST_KEY on, then its values.
     """
     num_heads, num_kv_heads, head_dim, block_size = p[NUM_HEADS], p[NUM_KV_HEADS], p[HEAD_DIM], p[BLOCK_SIZE]
     positions = carray(pointer(p[POSITIONS]), (p[NUM_TOKENS],), dtype=np.int64)
     slots = carray(pointer(p[SLOTS]), (p[NUM_TOKENS],), dtype=np.int64)
-    epsilon = carray(pointer(p[EPSILON]), (1,), dtype=np.float32)[0]
+    numbers = carray(pointer(p[NUMBERS]), (NUM_NORM_NUMBERS,), dtype=np.float32)
     vector = np.empty(head_dim, dtype=np.float32)
     token = take_next(p[COUNTER])
     while token < p[NUM_TOKENS]:
@@ -61,7 +65,7 @@ def _run(p, heads, query, table, rows, query_norm, key_norm):
             if p[QUERY_NORM if is_query else KEY_NORM] == 0:
                 _rotate(heads[token, head], cosine, sine, target)
             else:
-                normalize(heads[token, head], query_norm if is_query else key_norm, epsilon, vector)
+                normalize(heads[token, head], query_norm if is_query else key_norm, numbers, head_dim, vector)
                 _rotate(vector, cosine, sine, target)
         block, offset = slots[token] // block_size, slots[token] % block_size
         first_row = block * p[BLOCK_ROWS] + p[FIRST_KEY] + offset
@@ -83,7 +87,7 @@ def compiled_rotation(dtype):
         num_rows = p[NUM_HEADS] + 2 * p[NUM_KV_HEADS]
         heads = carray(pointer(p[HEADS]), (p[NUM_TOKENS], num_rows, head_dim), dtype=storage)
         query = carray(pointer(p[QUERY]), (p[NUM_TOKENS], p[NUM_HEADS], head_dim), dtype=storage)
-        table = carray(pointer(p[TABLE]), (p[NUM_POSITIONS], 2, head_dim // 2), dtype=storage)
+        table = carray(pointer(p[TABLE]), (p[NUM_POSITIONS], 2, p[HALF]), dtype=storage)
         rows = carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], head_dim), dtype=storage)
         query_norm = carray(pointer(p[QUERY_NORM]), (head_dim,), dtype=storage)
         key_norm = carray(pointer(p[KEY_NORM]), (head_dim,), dtype=storage)

@@ -6,6 +6,7 @@ is stored at the addresses before it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from numba import types
@@ -50,46 +51,71 @@ def soften_row(typing_context: Any, scores: Any, weights: Any, count: Any, highe
     return types.float32(types.int64, types.int64, types.int64, types.float32, types.float32, like), generate
 
 
+GELU_LINE = 2.0 * math.sqrt(2.0 / math.pi)
+GELU_CUBE = 0.044715 * GELU_LINE
+"""The approximation of GELU by a hyperbolic tangent is x * sigmoid(GELU_LINE * x + GELU_CUBE * x**3)."""
+
+
+def _activation_row(*, is_gelu: bool, is_gated: bool) -> Any:
+    """``row(gate, up, output, count, like)``: output = gate * sigmoid(gate, bent for GELU), times up if it is gated.
+
+    The exponential's argument is never above zero, whatever the sign of the gate.
+    """
+
+    @intrinsic
+    def row(typing_context: Any, gate: Any, up: Any, output: Any, count: Any, like: Any) -> Any:
+        """One row."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            gate, up, output, count, _ = arguments
+            lanes = Lanes(builder)
+
+            def step(offset: Any, state: Any) -> Any:
+                g = lanes.load(gate, offset, like)
+                bent = g
+                if is_gelu:
+                    slope = lanes.multiply_add(builder.fmul(g, g), floats(GELU_CUBE), floats(GELU_LINE))
+                    bent = builder.fmul(g, slope)
+                small = lanes.exponential(builder.fneg(lanes.magnitude(bent)))
+                is_positive = builder.fcmp_ordered(">=", bent, floats(0.0))
+                share = builder.fdiv(builder.select(is_positive, floats(1.0), small), builder.fadd(small, floats(1.0)))
+                product = builder.fmul(g, share)
+                if is_gated:
+                    product = builder.fmul(product, lanes.load(up, offset, like))
+                lanes.store(product, output, offset, like)
+                return state
+
+            lanes.fold(count, floats(0.0), step)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4, like), generate
+
+    return row
+
+
+silu_gate_row = _activation_row(is_gelu=False, is_gated=True)
+gelu_gate_row = _activation_row(is_gelu=True, is_gated=True)
+gelu_row = _activation_row(is_gelu=True, is_gated=False)
+
+
 @intrinsic
-def gate_row(typing_context: Any, gate: Any, up: Any, output: Any, count: Any, like: Any) -> Any:
-    """output = silu(gate) * up; the exponential's argument is never above zero, whatever the sign of the gate."""
+def add_row(typing_context: Any, hidden: Any, delta: Any, count: Any, scale: Any, like: Any) -> Any:
+    """hidden += scale * delta."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        gate, up, output, count, _ = arguments
+        hidden, delta, count, scale, _ = arguments
         lanes = Lanes(builder)
+        scale = lanes.spread(scale)
 
         def step(offset: Any, state: Any) -> Any:
-            g = lanes.load(gate, offset, like)
-            small = lanes.exponential(builder.fneg(lanes.magnitude(g)))
-            is_positive = builder.fcmp_ordered(">=", g, floats(0.0))
-            share = builder.fdiv(builder.select(is_positive, floats(1.0), small), builder.fadd(small, floats(1.0)))
-            product = builder.fmul(builder.fmul(g, share), lanes.load(up, offset, like))
-            lanes.store(product, output, offset, like)
-            return state
-
-        lanes.fold(count, floats(0.0), step)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4, like), generate
-
-
-@intrinsic
-def add_row(typing_context: Any, hidden: Any, delta: Any, count: Any, like: Any) -> Any:
-    """hidden += delta."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        hidden, delta, count, _ = arguments
-        lanes = Lanes(builder)
-
-        def step(offset: Any, state: Any) -> Any:
-            total = builder.fadd(lanes.load(hidden, offset, like), lanes.load(delta, offset, like))
+            total = lanes.multiply_add(lanes.load(delta, offset, like), scale, lanes.load(hidden, offset, like))
             lanes.store(total, hidden, offset, like)
             return state
 
         lanes.fold(count, floats(0.0), step)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 3, like), generate
+    return types.void(*[types.int64] * 3, types.float32, like), generate
 
 
 @intrinsic
@@ -111,25 +137,34 @@ def square_sum(typing_context: Any, numbers: Any, count: Any, like: Any) -> Any:
 
 @intrinsic
 def scale_row(
-    typing_context: Any, source: Any, weight: Any, like: Any, target: Any, target_like: Any, count: Any, scale: Any
+    typing_context: Any,
+    source: Any,
+    weight: Any,
+    like: Any,
+    target: Any,
+    target_like: Any,
+    count: Any,
+    scale: Any,
+    more: Any,
 ) -> Any:
-    """target = source * scale * weight."""
+    """target = source * scale * (weight + more); ``target`` may be ``source``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, weight, _, target, _, count, scale = arguments
+        source, weight, _, target, _, count, scale, more = arguments
         lanes = Lanes(builder)
-        scale = lanes.spread(scale)
+        scale, more = lanes.spread(scale), lanes.spread(more)
 
         def step(offset: Any, state: Any) -> Any:
             scaled = builder.fmul(lanes.load(source, offset, like), scale)
-            lanes.store(builder.fmul(scaled, lanes.load(weight, offset, like)), target, offset, target_like)
+            factor = builder.fadd(lanes.load(weight, offset, like), more)
+            lanes.store(builder.fmul(scaled, factor), target, offset, target_like)
             return state
 
         lanes.fold(count, floats(0.0), step)
         return context.get_dummy_value()
 
     number, address = types.float32, types.int64
-    return types.void(address, address, like, address, target_like, types.int64, number), generate
+    return types.void(address, address, like, address, target_like, types.int64, number, number), generate
 
 
 @intrinsic

@@ -12,14 +12,14 @@ class AttentionSpec:
     """What an architecture's file says of one layer, and what attention backends compute by.
 
     scale: what the products of queries and keys are multiplied with: their score.
-    rope: how queries and keys are rotated by their positions.
+    rope: how queries and keys are rotated by their positions; None: they are not.
     window: how many positions a token sees, itself included; None: all before it.
     softcap: scores ``s`` become ``softcap * tanh(s / softcap)``; None: they stay.
     has_sinks: each query head has a learned score that takes part in the softmax and brings no value.
     """
 
     scale: float
-    rope: RopeConfig
+    rope: RopeConfig | None
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False

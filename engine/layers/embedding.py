@@ -9,20 +9,30 @@ from engine.layers.packed_weight import Multiply, pack
 
 
 class Embedding:
-    """One vector a token: weight [vocab_size, hidden_size]."""
+    """One vector a token: weight [vocab_size, hidden_size]; its vectors are multiplied with ``scale``, rounded to the
+    model's dtype, when they are looked up.
+    """
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, scale: float = 1.0, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
+        self._scale = float(torch.tensor(scale, dtype=dtype))
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Look up [num_tokens] ids."""
-        return F.embedding(token_ids, self.weight)
+        vectors = F.embedding(token_ids, self.weight)
+        return vectors if self._scale == 1.0 else vectors.mul_(self._scale)
 
 
 class LMHead:
-    """Scores of the vocabulary. ``tied`` multiplies by the embedding's own matrix."""
+    """Scores of the vocabulary. ``tied`` multiplies by the embedding's own matrix.
 
-    def __init__(self, embedding: Embedding, *, tied: bool) -> None:
+    scale: what the scores are multiplied with. softcap: scores ``s`` then become ``softcap * tanh(s / softcap)``.
+    """
+
+    def __init__(self, embedding: Embedding, *, tied: bool, scale: float = 1.0, softcap: float | None = None) -> None:
+        self._scale, self._softcap = scale, softcap
         self._weight = embedding.weight if tied else torch.empty_like(embedding.weight)
         self._tied = tied
         self._multiply: Multiply | None = None
@@ -39,4 +49,9 @@ class LMHead:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Multiply: [num_rows, hidden_size] to [num_rows, vocab_size]."""
         assert self._multiply is not None, "pack() comes after loading"
-        return self._multiply(hidden)
+        logits = self._multiply(hidden)
+        if self._scale != 1.0:
+            logits = logits.mul_(self._scale)
+        if self._softcap is not None:
+            logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from engine.contract.config import Switch
 from engine.contract.errors import ConfigError
+from engine.layers.layer_spec import Activation, FusedSpec, NormSpec
 from engine.layers.rotary import rotate_halves
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -22,10 +23,22 @@ Compile = Callable[[Function], Function]
 """A function to one that does the same by generated kernels."""
 
 
-def gate_halves(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of [num_tokens, 2 * size], the gate first."""
+def activate_plain(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """An activation, element by element."""
+    return F.silu(x) if activation is Activation.SILU else F.gelu(x, approximate="tanh")
+
+
+def activate_halves(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(gate) * up of [num_tokens, 2 * size], the gate first."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return activate_plain(gate, activation) * up
+
+
+def root_mean_square_norm(x: torch.Tensor, weight: torch.Tensor, spec: NormSpec) -> torch.Tensor:
+    """The last dimension by its root mean square, then by a weight; an offset is added in float32."""
+    if spec.offset == 0:
+        return F.rms_norm(x, (x.shape[-1],), weight, spec.eps)
+    return F.rms_norm(x.float(), (x.shape[-1],), weight.float() + spec.offset, spec.eps).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +46,7 @@ class FusedOps:
     """Sequences of operators that see one token at a time, each one function so that it can become one kernel.
 
     add_norm: (hidden, delta, weight) adds ``delta`` to ``hidden`` in place and returns the sum normalised.
-    rotate: (heads, cosine, sine), ``rotate_halves``. gate: (gate_up), ``gate_halves``.
+    rotate: (heads, cosine, sine), ``rotate_halves``. gate: (gate_up), ``activate_halves``.
     """
 
     add_norm: Function
@@ -51,7 +64,7 @@ def generate(function: Function, *, backend: str | Callable[..., Any] = "inducto
 
 
 def choose_fused_ops(
-    asked: Switch, device: torch.device, dtype: torch.dtype, *, eps: float, compile_: Compile = generate
+    asked: Switch, device: torch.device, dtype: torch.dtype, *, spec: FusedSpec, compile_: Compile = generate
 ) -> FusedOps | None:
     """Generated kernels where they are wanted and can be had; None, with one warning that says why, where they cannot.
 
@@ -63,7 +76,7 @@ def choose_fused_ops(
     if device.type == "cpu":
         raise ConfigError(f"gpu.compile_elementwise is true, but the device is {device}; set it to auto or false")
     try:
-        return compile_fused_ops(device, dtype, eps=eps, compile_=compile_)
+        return compile_fused_ops(device, dtype, spec=spec, compile_=compile_)
     except Exception as error:  # no Triton, no compiler, no headers, too old a GPU: each has errors of its own
         reason = str(error).partition("\n")[0] or type(error).__name__
         if asked is True:
@@ -74,15 +87,18 @@ def choose_fused_ops(
 
 @torch.inference_mode()
 def compile_fused_ops(
-    device: torch.device, dtype: torch.dtype, *, eps: float, compile_: Compile = generate
+    device: torch.device, dtype: torch.dtype, *, spec: FusedSpec, compile_: Compile = generate
 ) -> FusedOps:
     """Fused operators that have run once for several tokens and once for one, so that they are compiled."""
 
     def add_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        hidden.add_(delta)
-        return F.rms_norm(hidden, (hidden.shape[-1],), weight, eps)
+        hidden.add_(delta, alpha=spec.residual_scale)
+        return root_mean_square_norm(hidden, weight, spec.norm)
 
-    fused_ops = FusedOps(add_norm=compile_(add_norm), rotate=compile_(rotate_halves), gate=compile_(gate_halves))
+    def gate(gate_up: torch.Tensor) -> torch.Tensor:
+        return activate_halves(gate_up, spec.activation)
+
+    fused_ops = FusedOps(add_norm=compile_(add_norm), rotate=compile_(rotate_halves), gate=compile_(gate))
     ones = partial(torch.ones, dtype=dtype, device=device)
     # Sizes that differ from each other: those that are equal would be taken for one and the same.
     for num_tokens in (8, 1):

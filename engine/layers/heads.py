@@ -8,7 +8,7 @@ import torch
 
 from engine.layers.fused_ops import FusedOps
 from engine.layers.norm import RMSNorm
-from engine.layers.rotary import Rotations, rotate
+from engine.layers.rotary import Rotations, rotate, rotate_halves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,5 @@ class HeadTransform:
         query, key, value = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if self.fused_ops is None:
-            return rotate(query, rotations), rotate(key, rotations), value
-        turn, cosine, sine = self.fused_ops.rotate, rotations.cosine, rotations.sine
-        return turn(query, cosine, sine), turn(key, cosine, sine), value
+        turn = rotate_halves if self.fused_ops is None else self.fused_ops.rotate
+        return rotate(query, rotations, turn), rotate(key, rotations, turn), value

@@ -24,13 +24,20 @@ class Linear:
         self.out_sizes = list(out_sizes)
         self._multiply: Multiply | None = None
 
-    def targets(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Where the projections called ``names`` are loaded: ``<name>.weight`` and, with a bias, ``<name>.bias``."""
+    def targets(self, names: Sequence[str], *, is_transposed: bool = False) -> dict[str, torch.Tensor]:
+        """Where the projections called ``names`` are loaded: ``<name>.weight`` and, with a bias, ``<name>.bias``.
+
+        One name for several projections means that the checkpoint has them side by side too. ``is_transposed``: it
+        has the weight as [in_size, out_size].
+        """
+        sizes = self.out_sizes if len(names) > 1 else [sum(self.out_sizes)]
+        weights = torch.split(self.weight, sizes)
         places = {
-            f"{name}.weight": part for name, part in zip(names, torch.split(self.weight, self.out_sizes), strict=True)
+            f"{name}.weight": weight.t() if is_transposed else weight
+            for name, weight in zip(names, weights, strict=True)
         }
         if self.bias is not None:
-            parts = torch.split(self.bias, self.out_sizes)
+            parts = torch.split(self.bias, sizes)
             places.update({f"{name}.bias": part for name, part in zip(names, parts, strict=True)})
         return places
 

@@ -1,6 +1,6 @@
-"""Root-mean-square normalisation.
+"""Norms of the residual stream and of heads.
 
-Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+Source: Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
 """
 
 from __future__ import annotations
@@ -12,53 +12,118 @@ from torch.nn import functional as F
 
 from engine.kernels import rms_norm as kernel
 from engine.kernels.call import KernelCall
-from engine.layers.fused_ops import FusedOps
+from engine.layers.fused_ops import FusedOps, root_mean_square_norm
+from engine.layers.layer_spec import NormKind, NormSpec
 
 
 class RMSNorm:
-    """Scales vectors to unit root mean square, then by a learnt weight; computed in float32 at least."""
+    """Scales vectors to unit root mean square, then by a learnt weight; computed in float32 at least.
+
+    delta_scale: what ``add_and_normalize`` multiplies with what it adds; that of ``fused_ops`` is the same.
+    """
 
     def __init__(
-        self, size: int, *, eps: float, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None = None
+        self,
+        size: int,
+        *,
+        spec: NormSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        delta_scale: float = 1.0,
+        fused_ops: FusedOps | None = None,
     ) -> None:
         self.weight = torch.empty(size, dtype=dtype, device=device)
-        self.eps = eps
+        self.spec = spec
+        self._delta_scale = delta_scale
         self._fused_ops = fused_ops
-        self._compiled = _CompiledNorm(self.weight, eps) if device.type == "cpu" else None
+        self._compiled = _CompiledNorm(self.weight, spec, delta_scale) if device.type == "cpu" else None
+
+    def targets(self, name: str) -> dict[str, torch.Tensor]:
+        """Where the tensors of the norm called ``name`` are loaded."""
+        return {f"{name}.weight": self.weight}
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension."""
-        return F.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
+        return root_mean_square_norm(hidden, self.weight, self.spec)
 
     def add_and_normalize(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
         """Add ``delta`` to ``hidden`` in place, and return the sum normalised; both [num_tokens, size]."""
         if self._compiled is not None:
-            return self._compiled(hidden, delta)
+            assert hidden.is_contiguous()
+            return self._compiled(hidden, delta, torch.empty_like(hidden))
         if delta is not None:
             if self._fused_ops is not None:
                 return self._fused_ops.add_norm(hidden, delta, self.weight)
-            hidden.add_(delta)
+            hidden.add_(delta, alpha=self._delta_scale)
         return self(hidden)
+
+    def normalize_in_place(self, part: torch.Tensor) -> None:
+        """Normalise [num_tokens, size], columns of a wider tensor, where they are."""
+        if self._compiled is not None:
+            self._compiled(part, None, part)
+        else:
+            part.copy_(self(part))
 
 
 class _CompiledNorm:
     """One pass over the tokens where torch takes ten operators."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, spec: NormSpec, delta_scale: float) -> None:
         self._weight = weight
-        self._epsilon = ctypes.c_float(eps)
+        self._numbers = (ctypes.c_float * kernel.NUM_NORM_NUMBERS)()
+        self._numbers[kernel.EPSILON], self._numbers[kernel.OFFSET] = spec.eps, spec.offset
+        self._numbers[kernel.DELTA_SCALE] = delta_scale
         self._call = KernelCall(kernel.compiled_norm(str(weight.dtype).removeprefix("torch.")), kernel.NUM_PARAMETERS)
         self._call.parameters[kernel.WEIGHT] = weight.data_ptr()
-        self._call.parameters[kernel.EPSILON] = ctypes.addressof(self._epsilon)
+        self._call.parameters[kernel.NUMBERS] = ctypes.addressof(self._numbers)
         self._call.parameters[kernel.SIZE] = len(weight)
 
-    def __call__(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-        assert hidden.is_contiguous()
+    def __call__(self, hidden: torch.Tensor, delta: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor:
+        """``hidden`` and ``output`` have rows of neighbouring numbers, as far apart as there may be."""
         assert delta is None or delta.is_contiguous()
-        output = torch.empty_like(hidden)
         parameters = self._call.parameters
         parameters[kernel.HIDDEN], parameters[kernel.OUTPUT] = hidden.data_ptr(), output.data_ptr()
+        parameters[kernel.HIDDEN_STRIDE], parameters[kernel.OUTPUT_STRIDE] = hidden.stride(0), output.stride(0)
         parameters[kernel.DELTA] = 0 if delta is None else delta.data_ptr()
         parameters[kernel.NUM_ROWS] = len(hidden)
         self._call.run_over(hidden.numel())
         return output
+
+
+class LayerNorm:
+    """Scales vectors to no mean and unit variance, then by a learnt weight, and adds a learnt bias."""
+
+    def __init__(
+        self, size: int, *, spec: NormSpec, dtype: torch.dtype, device: torch.device, delta_scale: float = 1.0
+    ) -> None:
+        self.weight, self.bias = torch.empty(2, size, dtype=dtype, device=device)
+        self.spec = spec
+        self._delta_scale = delta_scale
+
+    def targets(self, name: str) -> dict[str, torch.Tensor]:
+        """Where the tensors of the norm called ``name`` are loaded."""
+        return {f"{name}.weight": self.weight, f"{name}.bias": self.bias}
+
+    def add_and_normalize(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """Add ``delta`` to ``hidden`` in place, and return the sum normalised; both [num_tokens, size]."""
+        if delta is not None:
+            hidden.add_(delta, alpha=self._delta_scale)
+        return F.layer_norm(hidden, (hidden.shape[-1],), self.weight, self.bias, self.spec.eps)
+
+
+Norm = RMSNorm | LayerNorm
+
+
+def build_norm(
+    spec: NormSpec,
+    size: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    delta_scale: float = 1.0,
+    fused_ops: FusedOps | None = None,
+) -> Norm:
+    """The norm that a spec describes."""
+    if spec.kind is NormKind.LAYER:
+        return LayerNorm(size, spec=spec, dtype=dtype, device=device, delta_scale=delta_scale)
+    return RMSNorm(size, spec=spec, dtype=dtype, device=device, delta_scale=delta_scale, fused_ops=fused_ops)

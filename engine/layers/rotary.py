@@ -1,11 +1,12 @@
 """Rotary position embedding with the scalings of RopeConfig.
 
-Source: Su et al., RoFormer, 2021; Peng et al., YaRN, 2023.
+Source: Su et al., RoFormer, 2021; Peng et al., YaRN, 2023; Ding et al., LongRoPE, 2024.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +18,9 @@ from engine.layers.rope_config import RopeConfig, RopeType
 class Rotations:
     """The rotations of one step's tokens, shared by all layers.
 
-    table: [max_positions, 2, head_dim / 2] cosine and sine of every position, in the model's dtype.
-    positions: [num_tokens], int64. cosine, sine: [num_tokens, 1, head_dim / 2], where an operator needs them.
+    table: [max_positions, 2, num_pairs] cosine and sine of every position, in the model's dtype; num_pairs is half of
+        head_dim, less where only the first part of a head is rotated, and 0 where none of it is.
+    positions: [num_tokens], int64. cosine, sine: [num_tokens, 1, num_pairs], where an operator needs them.
     """
 
     table: torch.Tensor
@@ -28,14 +30,17 @@ class Rotations:
 
 
 class RotaryEmbedding:
-    """Rotates queries and keys by their positions; the angles are computed once, in float32."""
+    """Rotates queries and keys by their positions, if ``config`` is given; the angles are computed once, in float32."""
 
     def __init__(
-        self, config: RopeConfig, *, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
+        self, config: RopeConfig | None, *, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        frequencies = inverse_frequencies(config, head_dim=head_dim)
-        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
-        table = torch.stack((angles.cos(), angles.sin()), dim=1) * attention_scaling(config)
+        if config is None:
+            table = torch.empty(max_positions, 2, 0)
+        else:
+            frequencies = inverse_frequencies(config, head_dim=head_dim)
+            angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
+            table = torch.stack((angles.cos(), angles.sin()), dim=1) * attention_scaling(config)
         self._table = table.to(device=device, dtype=dtype).contiguous()
 
     def rotations(self, positions: torch.Tensor) -> Rotations:
@@ -44,23 +49,35 @@ class RotaryEmbedding:
         return Rotations(table=self._table, positions=positions, cosine=rows[:, 0, None, :], sine=rows[:, 1, None, :])
 
 
-def rotate(heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
-    """Rotate [num_tokens, num_heads, head_dim]; the first and the second half of a head are the two coordinates."""
-    return rotate_halves(heads, rotations.cosine, rotations.sine)
-
-
 def rotate_halves(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """The same, by cosine and sine of [num_tokens, 1, head_dim / 2]."""
+    """Rotate [num_tokens, num_heads, head_dim] by cosine and sine of [num_tokens, 1, head_dim / 2]; the first and the
+    second half of a head are the two coordinates.
+    """
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
+def rotate(heads: torch.Tensor, rotations: Rotations, turn: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Rotate heads, or as much of each as has angles, by ``rotate_halves`` or what does the same."""
+    num_rotated = 2 * rotations.cosine.shape[-1]
+    if num_rotated == heads.shape[-1]:
+        return turn(heads, rotations.cosine, rotations.sine)
+    if num_rotated == 0:
+        return heads
+    rotated = turn(heads[..., :num_rotated], rotations.cosine, rotations.sine)
+    return torch.cat((rotated, heads[..., num_rotated:]), dim=-1)
+
+
 def attention_scaling(config: RopeConfig) -> float:
-    """The factor on cosine and sine; other than 1 only for yarn."""
-    if config.rope_type is not RopeType.YARN:
+    """The factor on cosine and sine; other than 1 only for yarn and longrope."""
+    if config.rope_type not in (RopeType.YARN, RopeType.LONGROPE):
         return 1.0
     if config.attention_factor is not None:
         return config.attention_factor
+    if config.rope_type is RopeType.LONGROPE:
+        if config.factor <= 1.0:
+            return 1.0
+        return math.sqrt(1 + math.log(config.factor) / math.log(config.original_max_position_embeddings))
     if config.mscale and config.mscale_all_dim:
         return _yarn_mscale(config.factor, config.mscale) / _yarn_mscale(config.factor, config.mscale_all_dim)
     return _yarn_mscale(config.factor, 1.0)
@@ -71,8 +88,9 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def inverse_frequencies(config: RopeConfig, *, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair of coordinates, [head_dim / 2] in float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    """Radians per position of each pair of coordinates that is rotated, in float32: [head_dim / 2], or less."""
+    rotary_dim = config.rotary_dim(head_dim)
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     plain = 1.0 / config.theta**exponents
     match config.rope_type:
         case RopeType.DEFAULT:
@@ -82,7 +100,9 @@ def inverse_frequencies(config: RopeConfig, *, head_dim: int) -> torch.Tensor:
         case RopeType.LLAMA3:
             return _llama3(plain, config)
         case RopeType.YARN:
-            return _yarn(plain, config, head_dim)
+            return _yarn(plain, config, rotary_dim)
+        case RopeType.LONGROPE:
+            return 1.0 / (torch.tensor(config.pair_factors) * config.theta**exponents)
 
 
 def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
@@ -94,18 +114,18 @@ def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
     return (1.0 - blend) * plain / config.factor + blend * plain
 
 
-def _yarn(plain: torch.Tensor, config: RopeConfig, head_dim: int) -> torch.Tensor:
+def _yarn(plain: torch.Tensor, config: RopeConfig, rotary_dim: int) -> torch.Tensor:
     """Blend of stretched and plain frequencies along a ramp between ``beta_fast`` and ``beta_slow`` rotations."""
 
     def dimension_of(num_rotations: float) -> float:
         original = config.original_max_position_embeddings
-        return head_dim * math.log(original / (num_rotations * 2 * math.pi)) / (2 * math.log(config.theta))
+        return rotary_dim * math.log(original / (num_rotations * 2 * math.pi)) / (2 * math.log(config.theta))
 
     low, high = dimension_of(config.beta_fast), dimension_of(config.beta_slow)
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     if low == high:
         high += 0.001  # keeps the ramp finite
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
     return plain / config.factor * ramp + plain * (1.0 - ramp)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import CheckpointError
 from engine.layers.attention_spec import AttentionSpec
+from engine.layers.layer_spec import Activation, FusedSpec, NormSpec, QueryKeyNorm
 from engine.layers.rope_config import RopeConfig, RopeType, parse_rope_config
+from engine.model.tensor_names import LLAMA_NAMES, TensorNames
 from kv_transfer.layout import KVCacheGroup, group_layers
 
-SUPPORTED_ACTIVATIONS = ("silu", "swish")
+SUPPORTED_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+}
+"""By the names of transformers, which has several for one function."""
+
 SUPPORTED_DTYPES = ("float32", "bfloat16", "float16")
 
 DEFAULT_SLIDING_WINDOW = 4096
@@ -25,7 +36,12 @@ DEFAULT_SLIDING_WINDOW = 4096
 class ModelConfig:
     """What distinguishes one decoder-only transformer from another.
 
-    attention: how each layer attends.
+    attention: how each layer attends. norm: those between its layers, and of queries and keys where ``qk_norm`` is.
+    has_gated_mlp: one half of the MLP's first product is what the other half, bent by ``activation``, is multiplied
+        with.
+    num_learned_positions: positions that have a learnt vector, which is added to the token's; 0: none have.
+    embedding_scale, residual_scale, logit_scale: what embeddings, what each part of a layer adds to the residual
+        stream, and logits are multiplied with. logit_softcap: logits ``x`` become ``cap * tanh(x / cap)``.
     dtype: the checkpoint's, one of ``SUPPORTED_DTYPES``.
     cpu_dtype: what the checkpoint asks to run in on a CPU, by the key ``baton_cpu_dtype``. In 16 bits the matrix
         library's rounding depends on how many requests share a step, so that near-ties can fall either way; a model
@@ -40,16 +56,24 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
     max_model_len: int
     attention: tuple[AttentionSpec, ...]
+    norm: NormSpec
+    activation: Activation
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    qk_norm: bool
+    qk_norm: QueryKeyNorm
     tie_word_embeddings: bool
     dtype: str
     cpu_dtype: str
+    has_gated_mlp: bool = True
+    num_learned_positions: int = 0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    names: TensorNames = LLAMA_NAMES
 
     @property
     def num_layers(self) -> int:
@@ -57,8 +81,8 @@ class ModelConfig:
         return len(self.attention)
 
     @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        """The rotary embeddings of its layers, each once."""
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """The rotary embeddings of its layers, each once; None for layers without."""
         return tuple(dict.fromkeys(spec.rope for spec in self.attention))
 
     @property
@@ -66,6 +90,19 @@ class ModelConfig:
         """Its layers by whose KV shares blocks. A window that no sequence outgrows is none."""
         windows = [spec.window for spec in self.attention]
         return group_layers([None if window is None or window >= self.max_model_len else window for window in windows])
+
+    def for_length(self, max_model_len: int) -> ModelConfig:
+        """The same in an engine whose sequences are no longer than that (``RopeConfig.for_length``)."""
+        specs = (
+            spec if spec.rope is None else dataclasses.replace(spec, rope=spec.rope.for_length(max_model_len))
+            for spec in self.attention
+        )
+        return dataclasses.replace(self, attention=tuple(specs))
+
+    @property
+    def fused_spec(self) -> FusedSpec:
+        """What lies between its matrix products."""
+        return FusedSpec(norm=self.norm, residual_scale=self.residual_scale, activation=self.activation)
 
     @property
     def q_size(self) -> int:
@@ -116,58 +153,77 @@ def read_decoder_config(
     architecture: str,
     windows: Windows,
     head_dim: int | None = None,
+    eps: float = 1e-6,
     qkv_bias: bool = False,
     o_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QueryKeyNorm = QueryKeyNorm.NONE,
+    activation_key: str = "hidden_act",
+    default_activation: str = "silu",
+    may_be_partial: bool = False,
+    is_tied: bool = False,
 ) -> ModelConfig:
-    """Check what the config.json of a decoder with gated MLPs says, and put it together with what its file knows.
+    """Check what the config.json of a decoder says, and put it together with what its architecture's file knows.
 
-    head_dim: the architecture's default where config.json states none; None for hidden_size / num_attention_heads.
+    head_dim, eps, default_activation, is_tied: the architecture's defaults where config.json states none; a head_dim of
+        None for hidden_size / num_attention_heads.
+    activation_key: what the activation is called there. may_be_partial: heads may be rotated in part.
 
     Raises:
         CheckpointError: Something is missing, contradictory, or of a kind that is not supported; the message lists
             what is.
     """
-    activation = raw.get("hidden_act") or "silu"
-    if activation not in SUPPORTED_ACTIVATIONS:
-        supported = ", ".join(SUPPORTED_ACTIVATIONS)
-        raise CheckpointError(f"config.json: hidden_act {activation!r} is not supported; supported: {supported}")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise CheckpointError(f"config.json: quantized weights ({method}) are not supported")
+    num_heads, num_kv_heads, head_dim = _read_heads(raw, head_dim)
+    max_position_embeddings = positive(raw, "max_position_embeddings")
+    rope = parse_rope_config(
+        raw, max_position_embeddings=max_position_embeddings, head_dim=head_dim, may_be_partial=may_be_partial
+    )
+    scale = 1 / math.sqrt(head_dim)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=positive(raw, "vocab_size"),
+        hidden_size=positive(raw, "hidden_size"),
+        intermediate_size=positive(raw, "intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_model_len=_max_model_len(rope, max_position_embeddings),
+        attention=tuple(AttentionSpec(scale=scale, rope=rope, window=window) for window in windows),
+        norm=NormSpec(eps=positive_number(raw, "rms_norm_eps", default=eps)),
+        activation=_read_activation(raw, activation_key, default_activation),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", is_tied)),
+        dtype=_dtype(raw),
+        cpu_dtype=_dtype({"dtype": raw.get("baton_cpu_dtype") or _dtype(raw)}),
+    )
+
+
+def _read_heads(raw: Mapping[str, Any], default_head_dim: int | None) -> tuple[int, int, int]:
+    """Heads of queries, heads of keys, and the size of each."""
     num_heads = positive(raw, "num_attention_heads")
     num_kv_heads = positive(raw, "num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
         raise CheckpointError(
             f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
         )
-    hidden_size = positive(raw, "hidden_size")
-    head_dim = positive(raw, "head_dim", default=head_dim or hidden_size // num_heads)
+    head_dim = positive(raw, "head_dim", default=default_head_dim or positive(raw, "hidden_size") // num_heads)
     if head_dim % 2:
         raise CheckpointError(f"config.json: head_dim {head_dim} is odd")
-    max_position_embeddings = positive(raw, "max_position_embeddings")
-    rope = parse_rope_config(raw, max_position_embeddings=max_position_embeddings)
-    scale = 1 / math.sqrt(head_dim)
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=positive(raw, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=positive(raw, "intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        max_model_len=_max_model_len(rope, max_position_embeddings),
-        attention=tuple(AttentionSpec(scale=scale, rope=rope, window=window) for window in windows),
-        qkv_bias=qkv_bias,
-        o_bias=o_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        dtype=_dtype(raw),
-        cpu_dtype=_dtype({"dtype": raw.get("baton_cpu_dtype") or _dtype(raw)}),
-    )
+    return num_heads, num_kv_heads, head_dim
+
+
+def _read_activation(raw: Mapping[str, Any], key: str, default: str) -> Activation:
+    name = raw.get(key) or default
+    if name not in SUPPORTED_ACTIVATIONS:
+        supported = ", ".join(SUPPORTED_ACTIVATIONS)
+        raise CheckpointError(f"config.json: {key} {name!r} is not supported; supported: {supported}")
+    return SUPPORTED_ACTIVATIONS[name]
 
 
 def full_attention(raw: Mapping[str, Any]) -> Windows:
@@ -177,11 +233,17 @@ def full_attention(raw: Mapping[str, Any]) -> Windows:
 
 def same_window(raw: Mapping[str, Any]) -> Windows:
     """Every layer has the window that ``sliding_window`` states; null is none."""
-    window = _sliding_window(raw)
+    window = sliding_window(raw)
     return (window,) * positive(raw, "num_hidden_layers")
 
 
-def _sliding_window(raw: Mapping[str, Any]) -> int | None:
+def optional_window(raw: Mapping[str, Any]) -> Windows:
+    """Every layer has the window that ``sliding_window`` states; none, where it is null or missing."""
+    window = None if raw.get("sliding_window") is None else positive(raw, "sliding_window")
+    return (window,) * positive(raw, "num_hidden_layers")
+
+
+def sliding_window(raw: Mapping[str, Any]) -> int | None:
     """What transformers takes where the key is missing is not what null says."""
     if "sliding_window" in raw and raw["sliding_window"] is None:
         return None
@@ -190,14 +252,23 @@ def _sliding_window(raw: Mapping[str, Any]) -> int | None:
 
 def windows_of_layers(raw: Mapping[str, Any]) -> Windows:
     """Layers named by ``layer_types`` or ``max_window_layers`` have the window, if ``use_sliding_window`` is on."""
-    num_layers, window = positive(raw, "num_hidden_layers"), _sliding_window(raw)
+    num_layers, window = positive(raw, "num_hidden_layers"), sliding_window(raw)
     if window is None or not raw.get("use_sliding_window", False):
         return full_attention(raw)
     layer_types = raw.get("layer_types")
     if layer_types is None:
         first = int(raw.get("max_window_layers", 28))
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    known = {"full_attention": None, "sliding_attention": window}
+    return windows_by_type(layer_types, num_layers=num_layers, window=window)
+
+
+def windows_by_type(layer_types: Sequence[str], *, num_layers: int, window: int | None) -> Windows:
+    """The window of each layer by what ``layer_types`` calls it.
+
+    Raises:
+        CheckpointError: An unknown type, or not one for each layer.
+    """
+    known: dict[str, int | None] = {"full_attention": None, "sliding_attention": window}
     unknown = set(layer_types) - known.keys()
     if unknown or len(layer_types) != num_layers:
         raise CheckpointError(
@@ -220,6 +291,22 @@ def positive(raw: Mapping[str, Any], key: str, *, default: int | None = None) ->
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"config.json: {key} must be a positive integer, got {value!r}")
     return value
+
+
+def positive_number(raw: Mapping[str, Any], key: str, *, default: float | None = None) -> float:
+    """A number of config.json that need not be whole.
+
+    Raises:
+        CheckpointError: It is missing and has no default, or is no positive number.
+    """
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise CheckpointError(f"config.json: {key} is missing")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json: {key} must be a positive number, got {value!r}")
+    return float(value)
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:

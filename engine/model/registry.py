@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,16 +13,53 @@ from engine.contract.errors import CheckpointError
 from engine.model.model_config import ModelConfig, read_config_json
 
 ARCHITECTURES: Final = {
+    "GPT2LMHeadModel": "gpt2",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 """What ``architectures`` in config.json may name, and the file in ``architectures/`` that knows it.
 
 Such a file has ``read_config``, which turns the content of config.json into a ``ModelConfig`` or raises CheckpointError
-for what it cannot serve; and, where the model is no plain ``Decoder``, a subclass of that by the name ``Model``.
+for what it cannot serve; and, where the model is no plain ``Decoder``, a subclass of that by the name ``Model``. The
+first line of its docstring is ``<family>: <what it is>``; ``CPU_ONLY``, if it has one, is what GPUs lack for its usual
+checkpoints.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureFacts:
+    """What is told of an architecture that can be loaded. cpu_only: what GPUs lack for it; None: it runs on both."""
+
+    name: str
+    family: str
+    description: str
+    cpu_only: str | None
+
+
+def architectures() -> list[ArchitectureFacts]:
+    """All that can be loaded, by family."""
+    facts = []
+    for name in ARCHITECTURES:
+        module = architecture_module(name)
+        family, _, description = (module.__doc__ or "").partition("\n")[0].partition(": ")
+        facts.append(
+            ArchitectureFacts(
+                name=name,
+                family=family,
+                description=description.rstrip("."),
+                cpu_only=getattr(module, "CPU_ONLY", None),
+            )
+        )
+    return sorted(facts, key=lambda fact: fact.family)
 
 
 def load_model_config(path: Path) -> ModelConfig:

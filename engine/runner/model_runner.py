@@ -84,6 +84,7 @@ class ModelRunner:
             bound_kernel_caches()
         self.dtype = choose_dtype(source.dtype, self.model_config, self.device)
         self.max_model_len = _choose_max_model_len(config.scheduler.max_model_len, self.model_config)
+        self.model_config = self.model_config.for_length(self.max_model_len)
         if source.num_threads is not None:
             torch.set_num_threads(source.num_threads)
         self.layout = self._describe_layout()
@@ -129,7 +130,7 @@ class ModelRunner:
             device=self.device,
             has_own_head=has_tensor(config.model.path, "lm_head.weight"),
             fused_ops=choose_fused_ops(
-                config.gpu.compile_elementwise, self.device, self.dtype, eps=self.model_config.rms_norm_eps
+                config.gpu.compile_elementwise, self.device, self.dtype, spec=self.model_config.fused_spec
             ),
         )
         load_weights(config.model.path, model.targets(), progress=progress)

@@ -15,14 +15,15 @@ import engine
 GATE = """
 import ctypes
 import numpy as np
-from engine.kernels import gated_silu as kernel
+from engine.kernels import activation as kernel
 
 counter, gate_up, output = np.zeros(1, np.int64), np.full((1, 64), 3, np.float32), np.zeros((1, 32), np.float32)
 parameters = np.zeros(kernel.NUM_PARAMETERS, np.int64)
 parameters[kernel.COUNTER] = counter.ctypes.data
-parameters[kernel.GATE_UP], parameters[kernel.OUTPUT] = gate_up.ctypes.data, output.ctypes.data
+parameters[kernel.INPUT], parameters[kernel.OUTPUT] = gate_up.ctypes.data, output.ctypes.data
 parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = output.shape
-ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.compiled_gate("float32"))(parameters.ctypes.data)
+parameters[kernel.KIND] = kernel.SILU_GATE
+ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.compiled_activation("float32"))(parameters.ctypes.data)
 print(output[0, 0])
 """
 SILU_OF_3_TIMES_3 = 8.573
@@ -53,7 +54,7 @@ def run_gate(sources: Path, **environment: str) -> float:
 
 
 def compiled_files(folder: Path) -> set[Path]:
-    return set(folder.rglob("gated_silu*.nbc"))
+    return set(folder.rglob("activation*.nbc"))
 
 
 def test_a_change_in_what_a_kernel_calls_compiles_it_anew(sources: Path, tmp_path: Path) -> None:

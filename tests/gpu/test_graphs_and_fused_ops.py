@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from engine.contract.config import CacheConfig, EngineConfig, GPUConfig, ModelConfigSource, SchedulerConfig
-from engine.layers.fused_ops import compile_fused_ops, gate_halves
+from engine.layers.fused_ops import activate_halves, compile_fused_ops
+from engine.layers.layer_spec import Activation, FusedSpec, NormSpec
 from engine.layers.rotary import rotate_halves
 from engine.runner.model_runner import ModelRunner
 from tests.support.engine.cache_blocks import read_block
@@ -96,7 +97,7 @@ def test_graphs_take_no_more_memory_than_was_set_aside(tmp_path: Path, caplog: p
 
 def test_generated_kernels_say_what_the_operators_say() -> None:
     device, dtype, eps = torch.device("cuda"), torch.bfloat16, 1e-5
-    fused_ops = compile_fused_ops(device, dtype, eps=eps)
+    fused_ops = compile_fused_ops(device, dtype, spec=FusedSpec(norm=NormSpec(eps=eps)))
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=dtype)
@@ -114,4 +115,6 @@ def test_generated_kernels_say_what_the_operators_say() -> None:
             cosine, sine = table[:, 0, None, :], table[:, 1, None, :]
             rotated = fused_ops.rotate(heads, cosine, sine)
             torch.testing.assert_close(rotated, rotate_halves(heads, cosine, sine), atol=5e-2, rtol=2e-2)
-            torch.testing.assert_close(fused_ops.gate(gate_up), gate_halves(gate_up), atol=5e-2, rtol=2e-2)
+            torch.testing.assert_close(
+                fused_ops.gate(gate_up), activate_halves(gate_up, Activation.SILU), atol=5e-2, rtol=2e-2
+            )

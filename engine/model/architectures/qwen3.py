@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.layers.layer_spec import QueryKeyNorm
 from engine.model.model_config import ModelConfig, read_decoder_config, windows_of_layers
 
 
@@ -18,5 +19,5 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         head_dim=128,
         qkv_bias=has_bias,
         o_bias=has_bias,
-        qk_norm=True,
+        qk_norm=QueryKeyNorm.HEAD,
     )

@@ -18,8 +18,11 @@ ProgressCallback = Callable[[int, int], None]
 """Called while weights load, with bytes done and bytes in all."""
 
 MIN_BYTES_PER_WEIGHT = 2
-COMPUTED_TENSOR_SUFFIX = "rotary_emb.inv_freq"
-"""Old checkpoints store the rotary frequencies; they follow from config.json."""
+COMPUTED_TENSOR_SUFFIXES = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+"""Old checkpoints store rotary frequencies, and masks by the name of a bias; they follow from config.json."""
+
+BASE_MODEL_PREFIXES = ("", "model.", "transformer.")
+"""What names of tensors may lack: some checkpoints were saved without the head, from the model inside."""
 
 
 def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: ProgressCallback | None = None) -> None:
@@ -36,8 +39,9 @@ def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: P
         try:
             with safe_open(shard.file, framework="pt") as tensors:
                 for name in shard.tensor_names or tensors.keys():
-                    done_bytes += _load_tensor(tensors, name, shard.file, targets)
-                    missing.discard(name)
+                    full_name = next((p + name for p in BASE_MODEL_PREFIXES if p + name in targets), name)
+                    done_bytes += _load_tensor(tensors, name, shard.file, targets.get(full_name))
+                    missing.discard(full_name)
                     if progress is not None:
                         progress(min(done_bytes, total_bytes), total_bytes)
         except (SafetensorError, OSError) as error:
@@ -48,11 +52,10 @@ def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: P
         progress(total_bytes, total_bytes)
 
 
-def _load_tensor(tensors: Any, name: str, file: Path, targets: Mapping[str, torch.Tensor]) -> int:
+def _load_tensor(tensors: Any, name: str, file: Path, target: torch.Tensor | None) -> int:
     """Load one tensor; returns its bytes."""
-    if name.endswith(COMPUTED_TENSOR_SUFFIX):
+    if target is None and name.endswith(COMPUTED_TENSOR_SUFFIXES):
         return 0
-    target = targets.get(name)
     if target is None:
         raise CheckpointError(f"{file} holds tensor {name}, which config.json has no place for")
     source: torch.Tensor = tensors.get_tensor(name)

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from engine.attention.cpu import CPUAttention
 from engine.attention.reference import ReferenceAttention
-from engine.layers.gated_silu import GatedSiLU
+from engine.layers.activation import ActivationLayer
 from engine.layers.heads import HeadTransform
+from engine.layers.layer_spec import Activation, NormSpec
 from engine.layers.norm import RMSNorm
 from engine.layers.rope_config import RopeConfig
 from engine.layers.rotary import RotaryEmbedding
@@ -25,10 +26,16 @@ CPU = torch.device("cpu")
 TOLERANCES = {"float32": 4e-6, "bfloat16": 3e-2, "float16": 4e-3}
 
 
-def _norm(size: int, dtype: torch.dtype, generator: torch.Generator) -> RMSNorm:
-    norm = RMSNorm(size, eps=1e-5, dtype=dtype, device=CPU)
+def _norm(
+    size: int, dtype: torch.dtype, generator: torch.Generator, *, offset: float = 0.0, delta_scale: float = 1.0
+) -> RMSNorm:
+    norm = RMSNorm(size, spec=NormSpec(eps=1e-5, offset=offset), dtype=dtype, device=CPU, delta_scale=delta_scale)
     norm.weight.copy_(torch.randn(size, generator=generator))
     return norm
+
+
+def _gate(dtype: torch.dtype) -> ActivationLayer:
+    return ActivationLayer(Activation.SILU, is_gated=True, dtype=dtype, device=CPU)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -40,7 +47,7 @@ def test_the_sum_and_its_norm(dtype: str, num_tokens: int, size: int, has_delta:
     delta = torch.randn(num_tokens, size, generator=generator).to(DTYPES[dtype]) if has_delta else None
     norm = _norm(size, DTYPES[dtype], generator)
     expected_sum = hidden if delta is None else hidden + delta
-    expected = F.rms_norm(expected_sum.double(), (size,), norm.weight.double(), norm.eps)
+    expected = F.rms_norm(expected_sum.double(), (size,), norm.weight.double(), norm.spec.eps)
     result = norm.add_and_normalize(hidden, delta)
     assert torch.equal(hidden, expected_sum)
     torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
@@ -48,27 +55,68 @@ def test_the_sum_and_its_norm(dtype: str, num_tokens: int, size: int, has_delta:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @settings(max_examples=25, deadline=None)
+@given(num_tokens=st.integers(1, 30), size=st.integers(1, 300), offset=st.sampled_from((0.0, 1.0)))
+def test_a_scaled_sum_and_a_norm_with_an_offset(dtype: str, num_tokens: int, size: int, offset: float) -> None:
+    hidden, delta = torch.randn(2, num_tokens, size).to(DTYPES[dtype])
+    norm = _norm(size, DTYPES[dtype], torch.Generator().manual_seed(size), offset=offset, delta_scale=0.3)
+    expected_sum = hidden.double() + 0.3 * delta.double()
+    weight = norm.weight.double() + offset
+    result = norm.add_and_normalize(hidden, delta)
+    tolerance = 2 * TOLERANCES[dtype]
+    torch.testing.assert_close(hidden.double(), expected_sum, atol=tolerance, rtol=tolerance)
+    expected = F.rms_norm(hidden.double(), (size,), weight, norm.spec.eps)
+    torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_columns_are_normalised_where_they_are(dtype: str) -> None:
+    whole = torch.randn(5, 90).to(DTYPES[dtype])
+    norm = _norm(50, DTYPES[dtype], torch.Generator().manual_seed(1))
+    expected = whole.clone()
+    expected[:, 20:70] = norm.add_and_normalize(whole[:, 20:70].contiguous(), None)
+    norm.normalize_in_place(whole[:, 20:70])
+    assert torch.equal(whole, expected)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("activation", Activation)
+@settings(max_examples=25, deadline=None)
 @given(num_tokens=st.integers(1, 40), size=st.integers(1, 2500), scale=st.sampled_from((1.0, 30.0)))
-def test_the_gate(dtype: str, num_tokens: int, size: int, scale: float) -> None:
+def test_the_gate(dtype: str, activation: Activation, num_tokens: int, size: int, scale: float) -> None:
     gate_up = (torch.randn(num_tokens, 2 * size) * scale).to(DTYPES[dtype])
     gate, up = gate_up.double().chunk(2, dim=-1)
-    result = GatedSiLU(dtype=DTYPES[dtype], device=CPU)(gate_up)
-    torch.testing.assert_close(result.double(), F.silu(gate) * up, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    bent = F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
+    result = ActivationLayer(activation, is_gated=True, dtype=DTYPES[dtype], device=CPU)(gate_up)
+    torch.testing.assert_close(result.double(), bent * up, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("size", [1, 24, 31, 1100])
+def test_an_activation_without_a_gate(dtype: str, size: int) -> None:
+    x = (torch.randn(20, size) * 4).to(DTYPES[dtype])
+    result = ActivationLayer(Activation.GELU_TANH, is_gated=False, dtype=DTYPES[dtype], device=CPU)(x)
+    expected = F.gelu(x.double(), approximate="tanh")
+    torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @settings(max_examples=25, deadline=None)
-@given(case=attention_cases(), has_norms=st.booleans())
-def test_heads_are_normalised_rotated_and_stored(dtype: str, case: AttentionCase, has_norms: bool) -> None:
+@given(case=attention_cases(), offset=st.sampled_from((None, 0.0, 1.0)), partial=st.sampled_from((1.0, 0.5, 0.0)))
+def test_heads_are_normalised_rotated_and_stored(
+    dtype: str, case: AttentionCase, offset: float | None, partial: float
+) -> None:
+    """Offset None: without norms. Partial 0: heads are not rotated."""
     inputs = make_inputs(case, dtype)
     generator = torch.Generator().manual_seed(case.seed)
-    norms = [_norm(case.head_dim, DTYPES[dtype], generator) if has_norms else None for _ in range(2)]
+    norms = [
+        None if offset is None else _norm(case.head_dim, DTYPES[dtype], generator, offset=offset) for _ in range(2)
+    ]
     transform = HeadTransform(
         num_heads=inputs.query.shape[1], num_kv_heads=case.num_kv_heads, query_norm=norms[0], key_norm=norms[1]
     )
     layer = dataclasses.replace(case.attention_layer, transform=transform)
     rotary = RotaryEmbedding(
-        RopeConfig(theta=1e4),
+        RopeConfig(theta=1e4, partial=partial) if partial else None,
         head_dim=case.head_dim,
         max_positions=case.max_num_tokens,
         dtype=DTYPES[dtype],
@@ -91,7 +139,7 @@ def test_heads_are_normalised_rotated_and_stored(dtype: str, case: AttentionCase
 def test_a_token_has_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads(num_threads: int) -> None:
     generator = torch.Generator().manual_seed(3)
     norm = _norm(512, torch.float32, generator)
-    gate = GatedSiLU(dtype=torch.float32, device=CPU)
+    gate = _gate(torch.float32)
     hidden = torch.randn(300, 512, generator=generator)
     alone = norm.add_and_normalize(hidden[7:8].clone(), None), gate(hidden[7:8])
     before = torch.get_num_threads()
@@ -106,7 +154,7 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads
 
 def test_a_number_that_is_none_stays_in_its_row() -> None:
     generator = torch.Generator().manual_seed(3)
-    norm, gate = _norm(64, torch.float32, generator), GatedSiLU(dtype=torch.float32, device=CPU)
+    norm, gate = _norm(64, torch.float32, generator), _gate(torch.float32)
     hidden = torch.randn(3, 64, generator=generator)
     hidden[1, 5] = torch.nan
     assert norm.add_and_normalize(hidden, None).isnan().any(dim=1).tolist() == [False, True, False]

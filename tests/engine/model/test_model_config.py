@@ -32,7 +32,7 @@ def _config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported; supported: Llama"),
+        ({"architectures": ["OPTForCausalLM"]}, "architecture OPTForCausalLM is not supported; supported: GPT2LM"),
         ({"architectures": None}, "architecture none is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\) are not supported"),
@@ -42,7 +42,12 @@ def _config(**changes: Any) -> dict[str, Any]:
         ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"torch_dtype": "float64"}, "dtype float64 is not supported; supported: float32, bfloat16, float16"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported; supported: default, lin"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope type 'proportional' is not supported; supported: defa"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type longrope needs short_factor, long_factor"),
+        (
+            {"rope_scaling": {"rope_type": "su", "short_factor": [1.0] * 8, "long_factor": [1.0] * 9}},
+            "long_factor has 9 numbers, but 8 pairs of a head are rotated",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope type linear needs factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor, high_freq_factor"),
@@ -54,6 +59,26 @@ def test_refusals_name_what_is_wrong(changes: dict[str, Any], message: str) -> N
     with pytest.raises(CheckpointError, match=message) as caught:
         parse_model_config(_config(**changes))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping must be a positive number, got 0"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50\.0 is not supported"),
+        ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types must name one of"),
+        ("GraniteForCausalLM", {"residual_multiplier": "1"}, "residual_multiplier must be a positive number, got '1'"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.3125}, r"0\.3125 of a head of 16 is no even part of it"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers names 2 layers, but there are 4"),
+        ("GPT2LMHeadModel", {}, "n_embd is missing"),
+        ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention is not supported"),
+    ],
+)
+def test_refusals_of_an_architecture_of_its_own(architecture: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse_model_config(_config(architectures=[architecture], **changes))
 
 
 def test_the_refusal_of_an_architecture_lists_every_supported_one() -> None:
@@ -98,6 +123,43 @@ def test_layers_whose_window_no_sequence_outgrows_share_blocks_with_those_that_s
     assert [group.window for group in parse_model_config(raw | {"sliding_window": 512}).kv_cache_groups] == [None]
     mixed = parse_model_config(raw | {"sliding_window": 511}).kv_cache_groups
     assert [group.window for group in mixed] == [None, None, None, 511]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "windows"),
+    [
+        ("Olmo2ForCausalLM", {"sliding_window": 8}, (None,) * 4),
+        ("Phi3ForCausalLM", {"sliding_window": 8}, (8,) * 4),
+        ("Phi3ForCausalLM", {}, (None,) * 4),
+        ("Starcoder2ForCausalLM", {"sliding_window": 8}, (8,) * 4),
+        ("Gemma2ForCausalLM", {"sliding_window": 8}, (8, None, 8, None)),
+        ("Gemma3ForCausalLM", {}, (4096,) * 4),
+        ("Gemma3ForCausalLM", {"sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None, 8)),
+        ("SmolLM3ForCausalLM", {"sliding_window": 8}, (None,) * 4),
+        ("SmolLM3ForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (None, None, None, 8)),
+    ],
+)
+def test_windows_of_further_architectures(
+    architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    config = parse_model_config(_config(architectures=[architecture], **changes))
+    assert tuple(spec.window for spec in config.attention) == windows
+
+
+def test_longrope_has_the_factors_of_the_length_that_is_served() -> None:
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    config = parse_model_config(
+        _config(
+            architectures=["Phi3ForCausalLM"],
+            max_position_embeddings=4096,
+            original_max_position_embeddings=512,
+            rope_scaling=scaling,
+        )
+    )
+    assert config.max_model_len == 4096
+    ropes = [config.for_length(length).ropes[0] for length in (512, 513)]
+    assert [rope and rope.pair_factors[0] for rope in ropes] == [1.0, 4.0]
+    assert ropes[0] != ropes[1], "engines of different lengths share no cache"
 
 
 @pytest.mark.parametrize("layer_types", [["full_attention"], ["chunked_attention"] * 4])

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
+    Starcoder2Config,
 )
 from transformers.utils import logging as transformers_logging
 
 transformers_logging.disable_progress_bar()
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+"""On which everything is tested."""
+
+FAMILIES = ("olmo2", "smollm3", "granite", "phi3", "gemma2", "gemma3", "starcoder2", "gpt2")
+"""The others: what they compute is tested."""
+
 VOCAB_SIZE = 320
 MAX_POSITION_EMBEDDINGS = 1024
 MATRIX_STD = 0.15
@@ -49,6 +63,44 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "tie_word_embeddings": True},
     ),
     "qwen3": (Qwen3Config, {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "olmo2": (Olmo2Config, {}),
+    "smollm3": (SmolLM3Config, {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "granite": (
+        GraniteConfig,
+        {
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 1.7,
+        },
+    ),
+    "phi3": (Phi3Config, {"sliding_window": 30}),
+    "gemma2": (
+        Gemma2Config,
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 20,
+            "attn_logit_softcapping": 6.0,
+            "final_logit_softcapping": 25.0,
+        },
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 40,
+            "sliding_window": 20,
+            "num_hidden_layers": 4,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "starcoder2": (Starcoder2Config, {"sliding_window": 36}),
+    "gpt2": (GPT2Config, {}),
 }
 
 
@@ -65,20 +117,32 @@ def make_checkpoint(
     model.tie_weights()
     # A tied matrix is drawn as a head: as wide as an embedding it would only repeat the last token.
     embedding_std = HEAD_STD if config.tie_word_embeddings else EMBEDDING_STD
+    if "gemma" in architecture:  # which multiplies embeddings with that
+        embedding_std = EMBEDDING_STD / math.sqrt(config.hidden_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(_draw(name, parameter.shape, generator, embedding_std))
+            values = _draw(
+                name, parameter.shape, generator, embedding_std=embedding_std, matrix_std=_matrix_std(architecture)
+            )
+            parameter.copy_(values)
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return path
 
 
-def _draw(name: str, shape: torch.Size, generator: torch.Generator, embedding_std: float) -> torch.Tensor:
+def _draw(
+    name: str, shape: torch.Size, generator: torch.Generator, *, embedding_std: float, matrix_std: float
+) -> torch.Tensor:
     values = torch.randn(shape, generator=generator)
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
         return 1.0 + 0.1 * values
-    if "embed_tokens" in name:
+    if "embed_tokens" in name or "wte" in name:
         return embedding_std * values
-    return (HEAD_STD if "lm_head" in name else MATRIX_STD) * values
+    return (HEAD_STD if "lm_head" in name else matrix_std) * values
+
+
+def _matrix_std(architecture: str) -> float:
+    """Wider where heads are tied, or they would only repeat the last token."""
+    return HEAD_STD if architecture in ("gemma2", "gemma3", "starcoder2", "gpt2") else MATRIX_STD
 
 
 def load_oracle(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -31,12 +31,22 @@ class HarnessSequence:
 class ModelHarness:
     """One checkpoint in one precision, with a cache whose blocks are handed out in a shuffled order."""
 
-    def __init__(self, path: Path, *, dtype: str = "float32", block_size: int = 16, num_blocks: int = 1024) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dtype: str = "float32",
+        block_size: int = 16,
+        num_blocks: int = 1024,
+        max_model_len: int | None = None,
+    ) -> None:
         config = load_model_config(path)
+        max_model_len = max_model_len or config.max_model_len
+        config = config.for_length(max_model_len)
         device = torch.device("cpu")
         self.model = decoder_class(config)(
             config,
-            max_positions=config.max_model_len,
+            max_positions=max_model_len,
             dtype=DTYPES[dtype],
             device=device,
             has_own_head=has_tensor(path, "lm_head.weight"),

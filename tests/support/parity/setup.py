@@ -62,6 +62,9 @@ PARTLY_WINDOWED = ParityModel(
 )
 """Of its three layers the first sees everything: one KV cache group sees everything, and two have a window."""
 
+TWO_ROTATIONS = ParityModel(architecture="gemma3", changes={"sliding_window": WINDOW})
+"""Of its four layers the third sees everything, and is rotated otherwise than the others, which have a window."""
+
 
 def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
     """Connectors with faults on purpose."""

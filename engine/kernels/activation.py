@@ -1,0 +1,72 @@
+"""The bend of an MLP in one pass, compiled: of a gate that what is beside it is multiplied with, or of all there is."""
+
+from functools import cache
+
+import numpy as np
+from numba import carray, njit
+
+from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
+from engine.kernels.lanes import LANES
+from engine.kernels.machine_code import narrow, pointer, take_next, widen
+from engine.kernels.row_loops import GELU_CUBE, GELU_LINE, gelu_gate_row, gelu_row, silu_gate_row
+
+PART = 1024
+"""Columns that one thread takes at a time."""
+
+# The fields of the parameter block, all int64.
+COUNTER, INPUT, OUTPUT = range(3)  # addresses
+NUM_ROWS, SIZE, KIND = 3, 4, 5
+NUM_PARAMETERS = 6
+
+SILU_GATE, GELU_TANH_GATE, GELU_TANH = range(3)
+"""Kinds: silu(gate) * up, gelu(gate) * up, gelu. GELU by its approximation with a hyperbolic tangent."""
+
+
+@njit(**PART_OPTIONS)
+def _bend(kind, gate, up, output):
+    """``up`` is not looked at where there is no gate."""
+    whole = len(gate) // LANES * LANES
+    if whole > 0:
+        if kind == SILU_GATE:
+            silu_gate_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
+        elif kind == GELU_TANH_GATE:
+            gelu_gate_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
+        else:
+            gelu_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
+    for i in range(whole, len(gate)):
+        g = widen(gate[i])
+        bent = g if kind == SILU_GATE else g * (np.float32(GELU_CUBE) * (g * g) + np.float32(GELU_LINE))
+        small = exp(-abs(bent))  # never above one, whatever the sign of the gate
+        share = (np.float32(1.0) if bent >= np.float32(0.0) else small) / (np.float32(1.0) + small)
+        other = np.float32(1.0) if kind == GELU_TANH else widen(up[i])
+        output[i] = narrow(g * share * other, output[i])
+
+
+@njit(**PART_OPTIONS)
+def _run(p, source, output):
+    """Take parts of rows from the shared counter. source: [num_rows, 2 * size], the gate first, or without a gate
+    [num_rows, size]; output: [num_rows, size].
+    """
+    size, kind = p[SIZE], p[KIND]
+    behind = 0 if kind == GELU_TANH else size
+    parts = (size + PART - 1) // PART
+    item = take_next(p[COUNTER])
+    while item < p[NUM_ROWS] * parts:
+        row, start = item // parts, item % parts * PART
+        end = min(start + PART, size)
+        _bend(kind, source[row, start:end], source[row, behind + start : behind + end], output[row, start:end])
+        item = take_next(p[COUNTER])
+
+
+@cache
+def compiled_activation(dtype):
+    """The address of ``void bend(int64 *parameters)`` for tensors of a dtype."""
+    storage = STORAGE[dtype]
+
+    def bend(address):
+        p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
+        width = p[SIZE] if p[KIND] == GELU_TANH else 2 * p[SIZE]
+        source = carray(pointer(p[INPUT]), (p[NUM_ROWS], width), dtype=storage)
+        _run(p, source, carray(pointer(p[OUTPUT]), (p[NUM_ROWS], p[SIZE]), dtype=storage))
+
+    return compile_kernel(bend)

@@ -1,0 +1,57 @@
+"""What bends an MLP between its two products.
+
+Source: Shazeer, GLU Variants Improve Transformer, 2020; Hendrycks and Gimpel, Gaussian Error Linear Units, 2016.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels import activation as kernel
+from engine.kernels.call import KernelCall
+from engine.layers.fused_ops import FusedOps, activate_halves, activate_plain
+from engine.layers.layer_spec import Activation
+
+_GATED_KINDS = {Activation.SILU: kernel.SILU_GATE, Activation.GELU_TANH: kernel.GELU_TANH_GATE}
+_PLAIN_KINDS = {Activation.GELU_TANH: kernel.GELU_TANH}
+
+
+class ActivationLayer:
+    """activation(gate) * up, or activation(x) where ``is_gated`` is false."""
+
+    def __init__(
+        self,
+        activation: Activation,
+        *,
+        is_gated: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        fused_ops: FusedOps | None = None,
+    ) -> None:
+        kinds = _GATED_KINDS if is_gated else _PLAIN_KINDS
+        self._activation, self._is_gated, self._fused_ops = activation, is_gated, fused_ops
+        self._call: KernelCall | None = None
+        if device.type == "cpu" and activation in kinds:
+            address = kernel.compiled_activation(str(dtype).removeprefix("torch."))
+            self._call = KernelCall(address, kernel.NUM_PARAMETERS)
+            self._call.parameters[kernel.KIND] = kinds[activation]
+
+    def __call__(self, source: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, 2 * size], the gate first, or [num_tokens, size] without a gate, to [num_tokens, size]."""
+        if self._call is None:
+            return self._by_operators(source)
+        assert source.is_contiguous()
+        num_tokens, size = len(source), source.shape[1] // (1 + self._is_gated)
+        output = source.new_empty(num_tokens, size)
+        parameters = self._call.parameters
+        parameters[kernel.INPUT], parameters[kernel.OUTPUT] = source.data_ptr(), output.data_ptr()
+        parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = num_tokens, size
+        self._call.run_over(output.numel())
+        return output
+
+    def _by_operators(self, source: torch.Tensor) -> torch.Tensor:
+        if not self._is_gated:
+            return activate_plain(source, self._activation)
+        if self._fused_ops is not None:
+            return self._fused_ops.gate(source)
+        return activate_halves(source, self._activation)

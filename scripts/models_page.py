@@ -1,0 +1,74 @@
+"""Writes docs/models.md from the registry of architectures: `python -m scripts.models_page > docs/models.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from engine.layers.rope_config import RopeType
+from engine.model.model_config import SUPPORTED_ACTIVATIONS, SUPPORTED_DTYPES
+from engine.model.registry import architectures
+
+HEADER = """# Models
+
+Baton takes Hugging Face directories: config.json, weights as safetensors (one file, or shards with their index), and
+tokenizer.json. `architectures` in config.json says what a checkpoint is; `baton models` lists the same as this page.
+All of these are computed natively: layers are fused, keys and values lie in paged blocks, and layers with a window keep
+the KV of their window only (`baton plan` counts it so). What a checkpoint asks for and Baton does not compute is
+refused by name, before anything starts.
+
+This page is written from the registry by `python -m scripts.models_page > docs/models.md`.
+
+| `architectures` | family | what it is | runs on |
+|---|---|---|---|
+"""
+
+FOOTER = """
+The tests compare each of them with transformers in float32, on small random checkpoints: logits of whole prompts and of
+pieces, greedy and seeded tokens of one engine, and of a prefill and a decode engine that hands KV over
+(`tests/engine/model/`, `tests/integration/`).
+
+## What config.json may ask for
+
+| | |
+|---|---|
+{rows}
+Quantized weights are refused.
+
+**longrope** has one set of factors for sequences up to `original_max_position_embeddings` and one for longer ones. Keys
+that are cached fit only one of them, so an engine has one: the first where `max_model_len` is no longer than the
+original length, else the second, for all of its sequences. The first gives what transformers gives; so does the second
+for prompts longer than the original length. Engines with different factors do not take KV from each other.
+
+**Caps on attention scores** (`attn_logit_softcapping` of Gemma 2) are computed on CPUs. No attention kernel that
+Baton uses on GPUs knows them: there such a checkpoint is refused. What has run on a GPU, [gpu.md](gpu.md) says.
+
+**Checkpoints without the head**, whose tensors lack the prefix `model.` or `transformer.`, load where the head is tied
+to the embedding. A head that is stored counts, even if config.json calls it tied.
+"""
+
+
+def page() -> str:
+    """The page as it should be."""
+    rows = "".join(f"| {key} | {values} |\n" for key, values in _limits())
+    return HEADER + "".join(_architecture_rows()) + FOOTER.format(rows=rows)
+
+
+def _architecture_rows() -> Iterator[str]:
+    for fact in architectures():
+        devices = "CPU, GPU" if fact.cpu_only is None else f"CPU (GPUs lack {fact.cpu_only})"
+        yield f"| `{fact.name}` | {fact.family} | {fact.description} | {devices} |\n"
+
+
+def _limits() -> Iterator[tuple[str, str]]:
+    yield "precision (`dtype`)", _listed(SUPPORTED_DTYPES)
+    yield "activation", _listed(SUPPORTED_ACTIVATIONS)
+    yield "rotary scaling (`rope_type`)", f"{_listed(RopeType)}; `su` is longrope"
+    yield "rotation of a part of each head (`partial_rotary_factor`)", "Phi-3"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
