@@ -103,7 +103,8 @@ class PrivateRay:
             _temp_dir=str(self._folder / RAY_FOLDER),
         )
         # It carries workers' logs to drivers ten times a second, and this one reads them from their files.
-        ray._private.worker._global_node.kill_log_monitor(check_alive=False)
+        node: Any = ray._private.worker._global_node
+        node.kill_log_monitor(check_alive=False)
 
     def is_alive(self) -> bool:
         """True while the driver is connected and Ray's own processes run."""
