@@ -1,5 +1,6 @@
 """Batches of chats of one length each, drawn from the seed and the number of the step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -32,19 +33,28 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What chats are like from ``start``, a share of the training, on: of which lengths, and how many only copy."""
+    """What chats are like from ``start``, a share of the training, on: of which lengths, and of which kinds.
+
+    ``copy_share`` of the chats only copy, ``tools_share`` have tools, ``fields_share`` fill schemas.
+    """
 
     start: float
     length_shares: tuple[float, ...]
     copy_share: float
+    tools_share: float = 0.0
+    fields_share: float = 0.0
 
 
 # Copying is learned first, on short chats; recall grows out of it, and then over longer distances.
-_CURRICULUM = (
+FIRST_CURRICULUM = (
     Stage(start=0.0, length_shares=(0.7, 0.3, 0.0, 0.0), copy_share=0.3),
     Stage(start=0.25, length_shares=(0.6, 0.4, 0.0, 0.0), copy_share=0.08),
     Stage(start=0.5, length_shares=(0.35, 0.35, 0.3, 0.0), copy_share=0.05),
     Stage(start=0.65, length_shares=(0.25, 0.25, 0.35, 0.15), copy_share=0.02),
+)
+# Calls and schemas are learned by a model that can copy, amid what it can already do.
+SECOND_CURRICULUM = (
+    Stage(start=0.0, length_shares=(0.15, 0.35, 0.35, 0.15), copy_share=0.02, tools_share=0.4, fields_share=0.12),
 )
 _RECALL_SHARE = {128: 0.6, 256: 0.75, 512: 0.85, 1024: 0.9}
 
@@ -100,15 +110,24 @@ class ChatEncoder:
         )
 
 
-def training_batch(encoder: ChatEncoder, *, seed: int, step: int, progress: float, num_tokens: int) -> Batch:
-    """The batch of a step: the same for the same seed, step and progress (the share of training done)."""
+def training_batch(
+    encoder: ChatEncoder, curriculum: Sequence[Stage], *, seed: int, step: int, progress: float, num_tokens: int
+) -> Batch:
+    """The batch of a step: the same for the same curriculum, seed, step and progress (the share of training done)."""
     rng = Random(f"train/{seed}/{step}")
-    stage = max((stage for stage in _CURRICULUM if stage.start <= progress), key=lambda stage: stage.start)
+    stage = max((stage for stage in curriculum if stage.start <= progress), key=lambda stage: stage.start)
     (length,) = rng.choices(LENGTHS, weights=stage.length_shares)
     return encoder.batch(rng, Split.TRAIN, length=length, num_tokens=num_tokens, stage=stage)
 
 
 def _kind(rng: Random, length: int, stage: Stage) -> Kind:
-    if rng.random() < stage.copy_share:
-        return Kind.COPY
+    kind = rng.random()
+    for chosen, share in (
+        (Kind.COPY, stage.copy_share),
+        (Kind.TOOLS, stage.tools_share),
+        (Kind.FIELDS, stage.fields_share),
+    ):
+        if kind < share:
+            return chosen
+        kind -= share
     return Kind.RECALL if rng.random() < _RECALL_SHARE[length] else Kind.MIXED
