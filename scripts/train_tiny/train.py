@@ -40,7 +40,7 @@ class TrainConfig:
     compile: bool = True
     log_every_steps: int = 25
     validate_every_steps: int = 250
-    checkpoint_every_steps: int = 250
+    checkpoint_every_steps: int = 50
     probes_per_task: int = 64
 
 
