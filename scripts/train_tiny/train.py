@@ -57,7 +57,7 @@ def second_training(config: TrainConfig) -> TrainConfig:
 
     Its learning rates are lower, and fall from early on, so that what was learned is not lost.
     """
-    schedule = replace(config.schedule, decay_start=0.3)
+    schedule = replace(config.schedule, decay_start=0.375)
     return replace(config, schedule=schedule, curriculum=SECOND_CURRICULUM, matrix_lr=0.005, other_lr=0.002)
 
 
@@ -117,10 +117,10 @@ class Trainer:
                 if self.state.step % config.log_every_steps == 0:
                     self._log(progress, losses)
                     losses.clear()
-                if self.state.step % config.validate_every_steps == 0:
-                    self.validate()
                 if self.state.step % config.checkpoint_every_steps == 0:
                     self._save()
+                if self.state.step % config.validate_every_steps == 0:
+                    self.validate()
         self.validate()
         self._save()
 
