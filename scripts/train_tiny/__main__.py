@@ -15,7 +15,7 @@ from .tokenizer import TOKENIZER_NAME, load_tokenizer, train_tokenizer
 from .train import CHECKPOINT_NAME, OtherRunError, TrainConfig, Trainer, second_training
 
 DEFAULT_NUM_STEPS = 10000
-DEFAULT_NUM_SECOND_STEPS = 400
+DEFAULT_NUM_SECOND_STEPS = 2000
 _NUM_TOKENIZER_CHATS = 4000
 _MODEL_DIRECTORY = Path(__file__).parents[2] / "engine" / "builtin_model"
 

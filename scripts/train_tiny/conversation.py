@@ -6,7 +6,7 @@ from itertools import chain
 from random import Random
 
 from .facts import FactBook
-from .fields import fields_exchange
+from .fields import fields_exchange, json_list_exchange
 from .messages import Exchange, Message, Role
 from .split import Split
 from .stories import filler_sentences, random_story_word, story, story_exchange
@@ -110,9 +110,13 @@ def copy_exchanges(rng: Random) -> Iterator[Exchange]:
 
 
 def fields_exchanges(rng: Random, split: Split) -> Iterator[Exchange]:
-    """Schemas to fill, and a few other exchanges, without end."""
+    """Schemas to fill, words as JSON lists, and a few other exchanges, without end."""
     while True:
-        yield fields_exchange(rng, split) if rng.random() < 0.75 else other_exchange(rng, split)
+        kind = rng.random()
+        if kind < 0.4:
+            yield fields_exchange(rng, split)
+        else:
+            yield json_list_exchange(rng) if kind < 0.8 else other_exchange(rng, split)
 
 
 def ordinary_exchange(rng: Random, split: Split, tools: Sequence[Tool]) -> Exchange:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from .facts import random_pair
 from .messages import Exchange
 from .split import Split, split_of
 from .tasks import random_city, random_name
-from .words import ANIMAL_NAMES, COLOURS, DAYS, FOODS, NOUNS, PLACES, THINGS, article
+from .words import ANIMAL_NAMES, COLOURS, DAYS, FOODS, LIST_WORDS, PLACES, THINGS, article
 
 Value = str | int
 
@@ -88,9 +89,19 @@ _VALUES: dict[str, Callable[[Random], Value]] = {
     "item": lambda rng: rng.choice(FOODS),
     "day": lambda rng: rng.choice(DAYS),
     "hour": lambda rng: rng.randint(0, 23),
-    "subject": lambda rng: f"{rng.choice(COLOURS)} {rng.choice(NOUNS)}",
+    "subject": lambda rng: random_pair(rng, Split.TRAIN),
     "code": lambda rng: "".join(rng.choices("0123456789", k=4)),
 }
+
+
+_LISTED: tuple[Callable[[Random], str], ...] = (
+    random_name,
+    random_city,
+    lambda rng: rng.choice(LIST_WORDS),
+    lambda rng: rng.choice(LIST_WORDS),
+    lambda rng: random_pair(rng, Split.TRAIN),
+)
+_LIST_REQUESTS = ("Give these words as JSON: {items}.", "Give this list as JSON: {items}", "{items}. Answer with JSON.")
 
 
 def fields_exchange(rng: Random, split: Split) -> Exchange:
@@ -110,6 +121,13 @@ def fields_exchange(rng: Random, split: Split) -> Exchange:
     text = " ".join(pattern.format(**slots) for pattern in told)
     request = rng.choice(_REQUESTS).format(fields=_listed(rng, wanted), text=text)
     return Exchange(user=request, assistant=json.dumps(answer, ensure_ascii=False))
+
+
+def json_list_exchange(rng: Random) -> Exchange:
+    """Repeat words as a JSON list: behind a quotation mark a word has other tokens than behind a space."""
+    words = [rng.choice(_LISTED)(rng) for _ in range(rng.randint(3, 12))]
+    request = rng.choice(_LIST_REQUESTS).format(items=", ".join(words))
+    return Exchange(user=request, assistant=json.dumps(words, ensure_ascii=False))
 
 
 def _tells(patterns: tuple[str, ...], wanted: list[str]) -> bool:

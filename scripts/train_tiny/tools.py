@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from .facts import random_pair
 from .messages import Exchange
 from .split import Split, split_of
 from .tasks import nonce, random_city, random_name
@@ -168,7 +169,7 @@ def _tool(rng: Random, kind: ToolKind) -> Tool:
 
 
 def _subject(rng: Random) -> str:
-    return f"the {rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
+    return f"the {random_pair(rng, Split.TRAIN)}"
 
 
 def _anything(rng: Random) -> str:

@@ -57,7 +57,7 @@ def second_training(config: TrainConfig) -> TrainConfig:
 
     Its learning rates are lower, and fall from early on, so that what was learned is not lost.
     """
-    schedule = replace(config.schedule, decay_start=0.375)
+    schedule = replace(config.schedule, decay_start=0.4)
     return replace(config, schedule=schedule, curriculum=SECOND_CURRICULUM, matrix_lr=0.005, other_lr=0.002)
 
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from scripts.train_tiny.conversation import Kind, conversation, ordinary_exchange
-from scripts.train_tiny.fields import fields_exchange
+from scripts.train_tiny.fields import fields_exchange, json_list_exchange
 from scripts.train_tiny.messages import Message, Role
 from scripts.train_tiny.probes import tool_call_probe, tool_unneeded_probe
 from scripts.train_tiny.split import Split, split_of
@@ -125,3 +125,12 @@ def test_tools_are_listed_a_line_each() -> None:
     tools = random_tools(rng, num_tools=3)
     message = Message(role=Role.SYSTEM, text=tools_text(tools))
     assert message.text.splitlines() == ["Tools:", *(tool.signature() for tool in tools)]
+
+
+def test_words_are_given_as_a_json_list() -> None:
+    rng = Random(1)
+    for _ in range(50):
+        exchange = json_list_exchange(rng)
+        words = json.loads(exchange.assistant)
+        assert ", ".join(words) in exchange.user
+        assert len(words) >= 3
