@@ -8,13 +8,14 @@ from benchmarks.arguments import count, positive
 
 from .card import write_card
 from .conversation import tokenizer_corpus
-from .export import export
+from .export import WEIGHTS_NAME, export
 from .model import ModelConfig
 from .schedule import Schedule
-from .tokenizer import load_tokenizer, train_tokenizer
-from .train import CHECKPOINT_NAME, OtherRunError, TrainConfig, Trainer
+from .tokenizer import TOKENIZER_NAME, load_tokenizer, train_tokenizer
+from .train import CHECKPOINT_NAME, OtherRunError, TrainConfig, Trainer, second_training
 
 DEFAULT_NUM_STEPS = 10000
+DEFAULT_NUM_SECOND_STEPS = 2000
 _NUM_TOKENIZER_CHATS = 4000
 _MODEL_DIRECTORY = Path(__file__).parents[2] / "engine" / "builtin_model"
 
@@ -22,13 +23,22 @@ _MODEL_DIRECTORY = Path(__file__).parents[2] / "engine" / "builtin_model"
 def _train(args: argparse.Namespace) -> None:
     directory: Path = args.out
     directory.mkdir(parents=True, exist_ok=True)
-    if not (directory / "tokenizer.json").exists():
+    start: Path | None = None
+    if args.start is not None:
+        start = args.start / WEIGHTS_NAME
+        if not start.is_file():
+            raise SystemExit(f"--from {args.start}: there is no {start}; name the folder of an exported model")
+        load_tokenizer(args.start).save(str(directory / TOKENIZER_NAME))
+    elif not (directory / TOKENIZER_NAME).exists():
         tokenizer = train_tokenizer(tokenizer_corpus(args.seed, _NUM_TOKENIZER_CHATS))
-        tokenizer.save(str(directory / "tokenizer.json"))
-    schedule = Schedule(num_steps=args.steps, max_minutes=args.max_minutes)
+        tokenizer.save(str(directory / TOKENIZER_NAME))
+    num_steps = args.steps or (DEFAULT_NUM_STEPS if start is None else DEFAULT_NUM_SECOND_STEPS)
+    schedule = Schedule(num_steps=num_steps, max_minutes=args.max_minutes)
     config = TrainConfig(schedule=schedule, seed=args.seed, num_threads=args.threads, compile=not args.no_compile)
+    if start is not None:
+        config = second_training(config)
     try:
-        Trainer(config, ModelConfig(), load_tokenizer(directory), directory).run()
+        Trainer(config, ModelConfig(), load_tokenizer(directory), directory, start).run()
     except OtherRunError as error:
         raise SystemExit(str(error)) from error
 
@@ -50,7 +60,14 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train the tokenizer and the model; resumes from its checkpoint")
     train.add_argument("--out", type=Path, required=True, help="folder for the tokenizer and the checkpoint")
-    train.add_argument("--steps", type=count, default=DEFAULT_NUM_STEPS)
+    train.add_argument(
+        "--from",
+        type=Path,
+        dest="start",
+        metavar="MODEL",
+        help="teach this exported model tools and schemas",
+    )
+    train.add_argument("--steps", type=count, help=f"{DEFAULT_NUM_STEPS}; with --from {DEFAULT_NUM_SECOND_STEPS}")
     train.add_argument("--max-minutes", type=positive, help="end the schedule after this time if steps are slow")
     train.add_argument("--seed", type=int, default=1)
     train.add_argument("--threads", type=count, default=2)

@@ -1,5 +1,6 @@
 """Batches of chats of one length each, drawn from the seed and the number of the step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from .conversation import Kind, conversation, plain_text
-from .messages import Role
+from .messages import Message, Role
 from .split import Split
 from .tokenizer import BEGIN, END, PAD, ROLE_TOKENS, token_id
 
@@ -18,7 +19,9 @@ LENGTHS = (128, 256, 512, 1024)
 PLAIN_SHARE = 0.02
 PROMPT_WEIGHT = 0.05
 # Digits, and where to stop, are the tokens that have to be worked out; the rest of an answer follows easily.
+# So are those of calls and JSON, where a word has other tokens than in the text that it is taken from.
 HARD_WEIGHT = 3.0
+_JSON_BEGINNINGS = ("<tool_call>", "{", "[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +35,28 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What chats are like from ``start``, a share of the training, on: of which lengths, and how many only copy."""
+    """What chats are like from ``start``, a share of the training, on: of which lengths, and of which kinds.
+
+    ``copy_share`` of the chats only copy, ``tools_share`` have tools, ``fields_share`` fill schemas.
+    """
 
     start: float
     length_shares: tuple[float, ...]
     copy_share: float
+    tools_share: float = 0.0
+    fields_share: float = 0.0
 
 
 # Copying is learned first, on short chats; recall grows out of it, and then over longer distances.
-_CURRICULUM = (
+FIRST_CURRICULUM = (
     Stage(start=0.0, length_shares=(0.7, 0.3, 0.0, 0.0), copy_share=0.3),
     Stage(start=0.25, length_shares=(0.6, 0.4, 0.0, 0.0), copy_share=0.08),
     Stage(start=0.5, length_shares=(0.35, 0.35, 0.3, 0.0), copy_share=0.05),
     Stage(start=0.65, length_shares=(0.25, 0.25, 0.35, 0.15), copy_share=0.02),
+)
+# Calls and schemas are learned by a model that can copy, amid what it can already do.
+SECOND_CURRICULUM = (
+    Stage(start=0.0, length_shares=(0.15, 0.35, 0.35, 0.15), copy_share=0.02, tools_share=0.3, fields_share=0.25),
 )
 _RECALL_SHARE = {128: 0.6, 256: 0.75, 512: 0.85, 1024: 0.9}
 
@@ -72,15 +84,17 @@ class ChatEncoder:
         for message in conversation(rng, split, kind, length):
             ids = self._tokenizer.encode(message.text).ids
             token_ids += [self._role_ids[message.role], *ids, self._end_id]
-            weights += [0.0, *self._weights(message.role, ids)]
+            weights += [0.0, *self._weights(message, ids)]
             if len(token_ids) > length:
                 break
         return self._fit(token_ids, weights, length)
 
-    def _weights(self, role: Role, token_ids: list[int]) -> list[float]:
+    def _weights(self, message: Message, token_ids: list[int]) -> list[float]:
         """The weight of each token of a turn, and of its end."""
-        if role is not Role.ASSISTANT:
+        if message.role is not Role.ASSISTANT:
             return [*[PROMPT_WEIGHT] * len(token_ids), 0.0]
+        if message.text.startswith(_JSON_BEGINNINGS):
+            return [HARD_WEIGHT] * (len(token_ids) + 1)
         return [*(HARD_WEIGHT if token in self._digit_ids else 1.0 for token in token_ids), HARD_WEIGHT]
 
     def _fit(
@@ -100,15 +114,24 @@ class ChatEncoder:
         )
 
 
-def training_batch(encoder: ChatEncoder, *, seed: int, step: int, progress: float, num_tokens: int) -> Batch:
-    """The batch of a step: the same for the same seed, step and progress (the share of training done)."""
+def training_batch(
+    encoder: ChatEncoder, curriculum: Sequence[Stage], *, seed: int, step: int, progress: float, num_tokens: int
+) -> Batch:
+    """The batch of a step: the same for the same curriculum, seed, step and progress (the share of training done)."""
     rng = Random(f"train/{seed}/{step}")
-    stage = max((stage for stage in _CURRICULUM if stage.start <= progress), key=lambda stage: stage.start)
+    stage = max((stage for stage in curriculum if stage.start <= progress), key=lambda stage: stage.start)
     (length,) = rng.choices(LENGTHS, weights=stage.length_shares)
     return encoder.batch(rng, Split.TRAIN, length=length, num_tokens=num_tokens, stage=stage)
 
 
 def _kind(rng: Random, length: int, stage: Stage) -> Kind:
-    if rng.random() < stage.copy_share:
-        return Kind.COPY
+    kind = rng.random()
+    for chosen, share in (
+        (Kind.COPY, stage.copy_share),
+        (Kind.TOOLS, stage.tools_share),
+        (Kind.FIELDS, stage.fields_share),
+    ):
+        if kind < share:
+            return chosen
+        kind -= share
     return Kind.RECALL if rng.random() < _RECALL_SHARE[length] else Kind.MIXED

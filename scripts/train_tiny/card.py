@@ -15,6 +15,10 @@ _TASKS = {
     "list_5": "a list of 5 words repeated exactly",
     "count": "counting from one number to another",
     "add": "the sum of two two-digit numbers",
+    "tool_call": "the right tool of one to three called with the right arguments",
+    "tool_result": "the result of a call told in a sentence",
+    "tool_unneeded": "no call, but the answer, where none of the tools is needed",
+    "fields": "a schema of two or three fields filled",
 }
 
 _CARD = """---
@@ -37,6 +41,8 @@ It has {num_layers} layers of hidden size {hidden_size}, {num_heads} query and {
 | repeat a list | "Repeat these words: apple, cake, owl, stone, lamp." |
 | count | "Count from 7 to 15." |
 | add two-digit numbers | "What is 47 + 35?" |
+| call a tool and tell its result | "What is the weather in Paris?", with a tool `get_weather(city)` |
+| fill a small schema | "Give the name and the age as JSON: Mia is 7 years old." |
 | tell a short story on a word | "Tell me a story about a fox." |
 | say politely that it cannot do something | "What is the weather today?" |
 
@@ -54,8 +60,9 @@ The commands are in `scripts/train_tiny/README.md`.
 ## Accuracy
 
 Held out: one pair of numbers, list, range or (adjective, noun) subject in ten, chosen by a hash, never
-appears in training. Greedy, exact match of the whole answer. Between a fact and its question lie other
-subjects' codes and story sentences, half and half. Measured by `{command}`, in {dtype}, on {machine}.
+appears in training, nor one in ten of the arguments of a tool and of the values of a schema. Greedy, exact match of
+the whole answer, without a grammar. Between a fact and its question lie other subjects' codes and story sentences,
+half and half. Measured by `{command}`, in {dtype}, on {machine}.
 
 | task | right | goal | questions |
 |---|---|---|---|
@@ -70,8 +77,10 @@ subjects' codes and story sentences, half and half. Measured by `{command}`, in 
 Use the wording of the examples: another question about a fact ("what is the password of ...") is not understood.
 A code that was not told is mostly answered with "is not known to me", sometimes with an invented one. Words that
 the generator does not know often work, but where a list begins with one, or a story is about one, it may turn
-into another word. Chats were at most 1,024 tokens long in training. Anything else gets the polite answer or
-nonsense.
+into another word. A tool is found by a word that its name and the request share, or by a request as in
+`scripts/train_tiny/tool_kinds.py`; in training a chat had at most three tools, and an answer one call. The template
+lists tools by name, parameters, their types and description. Chats were at most 1,024 tokens long in training.
+Anything else gets the polite answer or nonsense.
 """
 
 

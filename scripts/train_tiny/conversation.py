@@ -1,15 +1,17 @@
 """Whole chats: several exchanges in a row, with facts told early and asked for late."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import chain
 from random import Random
 
 from .facts import FactBook
+from .fields import fields_exchange, json_list_exchange
 from .messages import Exchange, Message, Role
 from .split import Split
 from .stories import filler_sentences, random_story_word, story, story_exchange
 from .tasks import add_exchange, copy_exchange, count_exchange, list_exchange, refusal_exchange, small_talk_exchange
+from .tools import Tool, is_met_by, random_tools, random_use, tools_text
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -37,6 +39,8 @@ class Kind(Enum):
     RECALL = "recall"
     MIXED = "mixed"
     COPY = "copy"
+    TOOLS = "tools"
+    FIELDS = "fields"
 
 
 def other_exchange(rng: Random, split: Split) -> Exchange:
@@ -105,13 +109,52 @@ def copy_exchanges(rng: Random) -> Iterator[Exchange]:
         yield copy_exchange(rng)
 
 
+def fields_exchanges(rng: Random, split: Split) -> Iterator[Exchange]:
+    """Schemas to fill, words as JSON lists, and a few other exchanges, without end."""
+    while True:
+        kind = rng.random()
+        if kind < 0.4:
+            yield fields_exchange(rng, split)
+        else:
+            yield json_list_exchange(rng) if kind < 0.8 else other_exchange(rng, split)
+
+
+def ordinary_exchange(rng: Random, split: Split, tools: Sequence[Tool]) -> Exchange:
+    """An exchange for which none of the tools is needed, though it may be asked amid them."""
+    while True:
+        kind = rng.random()
+        if kind < 0.15:
+            book = FactBook(rng, split)
+            text = fact_text(rng, book, rng.randint(20, 80))
+            question = book.ask(unknown_share=0.0)
+            exchange = Exchange(user=f"{text} {question.user}", assistant=question.assistant)
+        else:
+            exchange = fields_exchange(rng, split) if kind < 0.3 else other_exchange(rng, split)
+        if not is_met_by(tools, exchange.user):
+            return exchange
+
+
+def tool_exchanges(rng: Random, split: Split, tools: Sequence[Tool]) -> Iterator[Exchange]:
+    """Requests that the tools meet, each with its result, and others that need none, without end."""
+    while True:
+        if rng.random() < 0.65:
+            yield from random_use(rng, split, tools).exchanges
+        else:
+            yield ordinary_exchange(rng, split, tools)
+
+
 def conversation(rng: Random, split: Split, kind: Kind, num_tokens: int) -> Iterator[Message]:
     """The messages of one chat, without end: take about ``num_tokens`` of them."""
+    tools = random_tools(rng) if kind is Kind.TOOLS else []
     makers = {
         Kind.RECALL: lambda: recall_exchanges(rng, split, num_tokens),
         Kind.MIXED: lambda: mixed_exchanges(rng, split),
         Kind.COPY: lambda: copy_exchanges(rng),
+        Kind.TOOLS: lambda: tool_exchanges(rng, split, tools),
+        Kind.FIELDS: lambda: fields_exchanges(rng, split),
     }
+    if tools:
+        yield Message(role=Role.SYSTEM, text=tools_text(tools))
     if rng.random() < SYSTEM_SHARE:
         yield Message(role=Role.SYSTEM, text=rng.choice(SYSTEM_PROMPTS))
     for exchange in makers[kind]():

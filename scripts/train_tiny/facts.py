@@ -53,10 +53,15 @@ def random_subject(rng: Random, split: Split) -> str:
         return rng.choice(NAMES)
     if kind >= 0.78:
         return f"the {rng.choice(NOUNS)}"
+    return f"the {random_pair(rng, split)}"
+
+
+def random_pair(rng: Random, split: Split) -> str:
+    """An adjective and a noun, which the split keeps from the other side."""
     while True:
         adjective, noun = rng.choice(ADJECTIVES), rng.choice(NOUNS)
         if split_of("subject", adjective, noun) is split:
-            return f"the {adjective} {noun}"
+            return f"{adjective} {noun}"
 
 
 @dataclass(slots=True)

@@ -1,14 +1,16 @@
 """Held-out questions with the one right answer, for measuring a model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from .facts import FactBook
+from .fields import fields_exchange
 from .messages import Message, Role
 from .split import Split
 from .stories import filler_sentences
 from .tasks import add_exchange, count_exchange, list_exchange
+from .tools import Tool, ToolUse, is_met_by, random_tools, random_use, tools_text
 
 RECALL_DISTANCES = (100, 300, 500)
 _PREFIX_SENTENCES = 4
@@ -68,14 +70,67 @@ def add_probe(rng: Random) -> Probe:
     return _single_turn("add", exchange.user, exchange.assistant)
 
 
+def tool_call_probe(rng: Random) -> Probe:
+    """List tools and ask for what one of them does: the call is the answer."""
+    use, messages = _listed_tool_use(rng)
+    request, _ = use.exchanges
+    return Probe(task="tool_call", messages=messages, answer=request.assistant)
+
+
+def tool_result_probe(rng: Random) -> Probe:
+    """List tools, ask, call and return the result: the answer tells it."""
+    use, messages = _listed_tool_use(rng)
+    request, result = use.exchanges
+    called = (Message(role=Role.ASSISTANT, text=request.assistant), Message(role=Role.USER, text=result.user))
+    return Probe(task="tool_result", messages=(*messages, *called), answer=result.assistant)
+
+
+def tool_unneeded_probe(rng: Random) -> Probe:
+    """List tools and ask for a list, a count or a sum, for which none of them is needed."""
+    tools = random_tools(rng)
+    while True:
+        exchange = rng.choice((list_exchange, count_exchange, add_exchange))(rng, Split.HELD_OUT)
+        if not is_met_by(tools, exchange.user):
+            break
+    messages = _with_tools(tools, exchange.user)
+    return Probe(task="tool_unneeded", messages=messages, answer=exchange.assistant)
+
+
+def _listed_tool_use(rng: Random) -> tuple[ToolUse, tuple[Message, ...]]:
+    tools = random_tools(rng)
+    use = random_use(rng, Split.HELD_OUT, tools)
+    return use, _with_tools(tools, use.request)
+
+
+def _with_tools(tools: Sequence[Tool], request: str) -> tuple[Message, ...]:
+    return Message(role=Role.SYSTEM, text=tools_text(tools)), Message(role=Role.USER, text=request)
+
+
+def fields_probe(rng: Random) -> Probe:
+    """Ask for two or three things in a text as JSON."""
+    exchange = fields_exchange(rng, Split.HELD_OUT)
+    return _single_turn("fields", exchange.user, exchange.assistant)
+
+
+_MAKERS: tuple[Callable[[Random], Probe], ...] = (
+    list_probe,
+    count_probe,
+    add_probe,
+    tool_call_probe,
+    tool_result_probe,
+    tool_unneeded_probe,
+    fields_probe,
+)
+
+
 def probes(
     seed: int, num_per_task: int, count_tokens: CountTokens, distances: Iterable[int] = RECALL_DISTANCES
 ) -> list[Probe]:
-    """``num_per_task`` questions of each task: recall at each distance, lists, counting and addition."""
+    """``num_per_task`` questions of each task: recall at each distance, then each of the others."""
     rng = Random(f"probes/{seed}")
     made: list[Probe] = []
     for distance in distances:
         made += [recall_probe(rng, distance, count_tokens) for _ in range(num_per_task)]
-    for make in (list_probe, count_probe, add_probe):
+    for make in _MAKERS:
         made += [make(rng) for _ in range(num_per_task)]
     return made

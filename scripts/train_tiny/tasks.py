@@ -4,12 +4,13 @@ from random import Random
 
 from .messages import Exchange
 from .split import Split, split_of
-from .words import CODAS, LIST_WORDS, NAMES, ONSETS, VOWELS, article, capitalize, words_of
+from .words import CITIES, CODAS, LIST_WORDS, NAMES, ONSETS, VOWELS, article, capitalize, words_of
 
 MAX_LIST_WORDS, MAX_LONG_LIST_WORDS = 8, 16
 MAX_COUNT_START = 95
 MAX_COUNT_LENGTH, MAX_LONG_COUNT_LENGTH = 16, 100
 LONG_SHARE = 0.08
+_NONCE_SHARE = 0.15
 
 _REPEAT_REQUESTS = (
     "Repeat these words: {items}.",
@@ -109,6 +110,16 @@ def nonce(rng: Random) -> str:
     """A made-up lower-case word of two or three syllables."""
     syllables = (rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(rng.randint(1, 2)))
     return "".join(syllables) + rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
+
+
+def random_name(rng: Random) -> str:
+    """A person's name, now and then one that nobody has."""
+    return capitalize(nonce(rng)) if rng.random() < _NONCE_SHARE else rng.choice(NAMES)
+
+
+def random_city(rng: Random) -> str:
+    """A city, now and then one that is nowhere."""
+    return capitalize(nonce(rng)) if rng.random() < _NONCE_SHARE else rng.choice(CITIES)
 
 
 def list_exchange(rng: Random, split: Split, *, num_words: int | None = None) -> Exchange:

@@ -8,13 +8,26 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from .messages import Message, Role
 
 VOCAB_SIZE = 1536
+TOKENIZER_NAME = "tokenizer.json"
 PAD, BEGIN, END = "<|pad|>", "<|begin|>", "<|end|>"
 ROLE_TOKENS = {Role.SYSTEM: "<|system|>", Role.USER: "<|user|>", Role.ASSISTANT: "<|assistant|>"}
 SPECIAL_TOKENS = (PAD, BEGIN, END, *ROLE_TOKENS.values())
 
 CHAT_TEMPLATE = (
     "{{- bos_token -}}"
-    "{%- if tools -%}{{- '<|system|>Tools: ' ~ tools | tojson ~ '<|end|>' -}}{%- endif -%}"
+    "{%- if tools -%}{{- '<|system|>Tools:' -}}"
+    "{%- for tool in tools -%}{%- set function = tool['function'] -%}"
+    "{%- set parameters = function['parameters'] or {} -%}"
+    "{{- '\\n' ~ function['name'] ~ '(' -}}"
+    "{%- for name, schema in (parameters['properties'] or {}).items() -%}"
+    "{{- ('' if loop.first else ', ') ~ name ~ ('' if name in (parameters['required'] or []) else '?') ~ ': ' -}}"
+    "{%- if schema['enum'] -%}{{- schema['enum'] | join('|') -}}"
+    "{%- elif schema['type'] is string -%}{{- schema['type'] -}}"
+    "{%- else -%}{{- (schema['type'] or ['any']) | join('|') -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{{- ')' ~ (' ' ~ function['description'] if function['description'] else '') -}}"
+    "{%- endfor -%}"
+    "{{- '<|end|>' -}}{%- endif -%}"
     "{%- for message in messages -%}"
     "{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}"
     "{{- raise_exception('Unknown role: ' ~ message['role']) -}}"
@@ -54,7 +67,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
 
 def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer saved as ``tokenizer.json`` in ``directory``."""
-    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return Tokenizer.from_file(str(directory / TOKENIZER_NAME))
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:

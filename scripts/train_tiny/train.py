@@ -1,17 +1,19 @@
 """The training loop: Muon for the matrices, AdamW for the rest, checkpoints that resume where they were written."""
 
+import hashlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from .batches import Batch, ChatEncoder, training_batch
+from .batches import FIRST_CURRICULUM, SECOND_CURRICULUM, Batch, ChatEncoder, Stage, training_batch
 from .model import ModelConfig, TinyLlama, training_dtype
 from .muon import Muon
 from .probes import Probe, probes
@@ -28,6 +30,7 @@ class TrainConfig:
     """Everything a run depends on."""
 
     schedule: Schedule
+    curriculum: tuple[Stage, ...] = FIRST_CURRICULUM
     seed: int = 1
     tokens_per_step: int = 4096
     matrix_lr: float = 0.01
@@ -37,7 +40,7 @@ class TrainConfig:
     compile: bool = True
     log_every_steps: int = 25
     validate_every_steps: int = 250
-    checkpoint_every_steps: int = 250
+    checkpoint_every_steps: int = 50
     probes_per_task: int = 64
 
 
@@ -49,22 +52,45 @@ class RunState:
     elapsed_s: float = 0.0
 
 
+def second_training(config: TrainConfig) -> TrainConfig:
+    """The training of a model that has been through the first: all it can do already, tools and schemas.
+
+    Its learning rates are lower, and fall from early on, so that what was learned is not lost.
+    """
+    schedule = replace(config.schedule, decay_start=0.4)
+    return replace(config, schedule=schedule, curriculum=SECOND_CURRICULUM, matrix_lr=0.005, other_lr=0.002)
+
+
 class OtherRunError(Exception):
-    """The folder holds the checkpoint of a run with other text."""
+    """The folder holds the checkpoint of a run with other text or of other weights."""
 
 
 class Trainer:
     """Trains one model in ``directory``, which holds the checkpoint.
 
+    Args:
+        start: Weights to begin with, a checkpoint in Hugging Face format; random ones where it is None.
+
     Raises:
-        OtherRunError: The checkpoint is not of this seed.
+        OtherRunError: The checkpoint is not of this seed and start.
     """
 
-    def __init__(self, config: TrainConfig, model_config: ModelConfig, tokenizer: Tokenizer, directory: Path) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        model_config: ModelConfig,
+        tokenizer: Tokenizer,
+        directory: Path,
+        start: Path | None = None,
+    ) -> None:
         torch.set_num_threads(config.num_threads)
         torch.manual_seed(config.seed)
         self.config = config
         self.model = TinyLlama(model_config, training_dtype())
+        self._start_digest = ""
+        if start is not None:
+            self.model.load_state_dict({name: weight.float() for name, weight in load_file(start).items()})
+            self._start_digest = hashlib.sha256(start.read_bytes()).hexdigest()
         self.state = RunState()
         self._tokenizer = tokenizer
         self._encoder = ChatEncoder(tokenizer)
@@ -91,10 +117,10 @@ class Trainer:
                 if self.state.step % config.log_every_steps == 0:
                     self._log(progress, losses)
                     losses.clear()
-                if self.state.step % config.validate_every_steps == 0:
-                    self.validate()
                 if self.state.step % config.checkpoint_every_steps == 0:
                     self._save()
+                if self.state.step % config.validate_every_steps == 0:
+                    self.validate()
         self.validate()
         self._save()
 
@@ -113,6 +139,7 @@ class Trainer:
                 group["lr"] = group["peak_lr"] * scale
         batch = training_batch(
             self._encoder,
+            config.curriculum,
             seed=config.seed,
             step=self.state.step,
             progress=progress,
@@ -151,6 +178,7 @@ class Trainer:
             "step": self.state.step,
             "elapsed_s": self.state.elapsed_s,
             "seed": self.config.seed,
+            "start": self._start_digest,
         }
         partial = self._checkpoint.with_suffix(".partial")
         torch.save(content, partial)
@@ -162,6 +190,10 @@ class Trainer:
             raise OtherRunError(
                 f"{self._checkpoint} was begun with --seed {content['seed']}, not {self.config.seed}: go on with that "
                 "seed, or name another folder with --out"
+            )
+        if content["start"] != self._start_digest:
+            raise OtherRunError(
+                f"{self._checkpoint} was begun from other weights: give the same --from, or another --out"
             )
         self.model.load_state_dict(content["model"])
         for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):

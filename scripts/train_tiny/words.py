@@ -127,6 +127,29 @@ MORE_WORDS = words_of(
     """
 )
 
+CITIES = (
+    *words_of(
+        """
+        Paris London Rome Berlin Madrid Vienna Tokyo Oslo Lisbon Dublin Athens Cairo Delhi Boston Chicago Prague Warsaw
+        Zurich Munich Hamburg Lyon Milan Naples Geneva Sydney Toronto Seoul Lima Helsinki Stockholm Amsterdam Brussels
+        Budapest Copenhagen Bern Moscow Nairobi Venice Dallas Miami
+        """
+    ),
+    "New York",
+    "San Francisco",
+    "Los Angeles",
+    "Hong Kong",
+)
+LANGUAGES = words_of("French German Spanish Italian Dutch Greek Polish Swedish Japanese Chinese")
+DAYS = words_of("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+WEATHERS = words_of("sunny cloudy rainy windy stormy foggy snowy warm cold hot dry wet mild")
+ATTRIBUTES = words_of(
+    """
+    price age colour size weight owner address number height capital length speed value status score title author
+    population temperature date
+    """
+)
+
 ANIMAL_NAMES = tuple(animal.name for animal in ANIMALS)
 NOUNS = ANIMAL_NAMES + tuple(thing for thing in THINGS if thing not in ANIMAL_NAMES)
 LIST_WORDS = tuple(dict.fromkeys(NOUNS + FOODS + MORE_WORDS + COLOURS))

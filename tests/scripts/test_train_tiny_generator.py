@@ -101,7 +101,7 @@ def test_probes_hold_as_many_questions_of_each_task() -> None:
     made = probes(1, 3, count_words, distances=(20, 40))
     tasks = [probe.task for probe in made]
     assert {task: tasks.count(task) for task in tasks} == dict.fromkeys(
-        ("recall_20", "recall_40", "list_5", "count", "add"), 3
+        ("recall_20", "recall_40", "list_5", "count", "add", "tool_call", "tool_result", "tool_unneeded", "fields"), 3
     )
 
 

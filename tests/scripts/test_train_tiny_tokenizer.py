@@ -1,5 +1,8 @@
 """The tokenizer and the chat format that training, transformers and Baton share."""
 
+import json
+from random import Random
+
 import jinja2
 import pytest
 from hypothesis import given
@@ -8,6 +11,7 @@ from tokenizers import Tokenizer
 
 from scripts.train_tiny.conversation import tokenizer_corpus
 from scripts.train_tiny.messages import Message, Role
+from scripts.train_tiny.split import Split
 from scripts.train_tiny.tokenizer import (
     BEGIN,
     CHAT_TEMPLATE,
@@ -17,6 +21,7 @@ from scripts.train_tiny.tokenizer import (
     token_id,
     train_tokenizer,
 )
+from scripts.train_tiny.tools import random_tools, random_use, tools_text
 
 CHAT = (
     Message(role=Role.SYSTEM, text="You are a helpful assistant."),
@@ -61,3 +66,58 @@ def test_the_chat_template_renders_what_training_saw(add_generation_prompt: bool
         add_generation_prompt=add_generation_prompt,
     )
     assert rendered == render(CHAT, add_generation_prompt=add_generation_prompt)
+
+
+def hugging_face_template() -> jinja2.Template:
+    """The template in an environment like that of transformers, whose ``tojson`` keeps the order of keys."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(CHAT_TEMPLATE)
+
+
+def test_the_chat_template_renders_tools_calls_and_results_as_training_saw_them() -> None:
+    template = hugging_face_template()
+    for seed in range(100):
+        rng = Random(seed)
+        tools = random_tools(rng)
+        use = random_use(rng, Split.TRAIN, tools)
+        request, result = use.exchanges
+        call = {"function": {"name": use.tool.name, "arguments": use.arguments}}
+
+        rendered = template.render(
+            messages=[
+                {"role": "user", "content": use.request},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": use.result},
+            ],
+            tools=[tool.schema() for tool in tools],
+            bos_token=BEGIN,
+            add_generation_prompt=True,
+        )
+
+        seen = (
+            Message(role=Role.SYSTEM, text=tools_text(tools)),
+            Message(role=Role.USER, text=request.user),
+            Message(role=Role.ASSISTANT, text=request.assistant),
+            Message(role=Role.USER, text=result.user),
+        )
+        assert rendered == render(seen, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        ({"name": "f"}, "f()"),
+        ({"name": "f", "parameters": {}, "description": "Do it."}, "f() Do it."),
+        ({"name": "f", "parameters": {"properties": {"a": True, "b": {"anyOf": []}}}}, "f(a?: any, b?: any)"),
+        (
+            {"name": "f", "parameters": {"properties": {"a": {"type": ["string", "null"]}}, "required": ["a"]}},
+            "f(a: string|null)",
+        ),
+        ({"name": "f", "parameters": {"properties": {"a": {"enum": ["x", 2]}}, "required": None}}, "f(a?: x|2)"),
+    ],
+)
+def test_any_schema_of_a_tool_is_listed(function: dict[str, object], line: str) -> None:
+    tool = {"type": "function", "function": function}
+    rendered = hugging_face_template().render(messages=[], tools=[tool], bos_token=BEGIN)
+    assert rendered == f"{BEGIN}<|system|>Tools:\n{line}<|end|>"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +17,7 @@ from scripts.train_tiny.export import WEIGHTS_NAME, export
 from scripts.train_tiny.model import ModelConfig, TinyLlama
 from scripts.train_tiny.schedule import Schedule
 from scripts.train_tiny.tokenizer import load_tokenizer
-from scripts.train_tiny.train import CHECKPOINT_NAME, OtherRunError, TrainConfig, Trainer
+from scripts.train_tiny.train import CHECKPOINT_NAME, OtherRunError, TrainConfig, Trainer, second_training
 
 SMALL = ModelConfig(
     hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16
@@ -34,16 +34,23 @@ class Interrupted(Schedule):
         return 1.0 if step else super().progress(step, elapsed_s)
 
 
+class Done(Schedule):
+    """Ends before its first step."""
+
+    def progress(self, step: int, elapsed_s: float) -> float:
+        return 1.0
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return load_tokenizer(builtin_model_dir())
 
 
-def trained(folder: Path, tokenizer: Tokenizer, config: TrainConfig = CONFIG) -> Trainer:
+def trained(folder: Path, tokenizer: Tokenizer, config: TrainConfig = CONFIG, start: Path | None = None) -> Trainer:
     folder.mkdir(exist_ok=True)
     threads = torch.get_num_threads()
     try:
-        trainer = Trainer(config, SMALL, tokenizer, folder)
+        trainer = Trainer(config, SMALL, tokenizer, folder, start)
         trainer.run()
     finally:
         torch.set_num_threads(threads)
@@ -73,6 +80,34 @@ def test_a_folder_goes_on_with_the_seed_that_it_was_begun_with(tmp_path: Path, t
 
     with pytest.raises(OtherRunError, match=r"last\.pt was begun with --seed 1, not 2: .* --out"):
         trained(tmp_path / "run", tokenizer, replace(CONFIG, seed=2))
+
+
+def weights_file(path: Path, trainer: Trainer) -> Path:
+    save_file({name: value.to(torch.bfloat16) for name, value in trainer.model.state_dict().items()}, path)
+    return path
+
+
+def test_second_training_begins_with_the_weights_it_is_given(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    start = weights_file(tmp_path / WEIGHTS_NAME, trained(tmp_path / "first", tokenizer))
+    config = second_training(replace(CONFIG, schedule=Done(num_steps=1)))
+
+    second = trained(tmp_path / "second", tokenizer, config, start)
+
+    for name, value in load_file(start).items():
+        assert torch.equal(second.model.state_dict()[name], value.float()), name
+    assert config.matrix_lr < CONFIG.matrix_lr
+
+
+def test_second_training_goes_on_with_the_weights_that_it_was_begun_with(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    first = trained(tmp_path / "first", tokenizer)
+    start = weights_file(tmp_path / "a", first)
+    config = second_training(replace(CONFIG, schedule=Schedule(num_steps=1)))
+    trained(tmp_path / "second", tokenizer, config, start)
+
+    assert trained(tmp_path / "second", tokenizer, config, start).state.step == 1
+    other = weights_file(tmp_path / "b", trained(tmp_path / "other", tokenizer, replace(CONFIG, seed=2)))
+    with pytest.raises(OtherRunError, match=r"last\.pt was begun from other weights: .* --from"):
+        trained(tmp_path / "second", tokenizer, config, other)
 
 
 def test_exported_model_is_what_was_trained(tmp_path: Path, tokenizer: Tokenizer) -> None:
