@@ -112,7 +112,7 @@ class Worker:
         # Here and not above: the command that deploys this class has no use for torch, and would wait for it.
         with loading():
             from engine.build import build_engine, worker_info
-            from engine.runner.cpu_threads import pin_threads
+            from engine.runner.cpu_threads import settle_threads
 
         settings = self._settings
         identity = PeerIdentity(engine_id=self._replica_id, incarnation=uuid.uuid4().hex)
@@ -147,8 +147,8 @@ class Worker:
             stream_chunk_tokens=settings.engine.scheduler.prefill_chunk_tokens if settings.transfer.streamed else 0,
             transport=transport,
         )
-        # Last, for threads that this one starts afterwards stay on its core.
-        if built.facts.device == "cpu" and (cores := pin_threads()):
+        # Last, for threads that this one starts afterwards stand back as it does.
+        if built.facts.device == "cpu" and (cores := settle_threads()):
             logger.info("each of the %d threads that compute stays on a core of its own", len(cores))
         return built.core
 

@@ -1,9 +1,10 @@
-"""Which cores a thread may run on, where the system lets a thread say so (Linux)."""
+"""On which cores a thread runs, and how soon, where the system lets a thread say so (Linux)."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 
 
 def usable_cores() -> list[int]:
@@ -21,3 +22,10 @@ def run_anywhere() -> None:
     """This thread runs on whatever core is free: for threads that one starts which stays on its own."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, usable_cores())
+
+
+def step_back(niceness: int) -> None:
+    """Let threads of a lower niceness go before this one, and before those that it starts."""
+    if sys.platform == "linux":
+        own = threading.get_native_id()  # priorities are a thread's on Linux
+        os.setpriority(os.PRIO_PROCESS, own, max(niceness, os.getpriority(os.PRIO_PROCESS, own)))

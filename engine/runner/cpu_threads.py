@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from engine.device.cores import stay_on, usable_cores
+from engine.device.cores import stay_on, step_back, usable_cores
 from engine.kernels.thread_team import run_on_team
 from engine.layers.packed_weight import pack
 
@@ -20,6 +20,10 @@ NUM_TOKENS = 128
 """One product of these takes a thread some milliseconds: long beside waking another thread, short beside a start."""
 
 NUM_TRIES = 5
+
+NICENESS = 10
+"""How far threads that compute stand back. They take all the time that there is; whoever reads a request or sends a
+token needs a moment of it, and is waited for by a client (`benchmarks/serving_peer.py`)."""
 
 _PLACED_BY_OTHERS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 """Variables by which somebody told OpenMP's runtime on which cores its threads run."""
@@ -67,27 +71,30 @@ def check_threads(dtype: torch.dtype) -> float:
     return speedup
 
 
-def pin_threads() -> list[int]:
-    """Keep each thread of this one's team on a core of its own, if together they take all cores of this process.
+def settle_threads() -> list[int]:
+    """Let others go before this thread and its team, and keep each of them on a core of its own where they take all.
 
     Threads of a team wait for each other at the end of every product. Whenever another process wants a core for a
     moment, the system may move one of them to the core of another one, and that product takes twice as long. A team
-    smaller than the machine is left alone: where its threads run best, nobody but the system knows.
+    smaller than the machine stays where the system puts it: where that is best, nobody else knows.
 
-    Threads that this one starts afterwards stay on its core too, unless they call ``run_anywhere``.
+    Threads that this one starts afterwards stand back too, and stay on its core, unless they call ``run_anywhere``.
 
     Returns:
-        The cores, one a thread; empty where nothing was done.
+        The cores, one a thread; empty where threads are free to move.
     """
-    cores = usable_cores()
-    if len(cores) < 2 or torch.get_num_threads() != len(cores):
-        return []
-    if any(name in os.environ for name in _PLACED_BY_OTHERS):
-        return []
+    num_threads, cores = torch.get_num_threads(), usable_cores()
+    is_whole_machine = 1 < num_threads == len(cores)
+    pins = is_whole_machine and not any(name in os.environ for name in _PLACED_BY_OTHERS)
     free, lock = list(cores), threading.Lock()
 
-    def take_core() -> None:
-        with lock:
-            stay_on(free.pop(0))
+    def settle() -> None:
+        step_back(NICENESS)
+        if pins:
+            with lock:
+                stay_on(free.pop(0))
 
-    return cores if run_on_team(take_core, len(cores)) else []
+    if num_threads > 1 and run_on_team(settle, num_threads):
+        return cores if pins else []
+    step_back(NICENESS)
+    return []

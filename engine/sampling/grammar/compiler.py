@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,14 +15,15 @@ from weakref import WeakValueDictionary
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.contract.grammar import GrammarFailure
-from engine.device.cores import run_anywhere
+from engine.device.cores import run_anywhere, step_back
 
 logger = logging.getLogger(f"baton.{__name__}")
 
 NUM_THREADS: Final = 2
 """One grammar that takes long holds up no other, and most of the cores stay the engine's."""
 
-THREAD_NICENESS: Final = 10
+THREAD_NICENESS: Final = 15
+"""More than that of the threads that compute (`engine/runner/cpu_threads.py`)."""
 
 MAX_NUM_KEPT: Final = 512
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
@@ -186,5 +186,5 @@ def _stand_back() -> None:
     """Leave the engine's thread its core, and let it go first; where the system does not allow that, the number of
     threads still bounds the rest."""
     run_anywhere()
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), THREAD_NICENESS)
+    with suppress(OSError):
+        step_back(THREAD_NICENESS)

@@ -73,25 +73,26 @@ def test_a_team_of_threads_bears_the_name_of_the_thread_that_computes() -> None:
     assert own.read_text().strip() == before
 
 
-PINNING = """
+SETTLING = """
 import json, os, sys, threading
 os.sched_setaffinity(0, json.loads(sys.argv[1]))
 import torch
 from engine.device.cores import run_anywhere
 from engine.frontend.os_threads import os_thread_name
-from engine.runner.cpu_threads import pin_threads
+from engine.runner.cpu_threads import settle_threads
 
-def cores_of_the_team():
-    tasks = [task for task in os.scandir("/proc/self/task") if open(task.path + "/comm").read().strip() == "team"]
-    return sorted(sorted(os.sched_getaffinity(int(task.name))) for task in tasks)
+def team():
+    return [int(t.name) for t in os.scandir("/proc/self/task") if open(t.path + "/comm").read().strip() == "team"]
 
 def compute():
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     torch.set_num_threads(int(sys.argv[2]))
     with os_thread_name("team"):
         torch.ones(512, 512) @ torch.ones(512, 512)
-        told["pinned"] = pin_threads()
+        told["pinned"] = settle_threads()
         torch.ones(512, 512) @ torch.ones(512, 512)
-        told["cores"] = cores_of_the_team()
+        told["cores"] = sorted(sorted(os.sched_getaffinity(task)) for task in team())
+        told["niceness"] = [os.getpriority(os.PRIO_PROCESS, task) - before for task in team()]
         other = threading.Thread(target=lambda: (run_anywhere(), told.update(other=sorted(os.sched_getaffinity(0)))))
         other.start()
         other.join()
@@ -104,9 +105,9 @@ print(json.dumps(told))
 """
 
 
-def pin_in_a_process(cores: list[int], num_threads: int, **environment: str) -> dict[str, list[object]]:
+def settle_in_a_process(cores: list[int], num_threads: int, **environment: str) -> dict[str, list[object]]:
     """What becomes of a team of ``num_threads`` in a process that may use ``cores``."""
-    command = [sys.executable, "-c", PINNING, json.dumps(cores), str(num_threads)]
+    command = [sys.executable, "-c", SETTLING, json.dumps(cores), str(num_threads)]
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True, timeout=120)
     told: dict[str, list[object]] = json.loads(done.stdout)
     return told
@@ -115,20 +116,22 @@ def pin_in_a_process(cores: list[int], num_threads: int, **environment: str) -> 
 def test_threads_that_take_all_cores_have_one_each() -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
 
-    told = pin_in_a_process(cores, 2)
+    told = settle_in_a_process(cores, 2)
 
     assert told["pinned"] == cores
     assert told["cores"] == [[core] for core in cores]
+    assert told["niceness"] == [cpu_threads.NICENESS] * 2
     assert told["other"] == cores
 
 
 @pytest.mark.parametrize(
     ("num_cores", "num_threads", "variables"), [(1, 1, {}), (2, 1, {}), (2, 2, {"OMP_PLACES": ""})]
 )
-def test_threads_are_left_alone_otherwise(num_cores: int, num_threads: int, variables: dict[str, str]) -> None:
+def test_threads_are_free_to_move_otherwise(num_cores: int, num_threads: int, variables: dict[str, str]) -> None:
     cores = sorted(os.sched_getaffinity(0))[:num_cores]
 
-    told = pin_in_a_process(cores, num_threads, **variables)
+    told = settle_in_a_process(cores, num_threads, **variables)
 
     assert told["pinned"] == []
     assert told["cores"] == [cores] * num_threads
+    assert told["niceness"] == [cpu_threads.NICENESS] * num_threads
