@@ -260,7 +260,7 @@ _NOTHING = MemoryBudget(num_bytes=0, reason="not asked for")
 def _step_bytes(engine: EngineConfig, config: ModelConfig, bytes_per_element: int) -> int:
     """About what the largest step takes beside the weights: activations, and logits in float32."""
     scheduler = engine.scheduler
-    widest = 2 * config.intermediate_size + config.q_size + 2 * config.kv_size + STEP_ROWS * config.hidden_size
+    widest = config.mlp_size + config.q_size + 2 * config.kv_size + STEP_ROWS * config.hidden_size
     logits = 2 * scheduler.max_num_seqs * config.vocab_size * 4
     return scheduler.max_num_batched_tokens * widest * bytes_per_element + logits
 

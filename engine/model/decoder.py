@@ -1,4 +1,4 @@
-"""A decoder with gated MLPs: the model of most architectures, which differ in what ``ModelConfig`` says."""
+"""A decoder with gated MLPs or mixtures of them: the model of most architectures, which differ in what ``ModelConfig`` says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 
 from engine.layers.attention_layer import AttentionLayer
 from engine.layers.embedding import Embedding, LMHead
+from engine.layers.experts.mixture import Mixture
 from engine.layers.fused_ops import FusedOps
-from engine.layers.gated_silu import GatedSiLU
+from engine.layers.gated_mlp import FeedForward, GatedMLP
 from engine.layers.heads import HeadTransform
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
@@ -21,7 +22,7 @@ from engine.model.step_context import StepContext
 
 
 class DecoderLayer:
-    """Attention and a gated MLP, each on the normalised residual stream."""
+    """Attention and an MLP or a mixture of experts, each on the normalised residual stream."""
 
     def __init__(
         self, config: ModelConfig, *, index: int, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None
@@ -51,23 +52,14 @@ class DecoderLayer:
         )
         self.o = linear(config.q_size, config.hidden_size, bias=config.o_bias)
         self.post_norm = norm(config.hidden_size)
-        inner = config.intermediate_size
-        self.gate_up = linear(config.hidden_size, inner, inner, bias=config.mlp_bias)
-        self.gate = GatedSiLU(dtype=dtype, device=device, fused_ops=fused_ops)
-        self.down = linear(inner, config.hidden_size, bias=config.mlp_bias)
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """The layer's matrices."""
-        return self.qkv, self.o, self.gate_up, self.down
+        self.mlp = _feed_forward(config, index, dtype=dtype, device=device, fused_ops=fused_ops)
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Where each of this layer's tensors of a checkpoint goes."""
         places: dict[str, torch.Tensor] = {}
         places.update(self.qkv.targets(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")))
         places.update(self.o.targets(("self_attn.o_proj",)))
-        places.update(self.gate_up.targets(("mlp.gate_proj", "mlp.up_proj")))
-        places.update(self.down.targets(("mlp.down_proj",)))
+        places.update(self.mlp.targets())
         places["input_layernorm.weight"] = self.input_norm.weight
         places["post_attention_layernorm.weight"] = self.post_norm.weight
         transform = self.attention.transform
@@ -77,6 +69,12 @@ class DecoderLayer:
         if self.attention.sinks is not None:
             places["self_attn.sinks"] = self.attention.sinks
         return {f"model.layers.{self.index}.{name}": place for name, place in places.items()}
+
+    def pack(self) -> None:
+        """Hand the layer's matrices to the matrix library."""
+        self.qkv.pack()
+        self.o.pack()
+        self.mlp.pack()
 
     def forward(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, rotations: Sequence[Rotations], context: StepContext
@@ -90,7 +88,7 @@ class DecoderLayer:
             What this layer's MLP adds to the residual stream.
         """
         attended = self._attend(self.input_norm.add_and_normalize(hidden, delta), rotations, context)
-        return self.down(self.gate(self.gate_up(self.post_norm.add_and_normalize(hidden, attended))))
+        return self.mlp(self.post_norm.add_and_normalize(hidden, attended))
 
     def _attend(self, normalized: torch.Tensor, rotations: Sequence[Rotations], context: StepContext) -> torch.Tensor:
         layer = self.attention
@@ -107,6 +105,22 @@ def _attention_layer(config: ModelConfig, index: int, transform: HeadTransform, 
     )
     sinks = torch.empty(config.num_heads, dtype=torch.float32, device=device) if spec.has_sinks else None
     return AttentionLayer(group=group, index=place, spec=spec, transform=transform, sinks=sinks)
+
+
+def _feed_forward(
+    config: ModelConfig, index: int, *, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None
+) -> FeedForward:
+    experts = config.experts[index] if config.experts else None
+    if experts is not None:
+        return Mixture(experts, config.hidden_size, dtype=dtype, device=device, fused_ops=fused_ops)
+    return GatedMLP(
+        config.hidden_size,
+        config.intermediate_size,
+        bias=config.mlp_bias,
+        dtype=dtype,
+        device=device,
+        fused_ops=fused_ops,
+    )
 
 
 class Decoder:
@@ -154,8 +168,7 @@ class Decoder:
     def finish_loading(self) -> None:
         """Hand the loaded matrices to the matrix library."""
         for layer in self.layers:
-            for linear in layer.linears:
-                linear.pack()
+            layer.pack()
         self.lm_head.pack()
 
     def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import CheckpointError
 from engine.layers.attention_spec import AttentionSpec
+from engine.layers.experts.spec import ExpertNames, ExpertsSpec, GateClamp
 from engine.layers.rope_config import RopeConfig, RopeType, parse_rope_config
 from kv_transfer.layout import KVCacheGroup, group_layers
 
@@ -26,6 +27,7 @@ class ModelConfig:
     """What distinguishes one decoder-only transformer from another.
 
     attention: how each layer attends.
+    experts: those of each layer, None for one with a plain MLP; empty where no layer has any.
     dtype: the checkpoint's, one of ``SUPPORTED_DTYPES``.
     cpu_dtype: what the checkpoint asks to run in on a CPU, by the key ``baton_cpu_dtype``. In 16 bits the matrix
         library's rounding depends on how many requests share a step, so that near-ties can fall either way; a model
@@ -50,6 +52,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: str
     cpu_dtype: str
+    experts: tuple[ExpertsSpec | None, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -66,6 +69,13 @@ class ModelConfig:
         """Its layers by whose KV shares blocks. A window that no sequence outgrows is none."""
         windows = [spec.window for spec in self.attention]
         return group_layers([None if window is None or window >= self.max_model_len else window for window in windows])
+
+    @property
+    def mlp_size(self) -> int:
+        """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
+        plain = 2 * self.intermediate_size if None in self.experts or not self.experts else 0
+        mixed = (spec.num_active * (2 * spec.inner_size + self.hidden_size) for spec in self.experts if spec)
+        return max(plain, *mixed)
 
     @property
     def q_size(self) -> int:
@@ -120,6 +130,7 @@ def read_decoder_config(
     o_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    experts: Sequence[ExpertsSpec | None] = (),
 ) -> ModelConfig:
     """Check what the config.json of a decoder with gated MLPs says, and put it together with what its file knows.
 
@@ -167,6 +178,35 @@ def read_decoder_config(
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=_dtype(raw),
         cpu_dtype=_dtype({"dtype": raw.get("baton_cpu_dtype") or _dtype(raw)}),
+        experts=tuple(experts),
+    )
+
+
+def read_experts(
+    raw: Mapping[str, Any],
+    *,
+    num_experts: int,
+    num_active: int,
+    inner_size: int,
+    is_normalized: bool,
+    names: ExpertNames,
+    clamp: GateClamp | None = None,
+) -> ExpertsSpec:
+    """What an architecture's file knows of a layer's experts. ``num_active``: where config.json does not say.
+
+    Raises:
+        CheckpointError: A token would go through more of them than there are.
+    """
+    num_active = positive(raw, "num_experts_per_tok", default=num_active)
+    if num_active > num_experts:
+        raise CheckpointError(f"config.json: num_experts_per_tok {num_active} is more than the {num_experts} experts")
+    return ExpertsSpec(
+        num_experts=num_experts,
+        num_active=num_active,
+        inner_size=inner_size,
+        is_normalized=is_normalized,
+        names=names,
+        clamp=clamp,
     )
 
 

@@ -14,8 +14,10 @@ from engine.model.model_config import ModelConfig, read_config_json
 ARCHITECTURES: Final = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 """What ``architectures`` in config.json may name, and the file in ``architectures/`` that knows it.
 

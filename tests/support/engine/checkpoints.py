@@ -11,16 +11,18 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.utils import logging as transformers_logging
 
 transformers_logging.disable_progress_bar()
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 VOCAB_SIZE = 320
 MAX_POSITION_EMBEDDINGS = 1024
 MATRIX_STD = 0.15
@@ -49,6 +51,17 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "tie_word_embeddings": True},
     ),
     "qwen3": (Qwen3Config, {"head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    ),
 }
 
 

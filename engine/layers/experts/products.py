@@ -1,0 +1,79 @@
+"""Matrix products with the weights of many experts, each over its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
+
+import torch
+
+from engine.layers.packed_weight import Multiply, pack
+
+MIN_ROWS = 2
+"""oneDNN sums up a product of one row in another order than that row among others: one row is computed twice."""
+
+
+class ExpertProducts(Protocol):
+    """``rows @ weight.T + bias``, with the weight and the bias of each row's expert."""
+
+    def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """rows: [num_rows, in_size], in the order of their ``experts`` [num_rows]; returns [num_rows, out_size]."""
+
+
+def pack_experts(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertProducts:
+    """Products by ``weight`` [num_experts, out_size, in_size] and ``bias`` [num_experts, out_size].
+
+    The caller may drop its references to both.
+    """
+    if weight.device.type == "cuda" and has_grouped_product(weight.device, weight.dtype):
+        return GroupedProducts(weight, bias)
+    return ProductsByExpert([pack(matrix, None if bias is None else bias[n]) for n, matrix in enumerate(weight)])
+
+
+class ProductsByExpert:
+    """One product after the other, of those experts that have rows."""
+
+    def __init__(self, multiply: Sequence[Multiply]) -> None:
+        self._multiply = multiply
+
+    def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """See ``ExpertProducts``."""
+        counts = torch.bincount(experts, minlength=len(self._multiply)).tolist()
+        outputs, start = [], 0
+        for multiply, count in zip(self._multiply, counts, strict=True):
+            if count:
+                of_expert = rows[start : start + count]
+                if count < MIN_ROWS:
+                    of_expert = of_expert.repeat(MIN_ROWS, 1)
+                outputs.append(multiply(of_expert)[:count])
+                start += count
+        return torch.cat(outputs)
+
+
+class GroupedProducts:
+    """All experts in one launch, by torch's grouped product; nothing waits for the device."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+        self._numbers = torch.arange(len(weight), device=weight.device)
+
+    def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """See ``ExpertProducts``."""
+        ends = torch.searchsorted(experts, self._numbers, right=True, out_int32=True)
+        output = torch._grouped_mm(rows, self._weight.transpose(1, 2), offs=ends)
+        return output if self._bias is None else output + self._bias[experts]
+
+
+@cache
+def has_grouped_product(device: torch.device, dtype: torch.dtype) -> bool:
+    """True when torch's grouped product exists for a dtype on a device, and says the same as plain ones."""
+    rows = torch.linspace(-1.0, 1.0, 64 * 64, device=device).view(64, 64).to(dtype)
+    weight = torch.stack((rows, 2 * rows))
+    experts = torch.tensor([0] * 40 + [1] * 24, device=device)
+    try:
+        found = GroupedProducts(weight, None)(rows, experts)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    expected = torch.cat((rows[:40] @ weight[0].T, rows[40:] @ weight[1].T))
+    return torch.allclose(found, expected, atol=0.1, rtol=0.1)
