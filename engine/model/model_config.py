@@ -237,6 +237,15 @@ def windows_of_layers(raw: Mapping[str, Any]) -> Windows:
     if layer_types is None:
         first = int(raw.get("max_window_layers", 28))
         return tuple(window if layer >= first else None for layer in range(num_layers))
+    return named_windows(layer_types, window, num_layers)
+
+
+def named_windows(layer_types: Sequence[str], window: int | None, num_layers: int) -> Windows:
+    """Each layer has the window or not, by what ``layer_types`` calls it.
+
+    Raises:
+        CheckpointError: It names something else, or another number of layers.
+    """
     known = {"full_attention": None, "sliding_attention": window}
     unknown = set(layer_types) - known.keys()
     if unknown or len(layer_types) != num_layers:

@@ -12,6 +12,7 @@ from engine.contract.errors import CheckpointError
 from engine.model.model_config import ModelConfig, read_config_json
 
 ARCHITECTURES: Final = {
+    "GptOssForCausalLM": "gpt_oss",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",

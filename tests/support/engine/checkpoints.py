@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -22,13 +23,16 @@ from transformers.utils import logging as transformers_logging
 
 transformers_logging.disable_progress_bar()
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss")
 VOCAB_SIZE = 320
 MAX_POSITION_EMBEDDINGS = 1024
 MATRIX_STD = 0.15
 EMBEDDING_STD = 1.0
 HEAD_STD = 0.3
 """Wide: logits spread over tens, so that rounding hardly ever changes which is the largest."""
+ROUTER_STD = 0.4
+"""Likewise, of the scores that choose a token's experts."""
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -62,6 +66,25 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 24,
+            "swiglu_limit": 1.5,  # within what the small matrices reach
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": MAX_POSITION_EMBEDDINGS // 8,
+            },
+        },
+    ),
 }
 
 
@@ -89,8 +112,12 @@ def _draw(name: str, shape: torch.Size, generator: torch.Generator, embedding_st
     values = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
         return 1.0 + 0.1 * values
+    if name.endswith("sinks"):
+        return values
     if "embed_tokens" in name:
         return embedding_std * values
+    if name.endswith(ROUTERS):
+        return ROUTER_STD * values
     return (HEAD_STD if "lm_head" in name else MATRIX_STD) * values
 
 
