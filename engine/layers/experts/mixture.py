@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.layers.experts.products import ExpertProducts, pack_experts
+from engine.layers.experts.products import ExpertProducts, ExpertsPacker, pack_experts
 from engine.layers.experts.spec import ExpertsSpec
 from engine.layers.fused_ops import FusedOps
 from engine.layers.gated_silu import ClampedGate, GatedSiLU
@@ -29,8 +29,9 @@ class Mixture:
         dtype: torch.dtype,
         device: torch.device,
         fused_ops: FusedOps | None,
+        packer: ExpertsPacker = pack_experts,
     ) -> None:
-        self._spec = spec
+        self._spec, self._packer = spec, packer
         fused, num_experts = spec.names.are_fused, spec.num_experts
         self._router = Linear(hidden_size, (num_experts,), bias=fused, dtype=dtype, device=device)
         self._gate_up = _Experts(num_experts, hidden_size, 2 * spec.inner_size, bias=fused, dtype=dtype, device=device)
@@ -51,8 +52,8 @@ class Mixture:
     def pack(self) -> None:
         """See ``FeedForward``."""
         self._router.pack()
-        self._gate_up.pack(alternates=self._spec.names.are_fused)
-        self._down.pack(alternates=False)
+        self._gate_up.pack(self._packer, alternates=self._spec.names.are_fused)
+        self._down.pack(self._packer, alternates=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``FeedForward``."""
@@ -98,14 +99,14 @@ class _Experts:
             for name, part in zip(names, matrix.chunk(len(names)), strict=True)
         }
 
-    def pack(self, *, alternates: bool) -> None:
+    def pack(self, packer: ExpertsPacker, *, alternates: bool) -> None:
         """Hand the matrices to the matrix library; of rows that alternate, the even ones are put first."""
         weight, bias = self._weight, self._bias
         self._weight, self._bias = weight.new_empty(0), None
         if alternates:
             weight = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
             bias = None if bias is None else torch.cat((bias[:, ::2], bias[:, 1::2]), dim=1)
-        self._multiply = pack_experts(weight, bias)
+        self._multiply = packer(weight, bias)
 
     def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """See ``ExpertProducts``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -19,6 +19,10 @@ class ExpertProducts(Protocol):
 
     def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """rows: [num_rows, in_size], in the order of their ``experts`` [num_rows]; returns [num_rows, out_size]."""
+
+
+ExpertsPacker = Callable[[torch.Tensor, torch.Tensor | None], ExpertProducts]
+"""As ``pack_experts``."""
 
 
 def pack_experts(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertProducts:

@@ -17,7 +17,7 @@ from engine.runner.decode_graphs import MAX_CAPTURE_S, DecodeGraphs, GraphSettin
 from engine.runner.graph_ladder import ladder_sizes
 from tests.support.attention.fake_graph_device import FakeGraphDevice
 from tests.support.clock import ManualClock
-from tests.support.engine.checkpoints import ARCHITECTURES
+from tests.support.engine.checkpoints import DENSE
 from tests.support.router.decode_rig import MAX_MODEL_LEN, NUM_BLOCKS, DecodeRig
 
 SIZES = (1, 2, 4, 8)
@@ -40,7 +40,7 @@ def test_ladder_pads_no_batch_by_much(largest: int) -> None:
     assert all(upper - lower <= max(8, lower // 8) for lower, upper in pairwise(sizes))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", DENSE)  # a CPU goes through experts one by one: see layers/test_experts.py
 def test_graphs_compute_the_bits_of_the_same_step_without_graphs(
     checkpoint: CheckpointMaker, architecture: str
 ) -> None:

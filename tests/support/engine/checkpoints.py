@@ -23,7 +23,9 @@ from transformers.utils import logging as transformers_logging
 
 transformers_logging.disable_progress_bar()
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss")
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+ARCHITECTURES = (*DENSE, *MIXTURES)
 VOCAB_SIZE = 320
 MAX_POSITION_EMBEDDINGS = 1024
 MATRIX_STD = 0.15
