@@ -1,4 +1,4 @@
-"""A decoder with gated MLPs or mixtures of them: the model of most architectures, which differ in what ``ModelConfig`` says."""
+"""A decoder, its MLPs plain or mixtures: that of most architectures, which differ in what ``ModelConfig`` says."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateClamp:
-    """A gate that is bounded: ``g * sigmoid(alpha * g) * (u + 1)``, where ``g`` is at most ``limit`` and ``u`` within it.
+    """A bounded gate: ``g * sigmoid(alpha * g) * (u + 1)``, with ``g`` at most ``limit`` and ``u`` within +-limit.
 
     Source: gpt-oss, OpenAI, 2025.
     """
