@@ -191,6 +191,7 @@ def read_experts(
     is_normalized: bool,
     names: ExpertNames,
     clamp: GateClamp | None = None,
+    is_mxfp4: bool = False,
 ) -> ExpertsSpec:
     """What an architecture's file knows of a layer's experts. ``num_active``: where config.json does not say.
 
@@ -207,6 +208,7 @@ def read_experts(
         is_normalized=is_normalized,
         names=names,
         clamp=clamp,
+        is_mxfp4=is_mxfp4,
     )
 
 

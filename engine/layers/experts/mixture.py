@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from engine.layers.experts.mxfp4 import BLOCK_BYTES, dequantize
 from engine.layers.experts.products import ExpertProducts, ExpertsPacker, pack_experts
-from engine.layers.experts.spec import ExpertsSpec
+from engine.layers.experts.spec import BLOCKS_SUFFIX, MXFP4_BLOCK_SIZE, SCALES_SUFFIX, ExpertsSpec
 from engine.layers.fused_ops import FusedOps
 from engine.layers.gated_silu import ClampedGate, GatedSiLU
 from engine.layers.linear import Linear
@@ -32,10 +33,10 @@ class Mixture:
         packer: ExpertsPacker = pack_experts,
     ) -> None:
         self._spec, self._packer = spec, packer
-        fused, num_experts = spec.names.are_fused, spec.num_experts
-        self._router = Linear(hidden_size, (num_experts,), bias=fused, dtype=dtype, device=device)
-        self._gate_up = _Experts(num_experts, hidden_size, 2 * spec.inner_size, bias=fused, dtype=dtype, device=device)
-        self._down = _Experts(num_experts, spec.inner_size, hidden_size, bias=fused, dtype=dtype, device=device)
+        fused = spec.names.are_fused
+        self._router = Linear(hidden_size, (spec.num_experts,), bias=fused, dtype=dtype, device=device)
+        self._gate_up = _Experts(spec, hidden_size, 2 * spec.inner_size, dtype=dtype, device=device)
+        self._down = _Experts(spec, spec.inner_size, hidden_size, dtype=dtype, device=device)
         if spec.clamp is None:
             self._gate: GatedSiLU | ClampedGate = GatedSiLU(dtype=dtype, device=device, fused_ops=fused_ops)
         else:
@@ -82,27 +83,42 @@ class _Experts:
     """One matrix of all experts, [num_experts, out_size, in_size], and its biases."""
 
     def __init__(
-        self, num_experts: int, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, device: torch.device
+        self, spec: ExpertsSpec, in_size: int, out_size: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._weight = torch.empty(num_experts, out_size, in_size, dtype=dtype, device=device)
-        self._bias = torch.empty(num_experts, out_size, dtype=dtype, device=device) if bias else None
+        count = spec.num_experts
+        self._dtype = dtype
+        self._blocks: torch.Tensor | None = None
+        self._scales: torch.Tensor | None = None
+        if spec.is_mxfp4:
+            shape = count, out_size, in_size // MXFP4_BLOCK_SIZE
+            self._blocks = torch.empty(*shape, BLOCK_BYTES, dtype=torch.uint8, device=device)
+            self._scales = torch.empty(*shape, dtype=torch.uint8, device=device)
+        self._weight = torch.empty(0 if spec.is_mxfp4 else count, out_size, in_size, dtype=dtype, device=device)
+        has_bias = spec.names.are_fused
+        self._bias = torch.empty(count, out_size, dtype=dtype, device=device) if has_bias else None
         self._multiply: ExpertProducts | None = None
 
     def targets(self, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
         """Where tensors called as ``ExpertNames`` says are loaded: side by side if there are two of an expert."""
-        if self._bias is not None:
-            (name,) = names
-            return {name: self._weight.transpose(1, 2), f"{name}_bias": self._bias}
-        return {
-            f"{name.format(expert)}.weight": part
-            for expert, matrix in enumerate(self._weight)
-            for name, part in zip(names, matrix.chunk(len(names)), strict=True)
-        }
+        if self._bias is None:
+            return {
+                f"{name.format(expert)}.weight": part
+                for expert, matrix in enumerate(self._weight)
+                for name, part in zip(names, matrix.chunk(len(names)), strict=True)
+            }
+        (name,) = names
+        places = {f"{name}_bias": self._bias}
+        if self._blocks is None or self._scales is None:
+            return {**places, name: self._weight.transpose(1, 2)}
+        return {**places, f"{name}{BLOCKS_SUFFIX}": self._blocks, f"{name}{SCALES_SUFFIX}": self._scales}
 
     def pack(self, packer: ExpertsPacker, *, alternates: bool) -> None:
         """Hand the matrices to the matrix library; of rows that alternate, the even ones are put first."""
         weight, bias = self._weight, self._bias
-        self._weight, self._bias = weight.new_empty(0), None
+        if self._blocks is not None and self._scales is not None:
+            parts = zip(self._blocks, self._scales, strict=True)  # one by one: what it takes meanwhile is a multiple
+            weight = torch.stack([dequantize(blocks, scales, self._dtype) for blocks, scales in parts])
+        self._weight, self._bias, self._blocks, self._scales = weight.new_empty(0), None, None, None
         if alternates:
             weight = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
             bias = None if bias is None else torch.cat((bias[:, ::2], bias[:, 1::2]), dim=1)

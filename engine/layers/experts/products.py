@@ -13,6 +13,9 @@ from engine.layers.packed_weight import Multiply, pack
 MIN_ROWS = 2
 """oneDNN sums up a product of one row in another order than that row among others: one row is computed twice."""
 
+GROUPED_ALIGNMENT = 16
+"""Bytes that the rows of what torch's grouped product takes are a multiple of."""
+
 
 class ExpertProducts(Protocol):
     """``rows @ weight.T + bias``, with the weight and the bias of each row's expert."""
@@ -30,7 +33,8 @@ def pack_experts(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertProdu
 
     The caller may drop its references to both.
     """
-    if weight.device.type == "cuda" and has_grouped_product(weight.device, weight.dtype):
+    is_aligned = all(size * weight.itemsize % GROUPED_ALIGNMENT == 0 for size in weight.shape[1:])
+    if weight.device.type == "cuda" and is_aligned and has_grouped_product(weight.device, weight.dtype):
         return GroupedProducts(weight, bias)
     return ProductsByExpert([pack(matrix, None if bias is None else bias[n]) for n, matrix in enumerate(weight)])
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BLOCKS_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
+"""Of the two tensors that hold a matrix in MXFP4."""
+
+MXFP4_BLOCK_SIZE = 32
+"""Neighbouring numbers of a row that share a scale."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateClamp:
@@ -44,6 +50,8 @@ class ExpertsSpec:
     is_normalized: the weights of a token's experts add up to one; otherwise they are what the softmax over the scores
         of all experts gives them.
     clamp: how the gate is bounded; None: it is silu(gate) * up.
+    is_mxfp4: the checkpoint holds fused matrices in four bits, as [num_experts, out_size, in_size]; products are
+        in the dtype of the model.
     """
 
     num_experts: int
@@ -52,3 +60,4 @@ class ExpertsSpec:
     is_normalized: bool
     names: ExpertNames
     clamp: GateClamp | None = None
+    is_mxfp4: bool = False

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from engine.layers.experts.spec import ExpertNames, GateClamp
+from engine.contract.errors import CheckpointError
+from engine.layers.experts.spec import MXFP4_BLOCK_SIZE, ExpertNames, GateClamp
 from engine.model.model_config import (
     ModelConfig,
     Windows,
@@ -19,11 +20,16 @@ from engine.model.model_config import (
 
 NAMES = ExpertNames(router="mlp.router", gate_up=("mlp.experts.gate_up_proj",), down="mlp.experts.down_proj")
 DEFAULT_SLIDING_WINDOW = 128
+MXFP4 = "mxfp4"
 DEFAULT_ALPHA, DEFAULT_LIMIT = 1.702, 7.0
 
 
 def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     """See ``registry.ARCHITECTURES``."""
+    is_mxfp4 = (raw.get("quantization_config") or {}).get("quant_method") == MXFP4
+    if is_mxfp4:
+        raw = {**raw, "quantization_config": None}
+        _check_blocks(raw)
     windows, has_bias = _windows(raw), bool(raw.get("attention_bias", True))
     experts = read_experts(
         raw,
@@ -35,6 +41,7 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         clamp=GateClamp(
             alpha=float(raw.get("swiglu_alpha", DEFAULT_ALPHA)), limit=float(raw.get("swiglu_limit", DEFAULT_LIMIT))
         ),
+        is_mxfp4=is_mxfp4,
     )
     config = read_decoder_config(
         raw,
@@ -48,6 +55,14 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     return dataclasses.replace(
         config, attention=tuple(dataclasses.replace(spec, has_sinks=True) for spec in config.attention)
     )
+
+
+def _check_blocks(raw: Mapping[str, Any]) -> None:
+    for key in ("hidden_size", "intermediate_size"):
+        if positive(raw, key) % MXFP4_BLOCK_SIZE:
+            raise CheckpointError(
+                f"config.json: {key} {raw[key]} is no multiple of {MXFP4_BLOCK_SIZE}, the numbers in a block of {MXFP4}"
+            )
 
 
 def _windows(raw: Mapping[str, Any]) -> Windows:

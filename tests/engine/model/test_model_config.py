@@ -58,8 +58,16 @@ def _config(**changes: Any) -> dict[str, Any]:
             r"mlp_only_layers must be a list of layer numbers, got \[True\]",
         ),
         (
-            {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}},
+            {"architectures": ["MixtralForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}},
             r"quantized weights \(mxfp4\) are not supported",
+        ),
+        (
+            {
+                "architectures": ["GptOssForCausalLM"],
+                "quantization_config": {"quant_method": "mxfp4"},
+                "intermediate_size": 80,
+            },
+            "intermediate_size 80 is no multiple of 32, the numbers in a block of mxfp4",
         ),
     ],
 )
