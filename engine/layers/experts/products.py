@@ -10,8 +10,7 @@ import torch
 
 from engine.layers.packed_weight import Multiply, pack
 
-MIN_ROWS = 2
-"""oneDNN sums up a product of one row in another order than that row among others: one row is computed twice."""
+PROBE_ROWS = 4
 
 GROUPED_ALIGNMENT = 16
 """Bytes that the rows of what torch's grouped product takes are a multiple of."""
@@ -36,14 +35,19 @@ def pack_experts(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertProdu
     is_aligned = all(size * weight.itemsize % GROUPED_ALIGNMENT == 0 for size in weight.shape[1:])
     if weight.device.type == "cuda" and is_aligned and has_grouped_product(weight.device, weight.dtype):
         return GroupedProducts(weight, bias)
-    return ProductsByExpert([pack(matrix, None if bias is None else bias[n]) for n, matrix in enumerate(weight)])
+    min_rows = 1
+    if weight.device.type == "cpu":
+        _, out_size, in_size = weight.shape
+        min_rows = _min_rows(out_size, in_size, weight.dtype, torch.get_num_threads())
+    multiply = [pack(matrix, None if bias is None else bias[n]) for n, matrix in enumerate(weight)]
+    return ProductsByExpert(multiply, min_rows=min_rows)
 
 
 class ProductsByExpert:
-    """One product after the other, of those experts that have rows."""
+    """One product after the other, of those experts that have rows. ``min_rows``: fewer are repeated."""
 
-    def __init__(self, multiply: Sequence[Multiply]) -> None:
-        self._multiply = multiply
+    def __init__(self, multiply: Sequence[Multiply], *, min_rows: int) -> None:
+        self._multiply, self._min_rows = multiply, min_rows
 
     def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """See ``ExpertProducts``."""
@@ -52,11 +56,24 @@ class ProductsByExpert:
         for multiply, count in zip(self._multiply, counts, strict=True):
             if count:
                 of_expert = rows[start : start + count]
-                if count < MIN_ROWS:
-                    of_expert = of_expert.repeat(MIN_ROWS, 1)
+                if count < self._min_rows:
+                    of_expert = of_expert.repeat(self._min_rows, 1)
                 outputs.append(multiply(of_expert)[:count])
                 start += count
         return torch.cat(outputs)
+
+
+@cache
+def _min_rows(out_size: int, in_size: int, dtype: torch.dtype, num_threads: int) -> int:  # noqa: ARG001  (a key)
+    """How few rows have the bits that they have among others.
+
+    Of some sizes oneDNN sums up a product of one row in another order; of others it may be computed as it is.
+    """
+    generator = torch.Generator().manual_seed(0)
+    multiply = pack(torch.randn(out_size, in_size, generator=generator).to(dtype), None)
+    rows = torch.randn(PROBE_ROWS, in_size, generator=generator).to(dtype)
+    together, alone = multiply(rows), torch.cat([multiply(rows[n : n + 1]) for n in range(PROBE_ROWS)])
+    return 1 if torch.equal(together, alone) else 2
 
 
 class GroupedProducts:
