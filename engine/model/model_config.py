@@ -75,7 +75,7 @@ class ModelConfig:
         """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
         plain = 2 * self.intermediate_size if None in self.experts or not self.experts else 0
         mixed = (spec.num_active * (2 * spec.inner_size + self.hidden_size) for spec in self.experts if spec)
-        return max(plain, *mixed)
+        return max(plain, *mixed, 0)
 
     @property
     def q_size(self) -> int:
