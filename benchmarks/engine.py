@@ -6,7 +6,8 @@ All sides get the same prompts with the same number of threads, in turn; figures
 ``openvino`` run in processes and environments of their own, which the first run installs under ``.cache``.
 ``<dtype>/prefill`` computes 16 prompts of 512 tokens, ``<dtype>/ttft/512`` one; ``<dtype>/decode/<batch>`` continues
 ``batch`` prompts of 32 tokens. ``ratio/<row>`` is Baton over the best peer (for ttft: best peer over Baton): above 1 is
-faster; each peer's own value stands beside Baton's.
+faster; each peer's own value stands beside Baton's. ``--model mixture`` has 8 experts in the place of each MLP; a token
+goes through 2.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from benchmarks.arguments import count
 from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
 from benchmarks.peers.process import PEERS, PeerProcess
-from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
+from benchmarks.random_llama import VOCAB_SIZE, write_random_llama, write_random_mixture
 from benchmarks.report import Row, add_json_option, publish
 from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
@@ -33,6 +34,12 @@ from engine.frontend.engine_core import EngineCore
 PREFILL_BATCH, PREFILL_TOKENS, DECODE_PROMPT_TOKENS = 16, 512, 32
 MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 64
 """What every side is set up for: a larger batch would not be one, and a longer output would end early."""
+
+MODELS = {
+    "llama": (write_random_llama, "random Llama, 125 M parameters"),
+    "mixture": (write_random_mixture, "random Mixtral, 520 M parameters, 8 experts of which 2 are active"),
+}
+"""What writes each, and what it is called."""
 
 Prompts = list[list[int]]
 
@@ -157,7 +164,8 @@ def alternate(
 def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path, stack: contextlib.ExitStack) -> list[Row]:
     """All rows of one dtype."""
     dtype = getattr(torch, dtype_name)
-    write_random_llama(directory, dtype)
+    write, _ = MODELS[args.model]
+    write(directory, dtype)
     sides: dict[str, Side] = {"baton": BatonSide(directory, dtype_name, args.threads)}
     if "transformers" in args.peer:
         sides["transformers"] = TransformersSide(directory, dtype)
@@ -211,6 +219,7 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", nargs="+", choices=("transformers", *PEERS, "none"), default=["transformers"])
+    parser.add_argument("--model", choices=tuple(MODELS), default="llama")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
     parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32, 64])
     parser.add_argument("--decode-tokens", type=count, default=64)
@@ -224,9 +233,8 @@ def main() -> None:
     for dtype_name in args.dtypes:
         with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
             rows.extend(measure_dtype(dtype_name, args, Path(directory), stack))
-    publish(
-        rows, packages=("torch", "transformers"), json_file=args.json, title="engine: random Llama, 125 M parameters"
-    )
+    _, title = MODELS[args.model]
+    publish(rows, packages=("torch", "transformers"), json_file=args.json, title=f"engine: {title}")
 
 
 if __name__ == "__main__":

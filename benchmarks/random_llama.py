@@ -1,4 +1,4 @@
-"""The random model that the engine benchmarks run: a Llama of 125 M parameters, written as a Hugging Face directory."""
+"""The random models that the engine benchmarks run, as Hugging Face directories: a 125 M Llama, and a mixture of it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,41 @@ from engine.model.builtin import builtin_model_dir
 VOCAB_SIZE = 32_000
 
 
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
 def write_random_llama(directory: Path, dtype: torch.dtype) -> None:
     """Write 12 layers, hidden 768, 12 heads of 64 with 4 KV heads, MLP 2,048, vocabulary 32,000, untied."""
+    _write(transformers.LlamaForCausalLM, transformers.LlamaConfig(**_SHAPE), directory, dtype)
+
+
+def write_random_mixture(directory: Path, dtype: torch.dtype) -> None:
+    """The same with 8 experts instead of the MLP, of which a token goes through 2: 520 M parameters."""
+    config = transformers.MixtralConfig(**_SHAPE, num_local_experts=8, num_experts_per_tok=2, sliding_window=None)
+    _write(transformers.MixtralForCausalLM, config, directory, dtype)
+
+
+def _write(
+    model_class: type[transformers.PreTrainedModel],
+    config: transformers.PreTrainedConfig,
+    directory: Path,
+    dtype: torch.dtype,
+) -> None:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        head_dim=64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = transformers.LlamaForCausalLM(config).to(dtype)
+    model = model_class(config).to(dtype)
     model.save_pretrained(directory)
     # A tokenizer, so that it can be served: any will do, prompts and answers are token ids.
     for name in ("tokenizer.json", "tokenizer_config.json"):

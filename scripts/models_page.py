@@ -32,7 +32,12 @@ pieces, greedy and seeded tokens of one engine, and of a prefill and a decode en
 | | |
 |---|---|
 {rows}
-Quantized weights are refused.
+Quantized weights are refused, but for the experts of gpt-oss: they load as they are published, in MXFP4, and are
+computed in the precision of the model.
+
+**Mixtures of experts** (Mixtral, Qwen3-MoE, gpt-oss) group the tokens of a step by expert; what a token gets does not
+depend on its batch. On GPUs they use torch's grouped product where it has one, else they go expert by expert, without
+decode graphs.
 
 **longrope** has one set of factors for sequences up to `original_max_position_embeddings` and one for longer ones. Keys
 that are cached fit only one of them, so an engine has one: the first where `max_model_len` is no longer than the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from engine.device.memory import (
     gpu_budget,
     mib,
 )
+from engine.layers.experts.spec import BLOCKS_SUFFIX, SCALES_SUFFIX
 from engine.model.model_config import ModelConfig
 from engine.model.registry import load_model_config
 from engine.model.weights.shards import find_shards
@@ -260,7 +262,7 @@ _NOTHING = MemoryBudget(num_bytes=0, reason="not asked for")
 def _step_bytes(engine: EngineConfig, config: ModelConfig, bytes_per_element: int) -> int:
     """About what the largest step takes beside the weights: activations, and logits in float32."""
     scheduler = engine.scheduler
-    widest = 2 * config.intermediate_size + config.q_size + 2 * config.kv_size + STEP_ROWS * config.hidden_size
+    widest = config.mlp_size + config.q_size + 2 * config.kv_size + STEP_ROWS * config.hidden_size
     logits = 2 * scheduler.max_num_seqs * config.vocab_size * 4
     return scheduler.max_num_batched_tokens * widest * bytes_per_element + logits
 
@@ -271,4 +273,11 @@ def _files(path: Path) -> list[Path]:
 
 def _count_parameters(file: Path) -> int:
     with safe_open(file, framework="numpy") as tensors:
-        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        return sum(_num_parameters(name, tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+
+
+def _num_parameters(name: str, shape: Sequence[int]) -> int:
+    """Of a tensor: what is stored in four bits is computed in the model's dtype, and its scales become part of it."""
+    if name.endswith(SCALES_SUFFIX):
+        return 0
+    return math.prod(shape) * (2 if name.endswith(BLOCKS_SUFFIX) else 1)

@@ -8,18 +8,23 @@ from numba import carray, njit
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
-from engine.kernels.row_loops import GELU_CUBE, GELU_LINE, gelu_gate_row, gelu_row, silu_gate_row
+from engine.kernels.row_loops import GELU_CUBE, GELU_LINE, clamped_gate_row, gelu_gate_row, gelu_row, silu_gate_row
 
 PART = 1024
 """Columns that one thread takes at a time."""
 
 # The fields of the parameter block, all int64.
-COUNTER, INPUT, OUTPUT = range(3)  # addresses
-NUM_ROWS, SIZE, KIND = 3, 4, 5
-NUM_PARAMETERS = 6
+COUNTER, INPUT, OUTPUT, NUMBERS = range(4)  # addresses
+NUM_ROWS, SIZE, KIND = 4, 5, 6
+NUM_PARAMETERS = 7
 
-SILU_GATE, GELU_TANH_GATE, GELU_TANH = range(3)
-"""Kinds: silu(gate) * up, gelu(gate) * up, gelu. GELU by its approximation with a hyperbolic tangent."""
+ALPHA, LIMIT = range(2)
+NUM_CLAMP_NUMBERS = 2
+"""What lies at NUMBERS, as float32: those of a clamped gate; others do not look at them."""
+
+SILU_GATE, GELU_TANH_GATE, GELU_TANH, CLAMPED_GATE = range(4)
+"""Kinds: silu(gate) * up, gelu(gate) * up, gelu, and what ``GateClamp`` says. GELU by its approximation with a
+hyperbolic tangent."""
 
 
 @njit(**PART_OPTIONS)
@@ -43,7 +48,21 @@ def _bend(kind, gate, up, output):
 
 
 @njit(**PART_OPTIONS)
-def _run(p, source, output):
+def _clamp(gate, up, output, alpha, limit):
+    """The bend of a clamped gate."""
+    whole = len(gate) // LANES * LANES
+    if whole > 0:
+        clamped_gate_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, alpha, limit, gate[0])
+    for i in range(whole, len(gate)):
+        g, u = widen(gate[i]), widen(up[i])
+        g, u = limit if g > limit else g, limit if u > limit else -limit if u < -limit else u
+        small = exp(-abs(g * alpha))
+        share = (np.float32(1.0) if g >= np.float32(0.0) else small) / (np.float32(1.0) + small)
+        output[i] = narrow(g * share * (u + np.float32(1.0)), output[i])
+
+
+@njit(**PART_OPTIONS)
+def _run(p, source, numbers, output):
     """Take parts of rows from the shared counter. source: [num_rows, 2 * size], the gate first, or without a gate
     [num_rows, size]; output: [num_rows, size].
     """
@@ -54,7 +73,11 @@ def _run(p, source, output):
     while item < p[NUM_ROWS] * parts:
         row, start = item // parts, item % parts * PART
         end = min(start + PART, size)
-        _bend(kind, source[row, start:end], source[row, behind + start : behind + end], output[row, start:end])
+        gate, up = source[row, start:end], source[row, behind + start : behind + end]
+        if kind == CLAMPED_GATE:
+            _clamp(gate, up, output[row, start:end], numbers[ALPHA], numbers[LIMIT])
+        else:
+            _bend(kind, gate, up, output[row, start:end])
         item = take_next(p[COUNTER])
 
 
@@ -67,6 +90,7 @@ def compiled_activation(dtype):
         p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
         width = p[SIZE] if p[KIND] == GELU_TANH else 2 * p[SIZE]
         source = carray(pointer(p[INPUT]), (p[NUM_ROWS], width), dtype=storage)
-        _run(p, source, carray(pointer(p[OUTPUT]), (p[NUM_ROWS], p[SIZE]), dtype=storage))
+        numbers = carray(pointer(p[NUMBERS]), (NUM_CLAMP_NUMBERS,), dtype=np.float32)
+        _run(p, source, numbers, carray(pointer(p[OUTPUT]), (p[NUM_ROWS], p[SIZE]), dtype=storage))
 
     return compile_kernel(bend)

@@ -99,6 +99,37 @@ gelu_row = _activation_row(is_gelu=True, is_gated=False)
 
 
 @intrinsic
+def clamped_gate_row(
+    typing_context: Any, gate: Any, up: Any, output: Any, count: Any, alpha: Any, limit: Any, like: Any
+) -> Any:
+    """output = g * sigmoid(alpha * g) * (u + 1), with gates g not above ``limit`` and u of ``up`` not beyond it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        gate, up, output, count, alpha, limit, _ = arguments
+        lanes = Lanes(builder)
+        alpha, limit, least = lanes.spread(alpha), lanes.spread(limit), lanes.spread(builder.fneg(limit))
+
+        def below(x: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(">", x, limit), limit, x)
+
+        def step(offset: Any, state: Any) -> Any:
+            g, u = below(lanes.load(gate, offset, like)), below(lanes.load(up, offset, like))
+            u = builder.select(builder.fcmp_ordered("<", u, least), least, u)
+            small = lanes.exponential(builder.fneg(lanes.magnitude(builder.fmul(g, alpha))))
+            is_positive = builder.fcmp_ordered(">=", g, floats(0.0))
+            share = builder.fdiv(builder.select(is_positive, floats(1.0), small), builder.fadd(small, floats(1.0)))
+            product = builder.fmul(builder.fmul(g, share), builder.fadd(u, floats(1.0)))
+            lanes.store(product, output, offset, like)
+            return state
+
+        lanes.fold(count, floats(0.0), step)
+        return context.get_dummy_value()
+
+    number = types.float32
+    return types.void(*[types.int64] * 4, number, number, like), generate
+
+
+@intrinsic
 def add_row(typing_context: Any, hidden: Any, delta: Any, count: Any, scale: Any, like: Any) -> Any:
     """hidden += scale * delta."""
 

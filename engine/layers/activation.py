@@ -5,36 +5,45 @@ Source: Shazeer, GLU Variants Improve Transformer, 2020; Hendrycks and Gimpel, G
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from engine.kernels import activation as kernel
 from engine.kernels.call import KernelCall
 from engine.layers.fused_ops import FusedOps, activate_halves, activate_plain
-from engine.layers.layer_spec import Activation
+from engine.layers.layer_spec import Activation, GateClamp
 
 _GATED_KINDS = {Activation.SILU: kernel.SILU_GATE, Activation.GELU_TANH: kernel.GELU_TANH_GATE}
 _PLAIN_KINDS = {Activation.GELU_TANH: kernel.GELU_TANH}
 
 
 class ActivationLayer:
-    """activation(gate) * up, or activation(x) where ``is_gated`` is false."""
+    """activation(gate) * up, or activation(x) where ``is_gated`` is false. ``clamp``: the gate is what that says."""
 
     def __init__(
         self,
         activation: Activation,
         *,
         is_gated: bool,
+        clamp: GateClamp | None = None,
         dtype: torch.dtype,
         device: torch.device,
         fused_ops: FusedOps | None = None,
     ) -> None:
         kinds = _GATED_KINDS if is_gated else _PLAIN_KINDS
-        self._activation, self._is_gated, self._fused_ops = activation, is_gated, fused_ops
+        kind = kinds.get(activation) if clamp is None else kernel.CLAMPED_GATE
+        self._activation, self._is_gated, self._clamp = activation, is_gated, clamp
+        self._fused_ops = fused_ops
         self._call: KernelCall | None = None
-        if device.type == "cpu" and activation in kinds:
+        if device.type == "cpu" and kind is not None:
+            self._numbers = (ctypes.c_float * kernel.NUM_CLAMP_NUMBERS)()
+            if clamp is not None:
+                self._numbers[kernel.ALPHA], self._numbers[kernel.LIMIT] = clamp.alpha, clamp.limit
             address = kernel.compiled_activation(str(dtype).removeprefix("torch."))
             self._call = KernelCall(address, kernel.NUM_PARAMETERS)
-            self._call.parameters[kernel.KIND] = kinds[activation]
+            self._call.parameters[kernel.KIND] = kind
+            self._call.parameters[kernel.NUMBERS] = ctypes.addressof(self._numbers)
 
     def __call__(self, source: torch.Tensor) -> torch.Tensor:
         """[num_tokens, 2 * size], the gate first, or [num_tokens, size] without a gate, to [num_tokens, size]."""
@@ -52,6 +61,14 @@ class ActivationLayer:
     def _by_operators(self, source: torch.Tensor) -> torch.Tensor:
         if not self._is_gated:
             return activate_plain(source, self._activation)
+        if self._clamp is not None:
+            return _clamp_halves(source, self._clamp)
         if self._fused_ops is not None:
             return self._fused_ops.gate(source)
         return activate_halves(source, self._activation)
+
+
+def _clamp_halves(gate_up: torch.Tensor, clamp: GateClamp) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return gate * torch.sigmoid(clamp.alpha * gate) * (up + 1)

@@ -13,6 +13,26 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_tanh"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateClamp:
+    """A bounded gate: ``g * sigmoid(alpha * g) * (u + 1)``, with ``g`` at most ``limit`` and ``u`` within +-limit.
+
+    Source: gpt-oss, OpenAI, 2025.
+    """
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPNames:
+    """The tensors of a plain MLP in a checkpoint, within a layer; see ``TensorNames``."""
+
+    into: tuple[str, ...]
+    down: str
+    is_transposed: bool
+
+
 class NormKind(StrEnum):
     """``RMS`` divides by the root mean square; ``LAYER`` takes the mean away first, and adds a learnt bias."""
 

@@ -1,13 +1,28 @@
-"""The MLP of a layer: with a gate or without one."""
+"""The part of a decoder layer behind attention, and its plain kind: an MLP with a gate or without one."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 
 from engine.layers.activation import ActivationLayer
 from engine.layers.fused_ops import FusedOps
-from engine.layers.layer_spec import Activation
+from engine.layers.layer_spec import Activation, MLPNames
 from engine.layers.linear import Linear
+
+
+class FeedForward(Protocol):
+    """What a decoder layer does with each token by itself."""
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """Where the tensors of a checkpoint go, by their names within the layer."""
+
+    def pack(self) -> None:
+        """Hand the loaded matrices to the matrix library."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden_size] to as much."""
 
 
 class MLP:
@@ -21,15 +36,30 @@ class MLP:
         activation: Activation,
         is_gated: bool,
         bias: bool,
+        names: MLPNames,
         dtype: torch.dtype,
         device: torch.device,
         fused_ops: FusedOps | None = None,
     ) -> None:
+        self._names = names
         out_sizes = [inner_size] * (1 + is_gated)
-        self.into = Linear(hidden_size, out_sizes, bias=bias, dtype=dtype, device=device)
-        self.activate = ActivationLayer(activation, is_gated=is_gated, dtype=dtype, device=device, fused_ops=fused_ops)
-        self.down = Linear(inner_size, [hidden_size], bias=bias, dtype=dtype, device=device)
+        self._into = Linear(hidden_size, out_sizes, bias=bias, dtype=dtype, device=device)
+        self._activate = ActivationLayer(activation, is_gated=is_gated, dtype=dtype, device=device, fused_ops=fused_ops)
+        self._down = Linear(inner_size, [hidden_size], bias=bias, dtype=dtype, device=device)
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """See ``FeedForward``."""
+        names = self._names
+        return {
+            **self._into.targets(names.into, is_transposed=names.is_transposed),
+            **self._down.targets((names.down,), is_transposed=names.is_transposed),
+        }
+
+    def pack(self) -> None:
+        """See ``FeedForward``."""
+        self._into.pack()
+        self._down.pack()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """What the MLP makes of each token."""
-        return self.down(self.activate(self.into(x)))
+        """See ``FeedForward``."""
+        return self._down(self._activate(self._into(x)))

@@ -1,4 +1,4 @@
-"""A decoder: the model of most architectures, which differ in what ``ModelConfig`` says."""
+"""A decoder, its MLPs plain or mixtures: that of most architectures, which differ in what ``ModelConfig`` says."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 
 from engine.layers.attention_layer import AttentionLayer
 from engine.layers.embedding import Embedding, LMHead
+from engine.layers.experts.mixture import Mixture
 from engine.layers.fused_ops import FusedOps
 from engine.layers.heads import HeadTransform
 from engine.layers.layer_spec import QueryKeyNorm
 from engine.layers.linear import Linear
-from engine.layers.mlp import MLP
+from engine.layers.mlp import MLP, FeedForward
 from engine.layers.norm import Norm, RMSNorm, build_norm
 from engine.layers.residual import ResidualNorms
 from engine.layers.rotary import RotaryEmbedding, Rotations
@@ -24,7 +25,7 @@ from engine.model.step_context import StepContext
 
 
 class DecoderLayer:
-    """Attention and an MLP, each joined to the residual stream as the architecture has it."""
+    """Attention and an MLP or a mixture of experts, each joined to the residual stream as the architecture has it."""
 
     def __init__(
         self, config: ModelConfig, *, index: int, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None
@@ -58,32 +59,13 @@ class DecoderLayer:
         self.attention = _attention_layer(config, index, transform, device)
         self.o = linear(config.q_size, [config.hidden_size], bias=config.o_bias)
         self.mlp_norms = around(names.before_mlp, names.after_mlp)
-        self.mlp = MLP(
-            config.hidden_size,
-            config.intermediate_size,
-            activation=config.activation,
-            is_gated=config.has_gated_mlp,
-            bias=config.mlp_bias,
-            dtype=dtype,
-            device=device,
-            fused_ops=fused_ops,
-        )
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """The layer's matrices."""
-        return self.qkv, self.o, self.mlp.into, self.mlp.down
+        self.mlp = _feed_forward(config, index, dtype=dtype, device=device, fused_ops=fused_ops)
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Where each of this layer's tensors of a checkpoint goes."""
         names, transform = self.names, self.attention.transform
-        places: dict[str, torch.Tensor] = {}
-        for linear, of_linear in (
-            (self.qkv, names.qkv),
-            (self.o, (names.o,)),
-            (self.mlp.into, names.mlp_in),
-            (self.mlp.down, (names.down,)),
-        ):
+        places = self.mlp.targets()
+        for linear, of_linear in ((self.qkv, names.qkv), (self.o, (names.o,))):
             places.update(linear.targets(of_linear, is_transposed=names.is_transposed))
         query_norm, key_norm = self.projection_norms or (transform.query_norm, transform.key_norm)
         norms: dict[str | None, Norm | None] = {
@@ -100,6 +82,12 @@ class DecoderLayer:
         if self.attention.sinks is not None:
             places["self_attn.sinks"] = self.attention.sinks
         return {f"{names.layers}.{self.index}.{name}": place for name, place in places.items()}
+
+    def pack(self) -> None:
+        """Hand the layer's matrices to the matrix library."""
+        self.qkv.pack()
+        self.o.pack()
+        self.mlp.pack()
 
     def forward(
         self, hidden: torch.Tensor, delta: torch.Tensor | None, rotations: Sequence[Rotations], context: StepContext
@@ -147,6 +135,32 @@ def _attention_layer(config: ModelConfig, index: int, transform: HeadTransform, 
     )
     sinks = torch.empty(config.num_heads, dtype=torch.float32, device=device) if spec.has_sinks else None
     return AttentionLayer(group=group, index=place, spec=spec, transform=transform, sinks=sinks)
+
+
+def _feed_forward(
+    config: ModelConfig, index: int, *, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None
+) -> FeedForward:
+    experts = config.experts[index] if config.experts else None
+    if experts is not None:
+        return Mixture(
+            experts,
+            config.hidden_size,
+            activation=config.activation,
+            dtype=dtype,
+            device=device,
+            fused_ops=fused_ops,
+        )
+    return MLP(
+        config.hidden_size,
+        config.intermediate_size,
+        activation=config.activation,
+        is_gated=config.has_gated_mlp,
+        bias=config.mlp_bias,
+        names=config.names.mlp,
+        dtype=dtype,
+        device=device,
+        fused_ops=fused_ops,
+    )
 
 
 class Decoder:
@@ -207,8 +221,7 @@ class Decoder:
     def finish_loading(self) -> None:
         """Hand the loaded matrices to the matrix library."""
         for layer in self.layers:
-            for linear in layer.linears:
-                linear.pack()
+            layer.pack()
         self.lm_head.pack()
 
     def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:

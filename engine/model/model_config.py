@@ -12,7 +12,8 @@ from typing import Any
 
 from engine.contract.errors import CheckpointError
 from engine.layers.attention_spec import AttentionSpec
-from engine.layers.layer_spec import Activation, FusedSpec, NormSpec, QueryKeyNorm
+from engine.layers.experts.spec import ExpertNames, ExpertsSpec
+from engine.layers.layer_spec import Activation, FusedSpec, GateClamp, NormSpec, QueryKeyNorm
 from engine.layers.rope_config import RopeConfig, RopeType, parse_rope_config
 from engine.model.tensor_names import LLAMA_NAMES, TensorNames
 from kv_transfer.layout import KVCacheGroup, group_layers
@@ -39,6 +40,7 @@ class ModelConfig:
     attention: how each layer attends. norm: those between its layers, and of queries and keys where ``qk_norm`` is.
     has_gated_mlp: one half of the MLP's first product is what the other half, bent by ``activation``, is multiplied
         with.
+    experts: those of each layer, None for one with a plain MLP; empty where no layer has any.
     num_learned_positions: positions that have a learnt vector, which is added to the token's; 0: none have.
     embedding_scale, residual_scale, logit_scale: what embeddings, what each part of a layer adds to the residual
         stream, and logits are multiplied with. logit_softcap: logits ``x`` become ``cap * tanh(x / cap)``.
@@ -74,6 +76,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     names: TensorNames = LLAMA_NAMES
+    experts: tuple[ExpertsSpec | None, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -103,6 +106,14 @@ class ModelConfig:
     def fused_spec(self) -> FusedSpec:
         """What lies between its matrix products."""
         return FusedSpec(norm=self.norm, residual_scale=self.residual_scale, activation=self.activation)
+
+    @property
+    def mlp_size(self) -> int:
+        """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
+        has_plain = None in self.experts or not self.experts
+        plain = (1 + self.has_gated_mlp) * self.intermediate_size if has_plain else 0
+        mixed = (spec.num_active * (2 * spec.inner_size + self.hidden_size) for spec in self.experts if spec)
+        return max(plain, *mixed, 0)
 
     @property
     def q_size(self) -> int:
@@ -224,6 +235,36 @@ def _read_activation(raw: Mapping[str, Any], key: str, default: str) -> Activati
         supported = ", ".join(SUPPORTED_ACTIVATIONS)
         raise CheckpointError(f"config.json: {key} {name!r} is not supported; supported: {supported}")
     return SUPPORTED_ACTIVATIONS[name]
+
+
+def read_experts(
+    raw: Mapping[str, Any],
+    *,
+    num_experts: int,
+    num_active: int,
+    inner_size: int,
+    is_normalized: bool,
+    names: ExpertNames,
+    clamp: GateClamp | None = None,
+    is_mxfp4: bool = False,
+) -> ExpertsSpec:
+    """What an architecture's file knows of a layer's experts. ``num_active``: where config.json does not say.
+
+    Raises:
+        CheckpointError: A token would go through more of them than there are.
+    """
+    num_active = positive(raw, "num_experts_per_tok", default=num_active)
+    if num_active > num_experts:
+        raise CheckpointError(f"config.json: num_experts_per_tok {num_active} is more than the {num_experts} experts")
+    return ExpertsSpec(
+        num_experts=num_experts,
+        num_active=num_active,
+        inner_size=inner_size,
+        is_normalized=is_normalized,
+        names=names,
+        clamp=clamp,
+        is_mxfp4=is_mxfp4,
+    )
 
 
 def full_attention(raw: Mapping[str, Any]) -> Windows:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from engine.layers.layer_spec import MLPNames
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
@@ -32,6 +34,11 @@ class TensorNames:
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
     is_transposed: bool = False
+
+    @property
+    def mlp(self) -> MLPNames:
+        """Those of a plain MLP."""
+        return MLPNames(into=self.mlp_in, down=self.down, is_transposed=self.is_transposed)
 
 
 LLAMA_NAMES: Final = TensorNames()

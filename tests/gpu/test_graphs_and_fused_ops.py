@@ -55,7 +55,7 @@ def _decode(runner: ModelRunner, num_rows: int, *, num_prompts: int = 0) -> tupl
 
 @pytest.mark.parametrize("block_size", (16, PAGED_BLOCK_SIZE))
 @pytest.mark.parametrize("num_rows", (1, 4, 8, 12))
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", (*ARCHITECTURES, "mixtral", "qwen3_moe"))
 def test_same_tokens_with_graphs_and_without(tmp_path: Path, architecture: str, num_rows: int, block_size: int) -> None:
     path = make_checkpoint(tmp_path, architecture)
     runner = _runner(path, cuda_graphs=True, block_size=block_size)

@@ -29,10 +29,10 @@ from tests.support.engine.requests import greedy_request
 
 CaseOf = Callable[[str], OracleCase]
 
-FEW_BLOCKS = {"mistral": 150, "qwen2": 400}
+FEW_BLOCKS = {"mistral": 150, "qwen2": 400, "gpt_oss": 400}
 """Models with windows, and a cache that does not hold all prompts.
 
-Of one all layers have a window of 24 tokens, of the other two of three one of 40, so that it has three KV cache groups.
+Of the first all layers have a window of 24 tokens; of the others two of three one of 40 or 24: three KV cache groups.
 """
 
 PLAIN = ConnectorOptions(connector="inproc", checksums=True)

@@ -63,7 +63,8 @@ def _load_tensor(tensors: Any, name: str, file: Path, target: torch.Tensor | Non
         raise CheckpointError(
             f"{file}: tensor {name} has shape {list(source.shape)}, config.json asks for {list(target.shape)}"
         )
-    if not source.is_floating_point() or source.element_size() < MIN_BYTES_PER_WEIGHT:
+    is_number = source.is_floating_point() and source.element_size() >= MIN_BYTES_PER_WEIGHT
+    if source.dtype is not target.dtype and not (is_number and target.is_floating_point()):
         raise CheckpointError(f"{file}: tensor {name} has dtype {source.dtype}; quantized weights are not supported")
     target.copy_(source)
     return source.nbytes

@@ -17,7 +17,7 @@ from engine.model.decoder import Decoder
 from engine.model.registry import load_model_config
 from engine.model.weights.checkpoint import load_weights, model_hash
 from engine.model.weights.shards import INDEX_FILE, SINGLE_FILE, find_shards
-from tests.support.engine.checkpoints import edit_config, make_checkpoint
+from tests.support.engine.checkpoints import MIXTURES, edit_config, make_checkpoint
 
 HEAD = "model.layers.1.mlp.down_proj.weight"
 
@@ -55,17 +55,20 @@ def _refused(path: Path) -> str:
     return message
 
 
-def test_every_tensor_lands_in_its_place(checkpoint: Callable[[str], Path]) -> None:
-    stored = load_file(checkpoint("qwen3") / SINGLE_FILE)
-    loaded = _load(checkpoint("qwen3"))
+@pytest.mark.parametrize("architecture", ("qwen3", *MIXTURES))
+def test_every_tensor_lands_in_its_place(checkpoint: Callable[[str], Path], architecture: str) -> None:
+    stored = load_file(checkpoint(architecture) / SINGLE_FILE)
+    loaded = _load(checkpoint(architecture))
     assert loaded.keys() == stored.keys()
     for name, tensor in stored.items():
         assert torch.equal(loaded[name], tensor), name
 
 
-def test_shards_load_like_one_file(sharded: Path, tmp_path: Path) -> None:
-    single = _load(make_checkpoint(tmp_path, "llama"))
-    parts = _load(sharded)
+@pytest.mark.parametrize("architecture", ("llama", "mixtral", "gpt_oss"))
+def test_shards_load_like_one_file(checkpoint: Callable[[str], Path], tmp_path: Path, architecture: str) -> None:
+    single = _load(checkpoint(architecture))
+    parts = _load(make_checkpoint(tmp_path, architecture, max_shard_size="100KB"))
+    assert len(find_shards(tmp_path)) > 2
     assert all(torch.equal(parts[name], tensor) for name, tensor in single.items())
 
 

@@ -136,6 +136,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 with a window": ("qwen3", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}),
     "qwen3 with attention bias": ("qwen3", {"attention_bias": True}),
     "qwen3 tied": ("qwen3", {"tie_word_embeddings": True}),
+    "mixtral with a window and one expert a token": ("mixtral", {"sliding_window": 24, "num_experts_per_tok": 1}),
+    "qwen3_moe with a window, weights that add up to one and biases": (
+        "qwen3_moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "gpt_oss without windows or biases of attention, all experts a token": (
+        "gpt_oss",
+        {"layer_types": ["full_attention"] * 3, "attention_bias": False, "num_experts_per_tok": 6},
+    ),
 }
 
 

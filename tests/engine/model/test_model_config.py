@@ -53,6 +53,27 @@ def _config(**changes: Any) -> dict[str, Any]:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor, high_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layer types"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5 is not supported"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok 5 is more than the 4 experts",
+        ),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 0}, "num_experts must be a positive integer, got 0"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [True]},
+            r"mlp_only_layers must be a list of layer numbers, got \[True\]",
+        ),
+        (
+            {"architectures": ["MixtralForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}},
+            r"quantized weights \(mxfp4\) are not supported",
+        ),
+        (
+            {
+                "architectures": ["GptOssForCausalLM"],
+                "quantization_config": {"quant_method": "mxfp4"},
+                "intermediate_size": 80,
+            },
+            "intermediate_size 80 is no multiple of 32, the numbers in a block of mxfp4",
+        ),
     ],
 )
 def test_refusals_name_what_is_wrong(changes: dict[str, Any], message: str) -> None:
@@ -111,11 +132,30 @@ def test_the_refusal_of_an_architecture_lists_every_supported_one() -> None:
             },
             (8, None, None, 8),
         ),
+        ("MixtralForCausalLM", {}, (None, None, None, None)),
+        ("MixtralForCausalLM", {"sliding_window": 8}, (8, 8, 8, 8)),
+        ("Qwen3MoeForCausalLM", {"sliding_window": 8}, (None, None, None, None)),
+        ("Qwen3MoeForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, (8, 8, 8, 8)),
+        ("GptOssForCausalLM", {}, (128, None, 128, None)),
+        ("GptOssForCausalLM", {"sliding_window": 8, "layer_types": ["full_attention"] * 4}, (None, None, None, None)),
     ],
 )
 def test_windows_of_the_layers(architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     config = parse_model_config(_config(architectures=[architecture]) | changes)
     assert tuple(spec.window for spec in config.attention) == windows
+
+
+def test_layers_with_experts_are_those_that_are_not_named_and_every_so_many() -> None:
+    raw = _config(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=6, decoder_sparse_step=2)
+    config = parse_model_config(raw | {"mlp_only_layers": [3], "moe_intermediate_size": 32, "num_experts": 16})
+    assert [spec is not None for spec in config.experts] == [False, True, False, False, False, True]
+    assert config.mlp_size == 8 * (2 * 32 + 64)
+
+
+@pytest.mark.parametrize(("architecture", "width"), [("LlamaForCausalLM", 2 * 96), ("Starcoder2ForCausalLM", 96)])
+def test_a_plain_mlp_holds_what_its_first_product_makes(architecture: str, width: int) -> None:
+    raw = _config(architectures=[architecture], intermediate_size=96, hidden_act="gelu_pytorch_tanh")
+    assert parse_model_config(raw).mlp_size == width
 
 
 def test_layers_whose_window_no_sequence_outgrows_share_blocks_with_those_that_see_everything() -> None:

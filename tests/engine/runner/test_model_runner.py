@@ -86,6 +86,7 @@ WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
     ),
+    "in every other layer, with sinks and experts": ("gpt_oss", {"num_hidden_layers": 4, "sliding_window": 16}),
     "in the last three of five layers": (
         "qwen3",
         {"num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 33, "max_window_layers": 2},

@@ -13,15 +13,18 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
     Starcoder2Config,
 )
@@ -32,7 +35,10 @@ transformers_logging.disable_progress_bar()
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """On which everything is tested."""
 
-FAMILIES = ("olmo2", "smollm3", "granite", "phi3", "gemma2", "gemma3", "starcoder2", "gpt2")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+"""Those with experts."""
+
+FAMILIES = ("olmo2", "smollm3", "granite", "phi3", "gemma2", "gemma3", "starcoder2", "gpt2", *MIXTURES)
 """The others: what they compute is tested."""
 
 VOCAB_SIZE = 320
@@ -41,6 +47,9 @@ MATRIX_STD = 0.15
 EMBEDDING_STD = 1.0
 HEAD_STD = 0.3
 """Wide: logits spread over tens, so that rounding hardly ever changes which is the largest."""
+ROUTER_STD = 0.4
+"""Likewise, of the scores that choose a token's experts."""
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -101,6 +110,36 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     "starcoder2": (Starcoder2Config, {"sliding_window": 36}),
     "gpt2": (GPT2Config, {}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 24,
+            "swiglu_limit": 1.5,  # within what the small matrices reach
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": MAX_POSITION_EMBEDDINGS // 8,
+            },
+        },
+    ),
 }
 
 
@@ -135,6 +174,10 @@ def _draw(
     values = torch.randn(shape, generator=generator)
     if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
         return 1.0 + 0.1 * values
+    if name.endswith("sinks"):
+        return values
+    if name.endswith(ROUTERS):
+        return ROUTER_STD * values
     if "embed_tokens" in name or "wte" in name:
         return embedding_std * values
     return (HEAD_STD if "lm_head" in name else matrix_std) * values

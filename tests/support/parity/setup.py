@@ -55,7 +55,9 @@ class ParityModel:
 
 
 FULL = ParityModel(architecture="llama")
-ALL_WINDOWED = ParityModel(architecture="mistral", changes={"sliding_window": WINDOW})
+ALL_WINDOWED = ParityModel(architecture="mixtral", changes={"sliding_window": WINDOW})
+"""And a mixture of experts in every layer."""
+
 PARTLY_WINDOWED = ParityModel(
     architecture="qwen2",
     changes={"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},

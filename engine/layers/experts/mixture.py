@@ -1,0 +1,131 @@
+"""A mixture of experts: each token goes through the MLPs that its router chooses, and gets their weighted sum.
+
+Source: Shazeer et al., Outrageously Large Neural Networks, 2017.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.layers.activation import ActivationLayer
+from engine.layers.experts.mxfp4 import BLOCK_BYTES, dequantize
+from engine.layers.experts.products import ExpertProducts, ExpertsPacker, pack_experts
+from engine.layers.experts.spec import BLOCKS_SUFFIX, MXFP4_BLOCK_SIZE, SCALES_SUFFIX, ExpertsSpec
+from engine.layers.fused_ops import FusedOps
+from engine.layers.layer_spec import Activation
+from engine.layers.linear import Linear
+
+
+class Mixture:
+    """The experts of one layer, a ``FeedForward``.
+
+    What comes out for a token depends on nothing else in the batch: each of its experts' results is that of a product
+    whose rows do not, and they are added up in the order of their scores.
+    """
+
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        hidden_size: int,
+        *,
+        activation: Activation,
+        dtype: torch.dtype,
+        device: torch.device,
+        fused_ops: FusedOps | None,
+        packer: ExpertsPacker = pack_experts,
+    ) -> None:
+        self._spec, self._packer = spec, packer
+        fused = spec.names.are_fused
+        self._router = Linear(hidden_size, (spec.num_experts,), bias=fused, dtype=dtype, device=device)
+        self._gate_up = _Experts(spec, hidden_size, 2 * spec.inner_size, dtype=dtype, device=device)
+        self._down = _Experts(spec, spec.inner_size, hidden_size, dtype=dtype, device=device)
+        self._gate = ActivationLayer(
+            activation, is_gated=True, clamp=spec.clamp, dtype=dtype, device=device, fused_ops=fused_ops
+        )
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """See ``FeedForward``."""
+        names = self._spec.names
+        places = self._router.targets((names.router,))
+        places.update(self._gate_up.targets(names.gate_up))
+        places.update(self._down.targets((names.down,)))
+        return places
+
+    def pack(self) -> None:
+        """See ``FeedForward``."""
+        self._router.pack()
+        self._gate_up.pack(self._packer, alternates=self._spec.names.are_fused)
+        self._down.pack(self._packer, alternates=False)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``FeedForward``."""
+        experts, weights = self._route(x)
+        num_active = self._spec.num_active
+        experts, order = experts.flatten().sort(stable=True)
+        rows = x.index_select(0, order.div(num_active, rounding_mode="floor"))
+        outputs = self._down(self._gate(self._gate_up(rows, experts)), experts)
+        by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(len(x), num_active, -1)
+        # One operator that rounds after the other: fused ones round otherwise at the end of a row than in its middle.
+        total = by_token[:, 0] * weights[:, :1]
+        for rank in range(1, num_active):
+            total += by_token[:, rank] * weights[:, rank : rank + 1]
+        return total.to(x.dtype)
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts of each token, [num_tokens, num_active], highest score first, and their weights in float32."""
+        scores = self._router(x).float()
+        chosen = scores.topk(self._spec.num_active, dim=1)
+        if self._spec.is_normalized:
+            return chosen.indices, chosen.values.softmax(dim=1)
+        return chosen.indices, scores.softmax(dim=1).gather(1, chosen.indices)
+
+
+class _Experts:
+    """One matrix of all experts, [num_experts, out_size, in_size], and its biases."""
+
+    def __init__(
+        self, spec: ExpertsSpec, in_size: int, out_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        count = spec.num_experts
+        self._dtype = dtype
+        self._blocks: torch.Tensor | None = None
+        self._scales: torch.Tensor | None = None
+        if spec.is_mxfp4:
+            shape = count, out_size, in_size // MXFP4_BLOCK_SIZE
+            self._blocks = torch.empty(*shape, BLOCK_BYTES, dtype=torch.uint8, device=device)
+            self._scales = torch.empty(*shape, dtype=torch.uint8, device=device)
+        self._weight = torch.empty(0 if spec.is_mxfp4 else count, out_size, in_size, dtype=dtype, device=device)
+        has_bias = spec.names.are_fused
+        self._bias = torch.empty(count, out_size, dtype=dtype, device=device) if has_bias else None
+        self._multiply: ExpertProducts | None = None
+
+    def targets(self, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        """Where tensors called as ``ExpertNames`` says are loaded: side by side if there are two of an expert."""
+        if self._bias is None:
+            return {
+                f"{name.format(expert)}.weight": part
+                for expert, matrix in enumerate(self._weight)
+                for name, part in zip(names, matrix.chunk(len(names)), strict=True)
+            }
+        (name,) = names
+        places = {f"{name}_bias": self._bias}
+        if self._blocks is None or self._scales is None:
+            return {**places, name: self._weight.transpose(1, 2)}
+        return {**places, f"{name}{BLOCKS_SUFFIX}": self._blocks, f"{name}{SCALES_SUFFIX}": self._scales}
+
+    def pack(self, packer: ExpertsPacker, *, alternates: bool) -> None:
+        """Hand the matrices to the matrix library; of rows that alternate, the even ones are put first."""
+        weight, bias = self._weight, self._bias
+        if self._blocks is not None and self._scales is not None:
+            parts = zip(self._blocks, self._scales, strict=True)  # one by one: what it takes meanwhile is a multiple
+            weight = torch.stack([dequantize(blocks, scales, self._dtype) for blocks, scales in parts])
+        self._weight, self._bias, self._blocks, self._scales = weight.new_empty(0), None, None, None
+        if alternates:
+            weight = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
+            bias = None if bias is None else torch.cat((bias[:, ::2], bias[:, 1::2]), dim=1)
+        self._multiply = packer(weight, bias)
+
+    def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """See ``ExpertProducts``."""
+        assert self._multiply is not None, "pack() comes after loading"
+        return self._multiply(rows, experts)
