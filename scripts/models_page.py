@@ -67,7 +67,7 @@ def _architecture_rows() -> Iterator[str]:
 def _limits() -> Iterator[tuple[str, str]]:
     yield "precision (`dtype`)", _listed(SUPPORTED_DTYPES)
     yield "activation", _listed(SUPPORTED_ACTIVATIONS)
-    yield "rotary scaling (`rope_type`)", f"{_listed(RopeType)}; `su` is longrope"
+    yield "rotary scaling (`rope_type`)", f"{_listed(RopeType)}; `su`, and `yarn` of Phi-3, are longrope"
     yield "rotation of a part of each head (`partial_rotary_factor`)", "Phi-3"
 
 

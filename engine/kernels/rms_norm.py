@@ -8,7 +8,7 @@ from numba import carray, njit
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
-from engine.kernels.row_loops import add_row, scale_row, square_sum
+from engine.kernels.row_loops import add_row, scale_row, scale_row_by_sum, square_sum
 
 # The fields of the parameter block, all int64.
 COUNTER, HIDDEN, DELTA, WEIGHT, OUTPUT, NUMBERS = range(6)  # addresses; DELTA 0 for none
@@ -44,7 +44,10 @@ def normalize(source, weight, numbers, size, target):
     scale = np.float32(1.0) / np.sqrt(total / np.float32(size) + epsilon)
     if whole > 0:
         addresses = source.ctypes.data, weight.ctypes.data, target.ctypes.data
-        scale_row(addresses[0], addresses[1], source[0], addresses[2], target[0], whole, scale, offset)
+        if offset == np.float32(0.0):
+            scale_row(addresses[0], addresses[1], source[0], addresses[2], target[0], whole, scale, offset)
+        else:
+            scale_row_by_sum(addresses[0], addresses[1], source[0], addresses[2], target[0], whole, scale, offset)
     for i in range(whole, size):
         target[i] = narrow(widen(source[i]) * scale * (widen(weight[i]) + offset), target[i])
 

@@ -166,36 +166,51 @@ def square_sum(typing_context: Any, numbers: Any, count: Any, like: Any) -> Any:
     return types.float32(types.int64, types.int64, like), generate
 
 
-@intrinsic
-def scale_row(
-    typing_context: Any,
-    source: Any,
-    weight: Any,
-    like: Any,
-    target: Any,
-    target_like: Any,
-    count: Any,
-    scale: Any,
-    more: Any,
-) -> Any:
-    """target = source * scale * (weight + more); ``target`` may be ``source``."""
+def _scale_row(*, has_offset: bool) -> Any:
+    """``row(source, weight, like, target, target_like, count, scale, more)``: target = source * scale * weight, or
+    with ``more`` added to the weight; ``target`` may be ``source``.
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, weight, _, target, _, count, scale, more = arguments
-        lanes = Lanes(builder)
-        scale, more = lanes.spread(scale), lanes.spread(more)
+    Two loops and no zero that is added: the compiler may reorder factors, and orders a sum otherwise than a number.
+    """
 
-        def step(offset: Any, state: Any) -> Any:
-            scaled = builder.fmul(lanes.load(source, offset, like), scale)
-            factor = builder.fadd(lanes.load(weight, offset, like), more)
-            lanes.store(builder.fmul(scaled, factor), target, offset, target_like)
-            return state
+    @intrinsic
+    def row(
+        typing_context: Any,
+        source: Any,
+        weight: Any,
+        like: Any,
+        target: Any,
+        target_like: Any,
+        count: Any,
+        scale: Any,
+        more: Any,
+    ) -> Any:
+        """One row."""
 
-        lanes.fold(count, floats(0.0), step)
-        return context.get_dummy_value()
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            source, weight, _, target, _, count, scale, more = arguments
+            lanes = Lanes(builder)
+            scale, more = lanes.spread(scale), lanes.spread(more)
 
-    number, address = types.float32, types.int64
-    return types.void(address, address, like, address, target_like, types.int64, number, number), generate
+            def step(offset: Any, state: Any) -> Any:
+                scaled = builder.fmul(lanes.load(source, offset, like), scale)
+                factor = lanes.load(weight, offset, like)
+                if has_offset:
+                    factor = builder.fadd(factor, more)
+                lanes.store(builder.fmul(scaled, factor), target, offset, target_like)
+                return state
+
+            lanes.fold(count, floats(0.0), step)
+            return context.get_dummy_value()
+
+        number, address = types.float32, types.int64
+        return types.void(address, address, like, address, target_like, types.int64, number, number), generate
+
+    return row
+
+
+scale_row = _scale_row(has_offset=False)
+scale_row_by_sum = _scale_row(has_offset=True)
 
 
 @intrinsic

@@ -92,7 +92,8 @@ def test_longrope_of_sequences_up_to_the_original_length_and_of_longer_ones(tmp_
     _assert_says_the_same(path, num_tokens=ORIGINAL_LENGTH, max_model_len=ORIGINAL_LENGTH)
 
 
-def test_longrope_under_the_older_keys_means_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("older", ["su", "yarn"])
+def test_longrope_under_the_older_keys_means_the_same(tmp_path: Path, older: str) -> None:
     path = make_checkpoint(
         tmp_path, "phi3", rope_parameters=_longrope(8), original_max_position_embeddings=ORIGINAL_LENGTH
     )
@@ -103,7 +104,7 @@ def test_longrope_under_the_older_keys_means_the_same(tmp_path: Path) -> None:
         path,
         rope_parameters=None,
         rope_theta=old.pop("rope_theta"),
-        rope_scaling={**old, "rope_type": None, "type": "su"},
+        rope_scaling={**old, "rope_type": None, "type": older},
     )
     harness = ModelHarness(path)
     (logits,) = harness.run((harness.start(tokens), NUM_TOKENS))

@@ -54,6 +54,10 @@ def _config(**changes: Any) -> dict[str, Any]:
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layer types"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5 is not supported"),
         (
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "factor": 8.0}},
+            "rope type longrope needs short_factor, long_factor",
+        ),
+        (
             {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 5},
             "num_experts_per_tok 5 is more than the 4 experts",
         ),
