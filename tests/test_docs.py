@@ -184,7 +184,7 @@ def test_every_endpoint_is_explained() -> None:
 
 def test_first_request_of_the_readme_is_the_one_that_the_command_prints() -> None:
     printed = welcome(BatonConfig(), served_model(BatonConfig()), logs="").splitlines()[-1]
-    (written,) = [code for code in code_of(PAGES["README.md"]) if code.startswith("curl ")]
+    written = next(code for code in code_of(PAGES["README.md"]) if code.startswith("curl "))
 
     assert shlex.split(written) == shlex.split(printed)
 
