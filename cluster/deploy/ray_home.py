@@ -102,13 +102,13 @@ class PrivateRay:
             namespace=NAMESPACE,
             _temp_dir=str(self._folder / RAY_FOLDER),
         )
-        # It carries workers' logs to drivers ten times a second, and this one reads them from their files.
-        node: Any = ray._private.worker._global_node
-        node.kill_log_monitor(check_alive=False)
+        if (node := _own_node()) is not None:
+            # It carries workers' logs to drivers ten times a second, and this one reads them from their files.
+            node.kill_log_monitor(check_alive=False)
 
     def is_alive(self) -> bool:
         """True while the driver is connected and Ray's own processes run."""
-        node: Any = ray._private.worker._global_node
+        node = _own_node()
         return ray.is_initialized() and node is not None and not node.dead_processes()
 
     def stop(self) -> None:
@@ -331,3 +331,8 @@ def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
         object_store_bytes=config.object_store_bytes,
         resources=wanted_resources(config),
     )
+
+
+def _own_node() -> Any:
+    """Ray's record of the processes that this one started for it; None where it started none."""
+    return ray._private.worker._global_node
