@@ -41,10 +41,10 @@ def test_missing_directory(tmp_path: Path) -> None:
 
 def test_unsupported_architecture_lists_the_supported_ones(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+    (checkpoint / "config.json").write_text(json.dumps({**config, "architectures": ["OPTForCausalLM"]}))
 
     assert_refused(
-        "serve", "--model", str(checkpoint), naming=("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM")
+        "serve", "--model", str(checkpoint), naming=("OPTForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM")
     )
 
 

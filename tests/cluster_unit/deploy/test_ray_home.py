@@ -33,10 +33,6 @@ class StubbornRay:
         if len(self.started) <= self._num_failures:
             raise Exception("The current node timed out during startup.")
 
-    def kill_log_monitor(self, *, check_alive: bool) -> None:
-        """There is none here, and nobody minds."""
-        assert not check_alive
-
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PrivateRay:
@@ -49,7 +45,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PrivateRay:
 def stubborn(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[StubbornRay]:
     ray_that_fails = StubbornRay(request.param)
     monkeypatch.setattr(ray, "init", ray_that_fails.init)
-    monkeypatch.setattr(ray._private.worker, "_global_node", ray_that_fails)
     yield ray_that_fails
     for process in ray_that_fails.started:
         process.kill()
