@@ -58,10 +58,15 @@ class ChatFormat:
         is_silent = not delta and piece.finish_reason is None
         if is_silent and not self.head.return_token_ids and not piece.entries:
             return b""
+        calls = b""
+        if piece.finish_reason is not None and "tool_calls" in delta:
+            # The official client closes a call by the event behind its last one.
+            calls = self._writer.write(self._piece(index, json.dumps(delta)), output)
+            delta = {}
         fields = finish_fields(piece, return_token_ids=self.head.return_token_ids, output=output)
         logprobs = self.head.logprobs.chat_json(piece.entries) if self.head.logprobs is not None else "null"
         choice = f'{{"index":{index},"delta":{json.dumps(delta)},"logprobs":{logprobs},{fields}}}'
-        return self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
+        return calls + self._writer.write(choice, output, num_output_tokens=piece.num_output_tokens)
 
     def usage_event(self, outputs: Sequence[TextOutput]) -> bytes:
         """The last event of a stream with usage."""
