@@ -98,7 +98,8 @@ class AllowedChoiceBody(StrictBody):
         return frozenset(tool.function.name for tool in self.allowed_tools.tools)
 
 
-def _choice_form(choice: Any) -> str:
+def choice_form(choice: Any) -> str:
+    """The tag of a ``tool_choice``, of chats and of responses: a mode, a named tool, or some allowed ones."""
     if isinstance(choice, (dict, StrictBody)):
         kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
         return "~allowed" if kind == "allowed_tools" else "~named"
@@ -109,7 +110,7 @@ ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~mode")]
     | Annotated[NamedToolBody, Tag("~named")]
     | Annotated[AllowedChoiceBody, Tag("~allowed")],
-    Discriminator(_choice_form),
+    Discriminator(choice_form),
 ]
 
 

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from router.api.bodies.callers_tool import CallersTool
 from router.api.bodies.generate_body import MAX_INT64, NumLogprobs, SamplingBody, StreamOptions
 from router.api.bodies.strict_body import StrictBody
+from router.api.bodies.tools_body import choice_form
 from router.api.responses.items import InputItem, ignored_of
 
 MAX_NUM_METADATA = 16
@@ -89,18 +90,11 @@ class AllowedTools(StrictBody):
     tools: list[ToolName] = Field(min_length=1, fail_fast=True)
 
 
-def _choice_form(choice: Any) -> str:
-    if isinstance(choice, (dict, StrictBody)):
-        kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
-        return "~allowed" if kind == "allowed_tools" else "~named"
-    return "~mode"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~mode")]
     | Annotated[ToolName, Tag("~named")]
     | Annotated[AllowedTools, Tag("~allowed")],
-    Discriminator(_choice_form),
+    Discriminator(choice_form),
 ]
 
 Input = Annotated[
