@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 
 from router.errors import InvalidRequestError
 from router.grammar.grammar_text import GrammarText, json_schema_grammar
+from router.grammar.schema_parts import DEFINITIONS, parts_of
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
 """Nobody writes a larger one by hand, and what is larger keeps a thread busy for long."""
@@ -22,11 +23,6 @@ MAX_PLACE_TRIES: Final = 200
 """Sub-schemas that are looked at to say where in a schema a fault is."""
 
 MAX_MESSAGE_CHARACTERS: Final = 400
-
-_DEFINITIONS: Final = ("$defs", "definitions")
-_BY_NAME: Final = (*_DEFINITIONS, "properties", "patternProperties")
-_IN_LIST: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
-_ALONE: Final = ("items", "additionalProperties", "additionalItems")
 
 
 class GrammarChecker:
@@ -102,10 +98,10 @@ def _problem_of(text: str) -> str:
 
 def _place_of(problem: str, root: Mapping[str, Any]) -> str:
     """The innermost sub-schema that has the very same problem on its own, beside the definitions of the whole."""
-    shared = {name: root[name] for name in _DEFINITIONS if isinstance(root.get(name), Mapping)}
+    shared = {name: root[name] for name in DEFINITIONS if isinstance(root.get(name), Mapping)}
     place, schema, num_tries = "", root, 0
     while True:
-        for name, part in _parts_of(schema):
+        for name, part in parts_of(schema):
             num_tries += 1
             if num_tries > MAX_PLACE_TRIES:
                 return place
@@ -118,20 +114,8 @@ def _place_of(problem: str, root: Mapping[str, Any]) -> str:
 
 def _without(shared: dict[str, Any], name: str) -> dict[str, Any]:
     """A definition stands beside the others; what is wrong in these must not be blamed on it."""
-    return {} if name.split(".")[0] in _DEFINITIONS else shared
+    return {} if name.split(".")[0] in DEFINITIONS else shared
 
 
 def _has_problem(schema: Mapping[str, Any], problem: str) -> bool:
     return _problem_of(json_schema_grammar(schema).text) == problem
-
-
-def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for key in _BY_NAME:
-        if isinstance(group := schema.get(key), Mapping):
-            yield from ((f"{key}.{name}", part) for name, part in group.items() if isinstance(part, Mapping))
-    for key in _IN_LIST:
-        if isinstance(parts := schema.get(key), list):
-            yield from ((f"{key}.{index}", part) for index, part in enumerate(parts) if isinstance(part, Mapping))
-    for key in _ALONE:
-        if isinstance(part := schema.get(key), Mapping):
-            yield key, part

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import llguidance
 
+from router.grammar.schema_parts import without_notes
+
 WHITESPACE: Final = r" ?|\n[ \t]{0,64}"
 """What may stand between the parts of a JSON document: nothing, a space, or a new line with its indentation. It is
 bounded, so that a model that writes one space after the other comes to an end."""
@@ -70,5 +72,5 @@ def lark_grammar(text: str) -> GrammarText:
 
 
 def _json_part(schema: Mapping[str, Any]) -> dict[str, object]:
-    kept = {key: value for key, value in schema.items() if key != _OPTIONS_KEY}
+    kept = {key: value for key, value in without_notes(schema).items() if key != _OPTIONS_KEY}
     return {"json_schema": {**kept, _OPTIONS_KEY: _JSON_OPTIONS}}

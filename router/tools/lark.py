@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from router.grammar.grammar_text import WHITESPACE, GrammarText
 from router.grammar.lark import around, literal
+from router.grammar.schema_parts import without_notes
 from router.tools.tool import Tool
 
 _COMPOSED: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties"})
@@ -42,7 +43,7 @@ def arguments(tool: Tool) -> str:
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
     """The schema of a call's arguments, as grammars are told it."""
-    schema: dict[str, Any] = dict(tool.parameters or {"properties": {}})
+    schema = without_notes(tool.parameters or {"properties": {}})
     schema.setdefault("type", "object")
     if "properties" in schema and _COMPOSED.isdisjoint(schema):
         schema["additionalProperties"] = False

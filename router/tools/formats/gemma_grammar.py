@@ -10,6 +10,7 @@ from typing import Any, Final
 import llguidance
 
 from router.grammar.lark import literal
+from router.grammar.schema_parts import without_notes
 from router.tools.tool import Tool
 from router.tools.tool_format import ToolSchemaError
 
@@ -47,7 +48,7 @@ class GemmaGrammar:
         Raises:
             ToolSchemaError: The schema says what this notation, or a strict grammar, cannot follow.
         """
-        self._root = {"type": "object", **(tool.parameters or {"properties": {}})}
+        self._root = {"type": "object", **without_notes(tool.parameters or {"properties": {}})}
         self._is_strict, self._known = tool.is_strict, {}
         try:
             return self._term(self._root, "")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from pydantic import BaseModel, SecretStr
 
 from router.errors import InvalidRequestError
 from router.grammar.checker import MAX_GRAMMAR_BYTES, GrammarChecker
@@ -30,6 +33,14 @@ def fits(grammar: GrammarText, text: str) -> bool:
     assert not matcher.is_error(), matcher.get_error()
     tokens = TOKENIZER.tokenize_str(text, parse_special=True)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+class Secrets(BaseModel):
+    """Fields whose formats say nothing about their characters."""
+
+    key: SecretStr
+    place: Path
+    raw: bytes
 
 
 def of(properties: dict[str, Any]) -> dict[str, Any]:
@@ -74,9 +85,47 @@ def test_f1_a_grammar_takes_what_it_should(grammar: GrammarText, right: list[str
 
 
 @pytest.mark.behaviour("F1")
+async def test_f1_notes_that_every_document_satisfies_are_no_fault() -> None:
+    """What pydantic writes for bytes, paths and secrets; names, values and what must hold stay as they are."""
+    kept = {"format": {"enum": ["path"]}, "uniqueItems": {"const": False}, "date": {"type": "string", "format": "date"}}
+    few = {"type": "array", "items": {"type": "integer"}, "maxItems": 1, "uniqueItems": True}
+    schema = of({**kept, "few": few, "all": {**few, "maxItems": 2, "uniqueItems": False}})
+    schema |= {"$defs": {"f": {"anyOf": [Secrets.model_json_schema(), {"type": "null"}]}}}
+    schema["properties"]["f"] = {"$ref": "#/$defs/f"}
+    before = deepcopy(schema)
+    grammar = json_schema_grammar(schema)
+    checker = GrammarChecker()
+
+    await checker.check(grammar, param="x")
+
+    assert schema == before
+    document = '{"format": "path", "uniqueItems": false, "date": "2026-01-31", "few": [1], "all": [2, 2], "f": %s}'
+    assert fits(grammar, document % '{"key": "k", "place": "/a", "raw": "r"}')
+    assert fits(grammar, document % "null")
+    assert not fits(grammar, document.replace("2026-01-31", "today") % "null")
+    assert not fits(grammar, document.replace('"path"', '"binary"') % "null")
+    checker.close()
+
+
+@pytest.mark.behaviour("F1")
+async def test_f1_a_schema_nested_as_deeply_as_a_body_may_be_is_answered() -> None:
+    schema: dict[str, Any] = {"type": "string", "format": "path"}
+    for _ in range(5000):
+        schema = {"type": "array", "items": schema}
+    checker = GrammarChecker()
+
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        await checker.check(json_schema_grammar(schema), param="x")
+
+    checker.close()
+
+
+@pytest.mark.behaviour("F1")
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
+        (of({"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}), ".properties.a"),
+        (of({"a": {"type": "string", "format": "iri"}}), ".properties.a"),
         (of({"a": of({"b": {"type": "array", "items": {"not": {}}}})}), ".properties.a.properties.b.items"),
         (of({"a": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "(?=a)"}]}}), ".properties.a.anyOf.1"),
         ({"$defs": {"x": {"type": "foo"}}, **of({"q": {"$ref": "#/$defs/x"}})}, ".$defs.x"),

@@ -163,6 +163,16 @@ def test_calls_stand_behind_thinking() -> None:
         assert not rig.allows(grammar, "<|channel>thought\nNone.<channel|>No call.")
 
 
+def test_a_strict_tool_may_say_what_every_text_is(form: GemmaFormat) -> None:
+    noted, plain_text = ({"properties": {"a": {"type": "string", **more}}} for more in ({"format": "path"}, {}))
+    texts = [
+        form.grammar(CallRules(tools=(Tool(name="w", parameters=schema, is_strict=True),)), GrammarRig().vocabulary)
+        for schema in (noted, plain_text)
+    ]
+
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(
     ("parameters", "is_strict", "place", "words"),
     [

@@ -61,6 +61,17 @@ def test_required_answers_are_calls_that_fit(rig: GrammarRig, name: str) -> None
     assert not rig.allows(grammar, (CALLS[name] % PARIS).replace("get_weather", "other"))
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_a_strict_tool_may_say_what_every_text_is(rig: GrammarRig, name: str) -> None:
+    """The formats that pydantic writes for paths and secrets hold no text back."""
+    parameters = {"properties": {"city": {"type": "string", "format": "path"}}, "required": ["city"]}
+    rules = CallRules(tools=(replace(WEATHER, parameters=parameters, is_strict=True),), must_call=True)
+    grammar = TOOL_FORMATS[name].grammar(rules, rig.vocabulary)
+
+    assert rig.allows(grammar, CALLS[name] % '{"city": "/a b"}')
+    assert not rig.allows(grammar, CALLS[name] % '{"city": 5}')
+
+
 @pytest.mark.parametrize("name", TWO)
 def test_one_call_or_several(rig: GrammarRig, name: str) -> None:
     single = CallRules(tools=(WEATHER, STOP), must_call=True, may_call_many=False)

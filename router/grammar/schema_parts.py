@@ -1,0 +1,77 @@
+"""Where a JSON schema has others within it, and what it says that no document can break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+DEFINITIONS: Final = ("$defs", "definitions")
+_BY_NAME: Final = (*DEFINITIONS, "properties", "patternProperties")
+_IN_LIST: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
+_ALONE: Final = ("items", "additionalProperties", "additionalItems")
+
+FORMATS_OF_ANY_TEXT: Final = frozenset({"binary", "directory-path", "file-path", "password", "path"})
+"""Formats that every text has: they tell a form or a program what the text is for. Pydantic writes them for bytes,
+paths and secrets."""
+
+
+def parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The schemas right within one, each with its place: ``properties.a``, ``anyOf.0``, ``items``."""
+    for key in _BY_NAME:
+        if isinstance(group := schema.get(key), Mapping):
+            yield from ((f"{key}.{name}", part) for name, part in group.items() if isinstance(part, Mapping))
+    for key in _IN_LIST:
+        if isinstance(parts := schema.get(key), list):
+            yield from ((f"{key}.{index}", part) for index, part in enumerate(parts) if isinstance(part, Mapping))
+    for key in _ALONE:
+        if isinstance(part := schema.get(key), Mapping):
+            yield key, part
+
+
+def without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a schema without the keywords that every document satisfies, but that llguidance refuses.
+
+    These are the formats in :data:`FORMATS_OF_ANY_TEXT`, and ``uniqueItems`` where it is false or an array has at most
+    one item. However deeply schemas are nested, it does not recurse.
+    """
+    whole = dict(schema)
+    waiting = [whole]
+    while waiting:
+        copy = waiting.pop()
+        if _is_note_of_format(copy):
+            del copy["format"]
+        if _is_note_of_uniqueness(copy):
+            del copy["uniqueItems"]
+        waiting.extend(_copy_parts(copy))
+    return whole
+
+
+def _is_note_of_format(schema: Mapping[str, Any]) -> bool:
+    said = schema.get("format")
+    return isinstance(said, str) and said in FORMATS_OF_ANY_TEXT
+
+
+def _is_note_of_uniqueness(schema: Mapping[str, Any]) -> bool:
+    if schema.get("uniqueItems") is True:
+        return schema.get("maxItems") in (0, 1)
+    return schema.get("uniqueItems") is False
+
+
+def _copy_parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Put copies in place of the schemas right within one, and yield them."""
+    for key in _BY_NAME:
+        if isinstance(group := schema.get(key), Mapping):
+            copies = schema[key] = {name: _copied(part) for name, part in group.items()}
+            yield from (part for part in copies.values() if isinstance(part, dict))
+    for key in _IN_LIST:
+        if isinstance(parts := schema.get(key), list):
+            schema[key] = [_copied(part) for part in parts]
+            yield from (part for part in schema[key] if isinstance(part, dict))
+    for key in _ALONE:
+        if isinstance(part := schema.get(key), Mapping):
+            schema[key] = dict(part)
+            yield schema[key]
+
+
+def _copied(part: object) -> object:
+    return dict(part) if isinstance(part, Mapping) else part
