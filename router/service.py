@@ -88,22 +88,23 @@ class RouterService:
         peers: RouterPeers | None = None,
         node_ip: str | None = None,
         aliases: Sequence[str] = (),
+        params: type[SamplingParams] = SamplingParams,
     ) -> None:
         """Load what turns text into tokens.
 
         ``pools`` are the workers of every role, by its name; ``peers`` know this router by its id, clients the model
-        by ``aliases`` too.
+        by ``aliases`` too. ``params`` declare what requests may say to logits processors.
 
         Raises:
             ModelDirectoryError: The directory has no usable tokenizer or template.
         """
         self.model_name, self._names = model_name, (model_name, *aliases)
-        self.settings = settings or RouterSettings()
+        self.settings, self.params = settings or RouterSettings(), params
         self.body_room = self._body_room()
         self.router_id = router_id or uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)
         self.chat_renderer = self._chat_renderer(model_dir)
-        self.defaults: GenerationDefaults = load_generation_defaults(model_dir, self.tokenizer)
+        self.defaults: GenerationDefaults = load_generation_defaults(model_dir, self.tokenizer, params=params)
         self.tool_format, self.reasoning_format = self._formats()
         self._detokenizers = DetokenizerFactory(self.tokenizer)
         self.speller = TokenSpeller(self.tokenizer, self._detokenizers.table)

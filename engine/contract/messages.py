@@ -10,32 +10,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.contract.logits_params import AllowedTokensParams, BadWordsParams, LogitBiasParams, PenaltyParams
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogitRules:
-    """Which tokens a request favours, and which it may draw at all.
-
-    ``bias`` is added to the logits of token ids. Only ``allowed_token_ids`` may be drawn, where they are given.
-    ``bad_words`` are sequences of token ids that the output must not contain. Where rules leave nothing to draw, those
-    about allowed tokens hold before ``min_tokens``, and that before bad words.
-    """
-
-    bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are drawn. The defaults are greedy and neutral.
+class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedTokensParams):
+    """How tokens are drawn. The defaults are greedy and neutral. What logits processors go by stands in the bases.
 
     ``seed`` is always set: whoever accepts a request draws one where the user gave none, so that every engine that
     works on it samples the same tokens. ``top_k`` 0 means all; ``min_p`` 0 and ``top_p`` 1 mean off.
     ``stop_token_ids`` end the output and are part of it; ``eos_token_ids`` do so unless ``ignore_eos``.
-    ``min_tokens`` keeps both from being sampled before that many output tokens exist.
+    ``min_tokens`` keeps both from being sampled before that many output tokens exist; where that and other rules leave
+    nothing to draw, those about allowed tokens hold before it, and it before bad words.
     ``num_logprobs`` asks for the log-probability of every output token and of that many most likely ones beside it,
     ``num_prompt_logprobs`` for the same of the prompt; None asks for nothing.
     ``grammar`` is what the output's text must match, in the form that llguidance reads: Lark text, or its JSON.
@@ -47,14 +35,10 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     min_tokens: int = 0
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    rules: LogitRules | None = None
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     grammar: str | None = None
@@ -63,11 +47,6 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """True when the most likely token is taken."""
         return self.temperature == 0.0
-
-    @property
-    def has_penalties(self) -> bool:
-        """True when logits depend on the tokens so far."""
-        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

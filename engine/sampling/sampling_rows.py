@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,7 +11,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.step import BoolArray, IntArray
 from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.grammar.rows import GrammarRows
-from engine.sampling.processors.registry import build_processors
+from engine.sampling.processors.registry import PROCESSORS, ProcessorFactory
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -25,9 +27,15 @@ class SamplingRows:
     else. ``grammars`` holds the compiled grammars of all requests that have one.
     """
 
-    def __init__(self, max_num_seqs: int, *, grammars: GrammarStore | None = None) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        *,
+        grammars: GrammarStore | None = None,
+        processors: Sequence[ProcessorFactory] = PROCESSORS,
+    ) -> None:
         self.grammar = GrammarRows(max_num_seqs, grammars)
-        self.processors = build_processors(max_num_seqs)
+        self.processors = tuple(build(max_num_seqs) for build in processors)
         self.temperature: FloatArray = np.zeros(max_num_seqs, dtype=np.float32)
         self.top_p: FloatArray = np.ones(max_num_seqs, dtype=np.float32)
         self.top_k: IntArray = np.zeros(max_num_seqs, dtype=np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.contract.messages import LogitRules, SamplingParams
+from engine.contract.messages import SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory
@@ -17,7 +17,7 @@ _EVERYTHING = SamplingParams(
     min_p=0.01,
     frequency_penalty=0.1,
     repetition_penalty=1.1,
-    rules=LogitRules(bias=((0, 1.0),)),
+    logit_bias=((0, 1.0),),
     num_logprobs=1,
 )
 

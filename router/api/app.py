@@ -17,6 +17,7 @@ from router.api.admin import add_admin
 from router.api.answers.tokens_answer import tokens_response
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.completion_body import CompletionBody
+from router.api.bodies.processor_fields import with_fields_of
 from router.api.bodies.tokenize_body import DetokenizeBody, TokenizeBody
 from router.api.completions import answer_chat, answer_completion
 from router.api.errors import error_response, http_error_response
@@ -150,12 +151,12 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _add_generation(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(with_fields_of(service.params, ChatBody)))
     async def create_chat_completion(request: Request) -> Response:
         """Continue a conversation."""
         return await answer_chat(service, request)
 
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    @app.post("/v1/completions", openapi_extra=body_schema(with_fields_of(service.params, CompletionBody)))
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
         return await answer_completion(service, request)

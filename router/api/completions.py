@@ -18,11 +18,12 @@ from router.api.answers.sse import GenerationResponse
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.completion_body import CompletionBody
 from router.api.bodies.generate_body import GenerateBody
+from router.api.bodies.processor_fields import with_fields_of
 from router.api.http.request_body import read_body
 from router.api.ignored import ignored_header
 from router.api.output_limit import OutputLimit
 from router.api.parameters.answer_grammar import answer_grammar
-from router.api.parameters.logit_rules import logit_rules
+from router.api.parameters.logits_values import logits_values
 from router.api.parameters.logprobs_wish import LogprobsWish, chat_wish, completion_wish
 from router.api.prompts import chat_prompt, check_num_choices, check_vocabulary, completion_prompts, echoed_message
 from router.api.request_id import SCOPE_KEY
@@ -44,7 +45,8 @@ async def answer_chat(service: RouterService, request: Request) -> GenerationRes
     Raises:
         RouterError: The request is refused.
     """
-    async with read_body(request, ChatBody, settings=service.settings, room=service.body_room) as body:
+    model = with_fields_of(service.params, ChatBody)
+    async with read_body(request, model, settings=service.settings, room=service.body_room) as body:
         return await _answer_chat(service, request, body)
 
 
@@ -71,7 +73,7 @@ async def start_chat(
         prompts=[prompt.token_ids],
         limit=limit,
         param="messages",
-        rules=await logit_rules(service, body),
+        logits=await logits_values(service, body),
         wish=chat_wish(service, body),
         grammar=await turn_grammar(service, body, turn, answer=await answer_grammar(service, body)),
         turn=turn,
@@ -88,7 +90,8 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
     Raises:
         RouterError: The request is refused.
     """
-    async with read_body(request, CompletionBody, settings=service.settings, room=service.body_room) as body:
+    model = with_fields_of(service.params, CompletionBody)
+    async with read_body(request, model, settings=service.settings, room=service.body_room) as body:
         return await _answer_completion(service, request, body)
 
 
@@ -104,7 +107,7 @@ async def _answer_completion(service: RouterService, request: Request, body: Com
         prompts=[prompt.token_ids for prompt in prompts],
         limit=limit,
         param="prompt",
-        rules=await logit_rules(service, body),
+        logits=await logits_values(service, body),
         grammar=await answer_grammar(service, body),
         wish=completion_wish(service, body),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.requests import Request
 
-from engine.contract.messages import LogitRules, SamplingParams
+from engine.contract.messages import SamplingParams
 from engine.contract.token_ids import TokenIds
 from router.api.answers.answer_format import AnswerHead
 from router.api.bodies.generate_body import GenerateBody
@@ -30,14 +31,14 @@ MAX_PROMPT_LOGPROBS = 400_000
 class Ask:
     """One body's prompts with all that was made of its parameters.
 
-    ``param`` is the parameter to blame for a prompt that is too long. ``grammar`` is what answers must match, ``turn``
-    how they are read.
+    ``param`` is the parameter to blame for a prompt that is too long. ``logits`` is what logits processors get,
+    ``grammar`` what answers must match, ``turn`` how they are read.
     """
 
     prompts: Sequence[TokenIds]
     limit: OutputLimit
     param: str
-    rules: LogitRules | None
+    logits: Mapping[str, Any]
     wish: LogprobsWish
     grammar: str | None = None
     turn: TurnRules | None = None
@@ -117,7 +118,7 @@ def _sampling(service: RouterService, body: GenerateBody, ask: Ask, *, num_promp
         body,
         defaults=service.defaults,
         max_tokens=max_tokens,
-        rules=ask.rules,
+        logits=ask.logits,
         grammar=ask.grammar,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=ask.wish.num_prompt_to_compute,

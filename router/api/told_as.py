@@ -9,19 +9,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from engine.contract.messages import SamplingParams
 from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.processor_fields import with_fields_of
 from router.api.errors import invalid_body
 from router.errors import RouterError
 
 
-def valid_chat(fields: Mapping[str, Any]) -> ChatBody:
-    """A chat's body, of the fields that have a value.
+def valid_chat(fields: Mapping[str, Any], *, params: type[SamplingParams]) -> ChatBody:
+    """A chat's body, of the fields that have a value, those that ``params`` declare among them.
 
     Raises:
         InvalidRequestError: A chat takes no such values.
     """
     try:
-        return ChatBody.model_validate({name: value for name, value in fields.items() if value is not None})
+        body = with_fields_of(params, ChatBody)
+        return body.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         raise invalid_body(error) from error
 

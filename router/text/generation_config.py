@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.contract.messages import SamplingParams
+from engine.contract.request_fields import request_fields
 from router.errors import ModelDirectoryError
 from router.text.tokenizer import Tokenizer, read_json
 
@@ -13,7 +16,8 @@ from router.text.tokenizer import Tokenizer, read_json
 class GenerationDefaults:
     """Used where a request says nothing. Without a generation_config.json they are OpenAI's: temperature 1.
 
-    ``do_sample: false`` there asks for greedy decoding, as it does in transformers.
+    ``do_sample: false`` there asks for greedy decoding, as it does in transformers. ``logits`` are parameters of logits
+    processors, by their names.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -21,10 +25,12 @@ class GenerationDefaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    logits: Mapping[str, float] = field(default_factory=dict)
 
 
-def load_generation_defaults(model_dir: Path, tokenizer: Tokenizer) -> GenerationDefaults:
+def load_generation_defaults(
+    model_dir: Path, tokenizer: Tokenizer, *, params: type[SamplingParams] = SamplingParams
+) -> GenerationDefaults:
     """Read generation_config.json, then config.json, then the tokenizer, for what each of them says first.
 
     Raises:
@@ -40,7 +46,11 @@ def load_generation_defaults(model_dir: Path, tokenizer: Tokenizer) -> Generatio
         top_p=_number(config, "top_p", 1.0, model_dir),
         top_k=int(_number(config, "top_k", 0, model_dir)),
         min_p=_number(config, "min_p", 0.0, model_dir),
-        repetition_penalty=_number(config, "repetition_penalty", 1.0, model_dir),
+        logits={
+            name: _number(config, name, told.default, model_dir)
+            for name, told in request_fields(params).items()
+            if told.in_generation_config
+        },
     )
 
 

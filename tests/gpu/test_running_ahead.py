@@ -13,7 +13,7 @@ import torch
 from engine.build import build_engine
 from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 from engine.contract.executor import StepRunner
-from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams
+from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
@@ -28,11 +28,9 @@ SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
     "random": SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, top_p=0.9, seed=3, num_logprobs=2),
     "limited": SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_k=20, min_p=0.02, seed=4, min_tokens=9),
-    "ruled": SamplingParams(
-        max_tokens=NUM_TOKENS, rules=LogitRules(bias=((7, 3.0),), bad_words=((5,),)), num_prompt_logprobs=2
-    ),
+    "ruled": SamplingParams(max_tokens=NUM_TOKENS, logit_bias=((7, 3.0),), bad_words=((5,),), num_prompt_logprobs=2),
 }
-PENALISED = SamplingParams(max_tokens=NUM_TOKENS, repetition_penalty=1.3, rules=LogitRules(bad_words=((7, 9),)))
+PENALISED = SamplingParams(max_tokens=NUM_TOKENS, repetition_penalty=1.3, bad_words=((7, 9),))
 
 
 class StrictRunner:

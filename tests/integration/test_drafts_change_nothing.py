@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.build import build_engine
-from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams, TokenDelta
+from engine.contract.messages import GenerateRequest, SamplingParams, TokenDelta
 from engine.contract.token_ids import TokenIds
 from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
@@ -30,7 +30,7 @@ MAX_DRAFT_TOKENS = 5
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
     "logprobs": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, num_logprobs=2, num_prompt_logprobs=1),
-    "repeating": SamplingParams(max_tokens=NUM_TOKENS, rules=LogitRules(bias=((9, 60.0),)), num_logprobs=1),
+    "repeating": SamplingParams(max_tokens=NUM_TOKENS, logit_bias=((9, 60.0),), num_logprobs=1),
     "random": SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.95, top_k=40, seed=77, num_logprobs=0),
     "hot": SamplingParams(max_tokens=NUM_TOKENS, temperature=1.5, min_p=0.01, seed=2**63 + 5),
     "penalties": SamplingParams(
@@ -41,17 +41,15 @@ SAMPLINGS = {
         frequency_penalty=0.6,
         repetition_penalty=1.3,
         num_logprobs=3,
-        rules=LogitRules(allowed_token_ids=tuple(range(20, 40))),
+        allowed_token_ids=tuple(range(20, 40)),
     ),
     "bad words": SamplingParams(
         max_tokens=NUM_TOKENS,
         min_tokens=10,
         eos_token_ids=(5,),
-        rules=LogitRules(
-            bias=((5, 30.0), (7, 31.0), (8, 30.5)),
-            bad_words=((7, 7), (7, 8, 7), (8, 8, 8), (8, 5, 8)),
-            allowed_token_ids=(5, 7, 8, 9),
-        ),
+        logit_bias=((5, 30.0), (7, 31.0), (8, 30.5)),
+        bad_words=((7, 7), (7, 8, 7), (8, 8, 8), (8, 5, 8)),
+        allowed_token_ids=(5, 7, 8, 9),
     ),
     "stop tokens": SamplingParams(
         max_tokens=NUM_TOKENS,
@@ -59,7 +57,7 @@ SAMPLINGS = {
         seed=11,
         min_tokens=4,
         stop_token_ids=(24, 27),
-        rules=LogitRules(allowed_token_ids=tuple(range(20, 30))),
+        allowed_token_ids=tuple(range(20, 30)),
         num_logprobs=1,
     ),
 }

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.build import build_engine
-from engine.contract.messages import GenerateRequest, LogitRules, SamplingParams
+from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate, run_requests
@@ -34,16 +34,25 @@ def sampling(kind: str, expected: Sequence[int]) -> SamplingParams:
     common = {"max_tokens": NUM_TOKENS, "num_logprobs": 3, "num_prompt_logprobs": 2}
     favourite = expected[0]
     if kind == "rules":
-        # A bad word of two tokens, the first of which was sampled by the prefill worker.
-        rules = LogitRules(bias=((7, 6.5), (favourite, -4.0)), bad_words=((favourite,), (expected[1],), (7, 7)))
-        return SamplingParams(**common, rules=rules)
+        return SamplingParams(
+            **common,
+            logit_bias=((7, 6.5), (favourite, -4.0)),
+            # A bad word of two tokens, the first of which was sampled by the prefill worker.
+            bad_words=((favourite,), (expected[1],), (7, 7)),
+        )
     if kind == "allowed":
-        rules = LogitRules(allowed_token_ids=tuple(range(0, 320, 3)), bad_words=((0,), (3, 6), (6, 3), (9, 9)))
-        return SamplingParams(**common, rules=rules, repetition_penalty=1.4, min_tokens=8, eos_token_ids=(6, 12))
-    rules = LogitRules(bias=((5, 3.0), (8, 2.5)), bad_words=((favourite,), (5, 8), (8, 5), (5, 5)))
+        return SamplingParams(
+            **common,
+            allowed_token_ids=tuple(range(0, 320, 3)),
+            bad_words=((0,), (3, 6), (6, 3), (9, 9)),
+            repetition_penalty=1.4,
+            min_tokens=8,
+            eos_token_ids=(6, 12),
+        )
     return SamplingParams(
         **common,
-        rules=rules,
+        logit_bias=((5, 3.0), (8, 2.5)),
+        bad_words=((favourite,), (5, 8), (8, 5), (5, 5)),
         temperature=1.5,
         top_p=0.97,
         seed=1234,

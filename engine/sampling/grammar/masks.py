@@ -93,7 +93,7 @@ class GrammarMasks:
     def set(self, row: int, sampling: SamplingParams) -> None:
         """Begin to follow the output of a request that has a grammar."""
         assert sampling.grammar is not None
-        allowed = sampling.rules.allowed_token_ids if sampling.rules is not None else None
+        allowed = sampling.allowed_token_ids
         self._rows[row] = _Row(
             self._store.new_matcher(sampling.grammar),
             eos_token_ids=self._store.eos_token_ids,

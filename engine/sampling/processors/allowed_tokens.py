@@ -29,7 +29,7 @@ class AllowedTokens:
 
     def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> int:
         """See ``LogitsProcessor``."""
-        allowed = sampling.rules.allowed_token_ids if sampling.rules is not None else None
+        allowed = sampling.allowed_token_ids
         if allowed is not None or self._is_concerned[row]:
             self._batch.forget()
             self._allowed[row] = allowed or ()

@@ -40,7 +40,7 @@ class BadWords:
 
     def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> int:
         """See ``LogitsProcessor``."""
-        words = sampling.rules.bad_words if sampling.rules is not None else ()
+        words = sampling.bad_words
         if words or self._is_concerned[row]:
             self._batch.forget()
             self._words[row] = words

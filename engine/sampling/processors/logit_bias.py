@@ -29,7 +29,7 @@ class LogitBias:
 
     def set(self, row: int, sampling: SamplingParams, *, num_prompt_tokens: int) -> int:
         """See ``LogitsProcessor``."""
-        bias = sampling.rules.bias if sampling.rules is not None else ()
+        bias = sampling.logit_bias
         if bias or self._is_concerned[row]:
             self._batch.forget()
             self._bias[row] = bias

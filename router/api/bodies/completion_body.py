@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
-from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, TokenId
+from engine.contract.logits_params import TokenId
+from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from engine.contract.logits_params import TokenId
+from engine.contract.messages import SamplingParams
+from engine.contract.request_fields import request_fields
 from router.api.bodies.answer_shape import Choices, Lark, Pattern, ResponseFormat, Schema, StructuredOutputs
+from router.api.bodies.processor_fields import with_fields_of
 from router.api.bodies.strict_body import StrictBody, with_few_fields
 from router.api.request_id import MAX_CHARACTERS, is_request_id
 
 MAX_INT64 = 2**63 - 1
-MAX_NUM_BIASES = 1024
-MAX_NUM_BAD_WORDS = 1024
 
-TOKEN_ID_PATTERN = r"^(0|[1-9][0-9]{0,9})$"
-MAX_NUM_NAMED_KEYS = 5
-
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-BiasKey = Annotated[str, Field(pattern=TOKEN_ID_PATTERN)]
-Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-BadWord = Annotated[str, Field(min_length=1, max_length=1000)]
 NumLogprobs = Annotated[int, Field(ge=-1, le=2**31 - 1)]
-
-
-def _with_token_keys(data: Any) -> Any:
-    """A few biases whose keys are token ids; the keys that are none are named."""
-    data = with_few_fields(data, MAX_NUM_BIASES)
-    wrong = [key for key in data if not re.match(TOKEN_ID_PATTERN, str(key))] if isinstance(data, dict) else []
-    if wrong:
-        named = ", ".join(repr(str(key)[:40]) for key in wrong[:MAX_NUM_NAMED_KEYS])
-        rest = f" and {len(wrong) - MAX_NUM_NAMED_KEYS} more" if len(wrong) > MAX_NUM_NAMED_KEYS else ""
-        raise ValueError(f"its keys must be token ids such as '50', got {named}{rest}")
-    return data
 
 
 def _as_request_id(text: str) -> str:
@@ -63,8 +46,19 @@ class StreamOptions(StrictBody):
         return bool(self.continuous_usage_stats) and self.include_usage is not False
 
 
-class SamplingBody(StrictBody):
-    """What every generation can be asked for, under the same names at every endpoint. None is the same as not given."""
+if TYPE_CHECKING:
+    ProcessorBody = StrictBody
+else:
+    ProcessorBody = with_fields_of(SamplingParams, StrictBody)
+
+
+class SamplingBody(ProcessorBody):
+    """What every generation can be asked for, under the same names at every endpoint. None is the same as not given.
+
+    ``params`` is what becomes of it: its bases declare the fields that are not written here.
+    """
+
+    params: ClassVar[type[SamplingParams]] = SamplingParams
 
     model: str | None = None
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT64)
@@ -73,19 +67,17 @@ class SamplingBody(StrictBody):
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     seed: int | None = Field(None, ge=-MAX_INT64 - 1, le=MAX_INT64)
-    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
     stop_token_ids: list[TokenId] | None = Field(None, max_length=1024, fail_fast=True)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: Annotated[dict[BiasKey, Bias], BeforeValidator(_with_token_keys)] | None = None
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, fail_fast=True)
-    bad_words: list[BadWord] | None = Field(None, max_length=MAX_NUM_BAD_WORDS, fail_fast=True)
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     stream: bool | None = None
     request_id: Annotated[str, AfterValidator(_as_request_id)] | None = None
+
+    def shared_fields(self) -> dict[str, Any]:
+        """What every endpoint takes, by name."""
+        return {name: getattr(self, name) for name in (*SamplingBody.model_fields, *request_fields(self.params))}
 
 
 class GenerateBody(SamplingBody):

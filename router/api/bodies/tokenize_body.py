@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
+from engine.contract.logits_params import TokenId
 from router.api.bodies.chat_body import Message
-from router.api.bodies.generate_body import TokenId
 from router.api.bodies.strict_body import StrictBody
 from router.api.bodies.tools_body import MAX_NUM_TOOLS, ToolBody
 

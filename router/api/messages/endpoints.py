@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from router.api.answers.sse import GenerationResponse
 from router.api.answers.turn_blocks import TurnBlocks
 from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.processor_fields import with_fields_of
 from router.api.completions import start_chat
 from router.api.errors import MESSAGES_PATH
 from router.api.http.direct_routes import Endpoint
@@ -29,11 +30,12 @@ def add_messages(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
     Returns:
         Those that generate, by path.
     """
+    model = with_fields_of(service.params, MessagesBody)
 
-    @app.post(MESSAGES_PATH, openapi_extra=body_schema(MessagesBody))
+    @app.post(MESSAGES_PATH, openapi_extra=body_schema(model))
     async def create_message(request: Request) -> Response:
         """Continue a conversation."""
-        async with read_body(request, MessagesBody, settings=service.settings, room=service.body_room) as body:
+        async with read_body(request, model, settings=service.settings, room=service.body_room) as body:
             with told_as(NAMES):
                 return await _create(service, request, body)
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from engine.contract.messages import SamplingParams
 from router.api.bodies.chat_body import ChatBody
-from router.api.bodies.generate_body import SamplingBody
 from router.api.messages.body import (
     CountTokensBody,
     MessageParam,
@@ -49,7 +49,7 @@ def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool) -> ChatBody:
     if body.messages[-1].role == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessagesBody):
-        fields |= {name: getattr(body, name) for name in SamplingBody.model_fields}
+        fields |= body.shared_fields()
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None}
     form = body.output_format
     if form is None and body.output_config is not None:
@@ -57,7 +57,7 @@ def chat_of(body: MessagesBody | CountTokensBody, *, thinks: bool) -> ChatBody:
     if form is not None:
         schema = {"name": "output", "schema": form.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return valid_chat(fields)
+    return valid_chat(fields, params=body.params if isinstance(body, MessagesBody) else SamplingParams)
 
 
 def _chat_messages(message: MessageParam) -> list[dict[str, Any]]:

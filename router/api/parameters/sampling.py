@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from engine.contract.messages import LogitRules, SamplingParams
+from collections.abc import Mapping
+from typing import Any
+
+from engine.contract.messages import SamplingParams
 from router.api.bodies.generate_body import GenerateBody
 from router.errors import InvalidRequestError
 from router.settings import RouterSettings
@@ -14,30 +17,27 @@ def sampling_params(
     *,
     defaults: GenerationDefaults,
     max_tokens: int,
-    rules: LogitRules | None = None,
+    logits: Mapping[str, Any] | None = None,
     num_logprobs: int | None = None,
     num_prompt_logprobs: int | None = None,
     grammar: str | None = None,
 ) -> SamplingParams:
     """The engine's parameters; the seed is drawn elsewhere."""
     top_k = defaults.top_k if body.top_k is None else body.top_k
-    return SamplingParams(
+    return body.params(
         max_tokens=max_tokens,
         temperature=_given(body.temperature, defaults.temperature),
         top_p=_given(body.top_p, defaults.top_p),
         top_k=max(top_k, 0),
         min_p=_given(body.min_p, defaults.min_p),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
         min_tokens=body.min_tokens or 0,
         eos_token_ids=defaults.eos_token_ids,
         stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
         ignore_eos=bool(body.ignore_eos),
-        rules=rules,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
         grammar=grammar,
+        **(logits or {}),
     )
 
 

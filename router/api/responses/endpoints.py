@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from router.api.answers.sse import GenerationResponse
 from router.api.answers.turn_blocks import TurnBlocks
 from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.processor_fields import with_fields_of
 from router.api.completions import start_chat
 from router.api.http.direct_routes import Endpoint
 from router.api.http.guard import owner_of
@@ -37,11 +38,12 @@ def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
     Returns:
         Those that generate, by path.
     """
+    model = with_fields_of(service.params, ResponsesBody)
 
-    @app.post(PATH, openapi_extra=body_schema(ResponsesBody))
+    @app.post(PATH, openapi_extra=body_schema(model))
     async def create_response(request: Request) -> Response:
         """Answer, and keep the answer so that another request can follow on it."""
-        async with read_body(request, ResponsesBody, settings=service.settings, room=service.body_room) as body:
+        async with read_body(request, model, settings=service.settings, room=service.body_room) as body:
             with told_as(NAMES):
                 return await _create(service, request, body)
 
@@ -76,6 +78,12 @@ def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
             )
         return Response(found.body, media_type="application/json")
 
+    _add_items(app, service)
+    _add_count(app, service)
+    return {PATH: create_response}
+
+
+def _add_items(app: FastAPI, service: RouterService) -> None:
     @app.get(PATH + "/{response_id}/input_items")
     async def list_input_items(
         request: Request,
@@ -89,15 +97,14 @@ def add_responses(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:
         items: list[dict[str, Any]] = [item for segment in found.items[:-1] for item in json.loads(segment)]
         return _page(items[::-1] if order == "desc" else items, after=after, limit=limit)
 
-    _add_count(app, service)
-    return {PATH: create_response}
-
 
 def _add_count(app: FastAPI, service: RouterService) -> None:
-    @app.post(PATH + "/input_tokens", openapi_extra=body_schema(ResponsesBody))
+    model = with_fields_of(service.params, ResponsesBody)
+
+    @app.post(PATH + "/input_tokens", openapi_extra=body_schema(model))
     async def count_input_tokens(request: Request, response: Response) -> dict[str, object]:
         """How many tokens the prompt of a response would have."""
-        async with read_body(request, ResponsesBody, settings=service.settings, room=service.body_room) as body:
+        async with read_body(request, model, settings=service.settings, room=service.body_room) as body:
             with told_as(NAMES):
                 service.check_model(body.model)
                 history = await _history(service, body, owner=owner_of(request.scope))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.api.bodies.chat_body import ChatBody
-from router.api.bodies.generate_body import SamplingBody
 from router.api.responses.body import AllowedTools, ResponsesBody, TextFormat, ToolName
 from router.api.responses.items import InputItem, MessageItem, chat_messages
 from router.api.told_as import valid_chat
@@ -43,11 +42,10 @@ def chat_of(body: ResponsesBody, items: Sequence[InputItem]) -> ChatBody:
     messages = chat_messages(items)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    shared = {name: getattr(body, name) for name in SamplingBody.model_fields}
     text, reasoning = body.text, body.reasoning
     return valid_chat(
         {
-            **shared,
+            **body.shared_fields(),
             "messages": messages,
             "max_completion_tokens": body.max_output_tokens,
             "stop": body.stop,
@@ -59,7 +57,8 @@ def chat_of(body: ResponsesBody, items: Sequence[InputItem]) -> ChatBody:
             "verbosity": text.verbosity if text is not None else None,
             "response_format": _response_format(text.format) if text is not None else None,
             **_tools(body),
-        }
+        },
+        params=body.params,
     )
 
 

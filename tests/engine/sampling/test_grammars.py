@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.contract.grammar import GrammarFailure
-from engine.contract.messages import LogitRules, SamplingParams
+from engine.contract.messages import SamplingParams
 from engine.sampling.grammar.compiler import Grammar, GrammarStore
 from engine.sampling.sampler import SampledTokens, Sampler
 from engine.sampling.sampling_rows import SamplingRows
@@ -181,8 +181,8 @@ def test_f1_each_draft_is_followed_as_far_as_it_fits_and_taken_back(rig: Rig, dr
 @pytest.mark.behaviour("F1")
 def test_f1_the_grammar_holds_before_min_tokens_ignore_eos_and_bad_words(rig: Rig) -> None:
     rig.set(0, lark("/a{1,3}/"), min_tokens=9, ignore_eos=True)
-    rig.set(1, lark('"ab"'), rules=LogitRules(bad_words=(tuple(ids("ab")), tuple(ids("a")))))
-    rig.set(2, lark("/a{1,3}/"), rules=LogitRules(bias=((END, 100.0),)))
+    rig.set(1, lark('"ab"'), bad_words=(tuple(ids("ab")), tuple(ids("a"))))
+    rig.set(2, lark("/a{1,3}/"), logit_bias=((END, 100.0),))
 
     assert [rig.say(row) for row in range(3)] == ["aaa.", "ab.", "a."]
 
@@ -200,9 +200,9 @@ def test_f1_stop_tokens_may_come_where_the_grammar_may_end(rig: Rig) -> None:
 
 @pytest.mark.behaviour("F1")
 def test_f1_allowed_tokens_and_grammar_hold_together_and_a_dead_end_is_told(rig: Rig) -> None:
-    rules = LogitRules(allowed_token_ids=tuple(ids("ax")))
-    rig.set(0, lark("/[abc]a/"), rules=rules)
-    rig.set(1, lark("/[bc]/"), rules=rules)
+    allowed = tuple(ids("ax"))
+    rig.set(0, lark("/[abc]a/"), allowed_token_ids=allowed)
+    rig.set(1, lark("/[bc]/"), allowed_token_ids=allowed)
 
     assert rig.say(0) == "aa.", "an output that is complete ends, whether its end is allowed or not"
     failures = rig.sample(1).failures
@@ -244,7 +244,7 @@ def test_f1_what_is_beside_a_row_and_how_it_is_searched_changes_no_token(rig: Ri
     rig.set(1, word, temperature=1.5, top_k=4, seed=9)
     rig.set(2, None)
     rig.set(3, word, "ab", presence_penalty=2.0)
-    rig.set(4, lark('"a"'), "a", rules=LogitRules(allowed_token_ids=tuple(ids("x"))))
+    rig.set(4, lark('"a"'), "a", allowed_token_ids=tuple(ids("x")))
     rig.set(5, None, temperature=0.7, seed=3)
     rig.set(6, word, "abcdefg", num_logprobs=2)
     rig.set(7, word)

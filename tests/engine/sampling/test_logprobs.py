@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contract.messages import LogitRules, SamplingParams
+from engine.contract.messages import SamplingParams
 from engine.sampling.logprobs import compute_logprobs
 from tests.support.engine.sampler_rig import SamplerRig, on_host
 
@@ -42,7 +42,8 @@ def test_logprobs_are_the_models_own_whatever_the_request_changes() -> None:
         temperature=0.7,
         seed=3,
         repetition_penalty=1.7,
-        rules=LogitRules(bias=((4, 50.0),), bad_words=((5,),)),
+        logit_bias=((4, 50.0),),
+        bad_words=((5,),),
         num_logprobs=2,
     )
     rig.set(0, params, prompt=(1, 2), output=(4, 4))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.contract.messages import LogitRules, SamplingParams
+from engine.contract.messages import SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory
@@ -66,7 +66,7 @@ def _sample(params: SamplingParams) -> None:
         SamplingParams(max_tokens=9, temperature=1.0, top_p=0.5, num_logprobs=5),
         SamplingParams(max_tokens=9, temperature=1.0, top_k=2000, top_p=0.5),
         SamplingParams(max_tokens=9, temperature=0.7, top_k=5, presence_penalty=1.0, frequency_penalty=1.0),
-        SamplingParams(max_tokens=9, min_tokens=60, eos_token_ids=(3,), rules=LogitRules(allowed_token_ids=(3, 4))),
+        SamplingParams(max_tokens=9, min_tokens=60, eos_token_ids=(3,), allowed_token_ids=(3, 4)),
     ],
 )
 def test_nothing_takes_more(params: SamplingParams) -> None:

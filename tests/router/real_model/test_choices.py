@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from engine.contract.messages import LogitRules, SamplingParams
+from engine.contract.messages import SamplingParams
 from tests.support.cluster.served_checkpoint import byte_tokenizer
 from tests.support.engine.sampling_reference import greedy_reference
 from tests.support.router.model_router import ModelRouter
@@ -43,7 +43,7 @@ FEW = (50, 60, 70, 80, 90)
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bias": (
         {"logit_bias": {"7": 40, "80": -100}},
-        {"rules": LogitRules(bias=((7, 40.0), (80, -100.0)))},
+        {"logit_bias": ((7, 40.0), (80, -100.0))},
     ),
     "penalties": (
         {
@@ -55,20 +55,18 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "presence_penalty": 1.5,
             "frequency_penalty": 1.9,
             "repetition_penalty": 1.6,
-            "rules": LogitRules(allowed_token_ids=FEW),
+            "allowed_token_ids": FEW,
         },
     ),
     "allowed": (
         {"extra_body": {"allowed_token_ids": [50, 60, 70, 70], "repetition_penalty": 1.5}},
-        {"rules": LogitRules(allowed_token_ids=(50, 60, 70)), "repetition_penalty": 1.5},
+        {"allowed_token_ids": (50, 60, 70), "repetition_penalty": 1.5},
     ),
     "bad words": (
         {"logit_bias": {"70": 60, "71": 60}, "extra_body": {"bad_words": ["Ą", "dd", "de", "eee"]}},
         {
-            "rules": LogitRules(
-                bias=((70, 60.0), (71, 60.0)),
-                bad_words=tuple(byte_ids(word) for bare in ("Ą", "dd", "de", "eee") for word in (bare, f" {bare}")),
-            )
+            "logit_bias": ((70, 60.0), (71, 60.0)),
+            "bad_words": tuple(byte_ids(word) for bare in ("Ą", "dd", "de", "eee") for word in (bare, f" {bare}")),
         },
     ),
     "all": (
@@ -78,11 +76,9 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "extra_body": {"allowed_token_ids": [*range(60, 90)], "bad_words": ["d"], "repetition_penalty": 1.2},
         },
         {
-            "rules": LogitRules(
-                bias=((70, 9.0),),
-                allowed_token_ids=tuple(range(60, 90)),
-                bad_words=(byte_ids("d"), byte_ids(" d")),
-            ),
+            "logit_bias": ((70, 9.0),),
+            "allowed_token_ids": tuple(range(60, 90)),
+            "bad_words": (byte_ids("d"), byte_ids(" d")),
             "presence_penalty": 1.0,
             "repetition_penalty": 1.2,
         },
@@ -94,7 +90,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 async def test_parameters_change_the_tokens_as_defined(live: ModelRouter, oracle: PreTrainedModel, name: str) -> None:
     body, params = CHANGES[name]
     reference = greedy_reference(oracle, PROMPT, SamplingParams(max_tokens=10, ignore_eos=True, **params))
-    unchanged = {"rules": params["rules"]} if name == "penalties" else {}
+    unchanged = {"allowed_token_ids": FEW} if name == "penalties" else {}
     plain = greedy_reference(oracle, PROMPT, SamplingParams(max_tokens=10, ignore_eos=True, **unchanged))
 
     answer = await complete(live, **body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from engine.contract.messages import LogprobTable, SamplingParams
 from engine.contract.step import BoolArray, IntArray, SampledLogprobs
 from engine.sampling.logprobs import LogprobTensors
+from engine.sampling.processors.registry import PROCESSORS, ProcessorFactory
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory
@@ -31,11 +33,11 @@ def on_host(table: LogprobTensors) -> LogprobTable:
 class SamplerRig:
     """Up to 64 rows of up to 256 tokens."""
 
-    def __init__(self, *, may_wait: bool = True) -> None:
+    def __init__(self, *, may_wait: bool = True, processors: Sequence[ProcessorFactory] = PROCESSORS) -> None:
         self.history = TokenHistory(
             token_ids=np.zeros((64, 256), dtype=np.int32), num_prompt_tokens=np.zeros(64, dtype=np.int32)
         )
-        self.rows = SamplingRows(64)
+        self.rows = SamplingRows(64, processors=processors)
         self.lengths = np.zeros(64, dtype=np.int32)
         self.sampler = Sampler(self.rows, self.history, may_wait=may_wait)
 

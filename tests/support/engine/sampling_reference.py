@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from engine.contract.messages import LogitRules, SamplingParams
+from engine.contract.messages import SamplingParams
 from tests.support.engine.checkpoints import oracle_logits
 
 NEVER = -1e30
@@ -40,22 +40,21 @@ def changed(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> torch.Tensor:
     """One position's logits after bias, penalties and masks, by their definitions."""
-    rules = sampling.rules or LogitRules()
     values = logits.tolist()
-    for token, bias in rules.bias:
+    for token, bias in sampling.logit_bias:
         values[token] += bias
     for token in {*prompt, *output}:
         scale = sampling.repetition_penalty
         values[token] = values[token] / scale if values[token] > 0 else values[token] * scale
     for token in set(output):
         values[token] -= sampling.presence_penalty + sampling.frequency_penalty * list(output).count(token)
-    for word in rules.bad_words:
+    for word in sampling.bad_words:
         if len(word) == 1 or tuple(output[-len(word) + 1 :]) == word[:-1]:
             values[word[-1]] = NEVER
     if len(output) < sampling.min_tokens:
         eos = () if sampling.ignore_eos else sampling.eos_token_ids
         for token in (*eos, *sampling.stop_token_ids):
             values[token] = NEVER
-    if rules.allowed_token_ids is not None:
-        values = [value if token in rules.allowed_token_ids else -float("inf") for token, value in enumerate(values)]
+    if sampling.allowed_token_ids is not None:
+        values = [value if token in sampling.allowed_token_ids else -float("inf") for token, value in enumerate(values)]
     return torch.tensor(values, dtype=torch.float64)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from engine.contract.messages import SamplingParams
 from router.api.app import build_app
 from router.report.cluster_view import WantedWorkers
 from router.report.router_report import RouterPeers
@@ -86,6 +87,7 @@ async def router_rig(
     peers: RouterPeers | None = None,
     wanted: WantedWorkers | None = None,
     aliases: Sequence[str] = (),
+    params: type[SamplingParams] = SamplingParams,
 ) -> AsyncIterator[RouterRig]:
     """A started router; at the end nothing of it is left."""
     prefill = FakePrefillPool(num_prefill, next_token=next_token, max_model_len=max_model_len)
@@ -98,6 +100,7 @@ async def router_rig(
         router_id=router_id,
         peers=peers,
         aliases=aliases,
+        params=params,
     )
     service.view.wanted = wanted
     await service.start()

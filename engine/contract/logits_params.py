@@ -1,0 +1,110 @@
+"""What requests give the logits processors: a class of parameters each, which ``SamplingParams`` has as its bases.
+
+The names are those of OpenAI's and vLLM's APIs. Free of torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from engine.contract.request_fields import Vocabulary, request_field
+
+MAX_NUM_BIASES = 1024
+MAX_NUM_BAD_WORDS = 1024
+MAX_NUM_NAMED_KEYS = 5
+
+TOKEN_ID_PATTERN = r"^(0|[1-9][0-9]{0,9})$"
+
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+BiasKey = Annotated[str, Field(pattern=TOKEN_ID_PATTERN)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+BadWord = Annotated[str, Field(min_length=1, max_length=1000)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+
+def _with_token_keys(data: Any) -> Any:
+    """A few biases whose keys are token ids; the keys that are none are named."""
+    if not isinstance(data, dict):
+        return data
+    if len(data) > MAX_NUM_BIASES:
+        raise ValueError(f"an object has {len(data)} fields, the limit is {MAX_NUM_BIASES}")
+    wrong = [key for key in data if not re.match(TOKEN_ID_PATTERN, str(key))]
+    if wrong:
+        named = ", ".join(repr(str(key)[:40]) for key in wrong[:MAX_NUM_NAMED_KEYS])
+        rest = f" and {len(wrong) - MAX_NUM_NAMED_KEYS} more" if len(wrong) > MAX_NUM_NAMED_KEYS else ""
+        raise ValueError(f"its keys must be token ids such as '50', got {named}{rest}")
+    return data
+
+
+async def _read_bias(given: dict[str, float], vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
+    bias = {int(token): value for token, value in given.items()}
+    vocabulary.check(tuple(bias), param="logit_bias")
+    return tuple(bias.items())
+
+
+async def _read_allowed(given: list[int], vocabulary: Vocabulary) -> tuple[int, ...]:
+    vocabulary.check(given, param="allowed_token_ids")
+    return tuple(dict.fromkeys(given))
+
+
+async def _read_bad_words(given: list[str], vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, as it stands at the beginning of a text and behind a space."""
+    texts: list[str] = []
+    for word in given:
+        bare = word.lstrip()
+        texts += (word, bare, f" {bare}")
+    rows = await vocabulary.encode(texts) if texts else []
+    return tuple(dict.fromkeys(tuple(ids) for ids in rows if ids))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitBiasParams:
+    """``logit_bias`` is added to the logits of token ids."""
+
+    __slots__ = ()
+
+    logit_bias: tuple[tuple[int, float], ...] = request_field(
+        (), Annotated[dict[BiasKey, Bias], BeforeValidator(_with_token_keys)], read=_read_bias
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyParams:
+    """What a request holds becomes less likely, see the processor ``Penalties``."""
+
+    __slots__ = ()
+
+    presence_penalty: float = request_field(0.0, Penalty)
+    frequency_penalty: float = request_field(0.0, Penalty)
+    repetition_penalty: float = request_field(1.0, Annotated[float, Field(gt=0.0, le=100.0)], in_generation_config=True)
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when logits depend on the tokens so far."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadWordsParams:
+    """``bad_words`` are sequences of token ids that the output must not contain."""
+
+    __slots__ = ()
+
+    bad_words: tuple[tuple[int, ...], ...] = request_field(
+        (), Annotated[list[BadWord], Field(max_length=MAX_NUM_BAD_WORDS, fail_fast=True)], read=_read_bad_words
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllowedTokensParams:
+    """Only ``allowed_token_ids`` may be drawn, where they are given."""
+
+    __slots__ = ()
+
+    allowed_token_ids: tuple[int, ...] | None = request_field(
+        None, Annotated[list[TokenId], Field(min_length=1, fail_fast=True)], read=_read_allowed
+    )
