@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.contract.logits_params import AllowedTokensParams, BadWordsParams, LogitBiasParams, PenaltyParams
+from engine.contract.stats import Gauges
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
@@ -176,28 +177,14 @@ def joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
-    """What a worker says of itself with every message: gauges now, counters since its start.
+class LoadReport(Gauges):
+    """What a worker says of itself with every message: gauges of its scheduler and its own, counters since its start.
 
     ``is_stalled``: it has work and makes no step any more. ``is_draining``: it takes no more requests, and will go.
     ``has_hung_read``: a read of KV hangs for good and holds blocks, so that it will go, too, as soon as it may.
     ``num_peers`` are the workers that its connector has met.
-    ``held_blocks_by_group`` are the blocks that requests and leases hold, by KV cache group; ``num_window_blocks`` are
-    the ones of groups whose layers see a window.
-    ``num_early_blocks`` of those that are not free are held for requests that are to come, and give way to others.
     """
 
-    num_blocks: int = 0
-    num_free_blocks: int = 0
-    num_running: int = 0
-    num_waiting: int = 0
-    num_loading: int = 0
-    num_leased_blocks: int = 0
-    num_held_blocks: int = 0
-    num_early_blocks: int = 0
-    num_window_blocks: int = 0
-    held_blocks_by_group: tuple[int, ...] = ()
-    queued_prefill_tokens: int = 0
     num_peers: int = 0
     is_stalled: bool = False
     is_draining: bool = False

@@ -1,4 +1,5 @@
-"""What an engine counts, and snapshots of it with gauges. A counter is declared once, here or in kv_transfer/stats.py.
+"""What an engine counts and measures, and snapshots of both. A counter or a gauge is declared once, here or in
+kv_transfer/stats.py.
 
 Snapshots, load reports, `/metrics` and `/status` derive from the declarations. Free of torch.
 """
@@ -83,26 +84,49 @@ _SCHEDULER_COUNTERS: Final = tuple(counters_of(Counters))
 _read_counters: Final = attrgetter(*_SCHEDULER_COUNTERS)
 
 
-@dataclass(kw_only=True, init=False)
-class SchedulerStats(Counters):
-    """A snapshot of the scheduler: gauges of now, by the names that they have in a load report, and its counters.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How a gauge is told in `/metrics`, if it has a name there: the name, which follows ``baton:``, and its text."""
 
-    It never changes, though counters that are not a snapshot do.
-    ``held_blocks_by_group`` are those that requests and leases hold, by KV cache group; ``num_window_blocks`` are the
-    ones of groups whose layers see a window, which are given back as they leave it.
+    text: str = ""
+    metric: str | None = None
+
+
+def measured(text: str = "", *, metric: str | None = None, start: object = 0) -> Any:
+    """Declare a gauge as a field of a dataclass; see ``Measured``. It is ``start`` where nobody measured it."""
+    return field(default=start, metadata={"measured": Measured(text=text, metric=metric)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauges:
+    """What the scheduler measures: a base of its snapshots and of load reports.
+
+    ``held_blocks_by_group`` are the blocks that requests and leases hold, by KV cache group; ``num_window_blocks`` are
+    the ones of groups whose layers see a window, which are given back as they leave it.
+    ``num_early_blocks`` of those that are not free are held for requests that are to come, and give way to others.
     """
 
-    num_running: int = 0
-    num_waiting: int = 0
-    num_loading: int = 0
-    num_blocks: int = 0
-    num_free_blocks: int = 0
-    num_held_blocks: int = 0
-    num_leased_blocks: int = 0
-    num_early_blocks: int = 0
-    num_window_blocks: int = 0
-    held_blocks_by_group: tuple[int, ...] = ()
-    queued_prefill_tokens: int = 0
+    __slots__ = ()
+
+    num_blocks: int = measured("KV blocks.", metric="kv_cache_blocks")
+    num_free_blocks: int = measured()
+    num_held_blocks: int = measured()
+    num_leased_blocks: int = measured("KV blocks pinned for a reader.", metric="num_leased_blocks")
+    num_early_blocks: int = measured()
+    num_window_blocks: int = measured()
+    held_blocks_by_group: tuple[int, ...] = measured(start=())
+    num_running: int = measured("Requests that compute.", metric="num_requests_running")
+    num_waiting: int = measured("Requests that wait.", metric="num_requests_waiting")
+    num_loading: int = measured("Requests whose KV is on its way.", metric="num_requests_loading")
+    queued_prefill_tokens: int = measured("Prompt tokens that wait.", metric="queued_prefill_tokens")
+
+
+GAUGES: Final[Mapping[str, Measured]] = {item.name: item.metadata["measured"] for item in fields(Gauges)}
+"""All gauges of a scheduler, by their names in snapshots, load reports and `/status`."""
+
+
+class SchedulerStats(Counters, Gauges):
+    """A snapshot of the scheduler: gauges of now, and its counters. It never changes, though ``Counters`` do."""
 
     def __init__(self, *, held_blocks_by_group: tuple[int, ...] = (), **values: float) -> None:
         """What is not given is 0. Written at once: one is made in nearly every step."""
@@ -110,10 +134,6 @@ class SchedulerStats(Counters):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
-
-
-GAUGES: Final = tuple(item.name for item in fields(SchedulerStats) if item.name not in _SCHEDULER_COUNTERS)
-"""What a load report tells beside counters."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.contract.messages import LoadReport
-from engine.contract.stats import WORKER_COUNTERS
+from engine.contract.stats import GAUGES, WORKER_COUNTERS
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
 from router.pool.workers import ReplicaStatus, WorkerError
@@ -102,17 +102,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "unhealthy": load.unhealthy,
         "report_age_s": round(age_s, 3),
         "kv_usage": round(load.kv_usage, 6),
-        "num_blocks": load.num_blocks,
-        "num_free_blocks": load.num_free_blocks,
-        "num_held_blocks": load.num_held_blocks,
-        "num_leased_blocks": load.num_leased_blocks,
-        "num_early_blocks": load.num_early_blocks,
-        "num_window_blocks": load.num_window_blocks,
-        "held_blocks_by_group": list(load.held_blocks_by_group),
-        "num_running": load.num_running,
-        "num_waiting": load.num_waiting,
-        "num_loading": load.num_loading,
-        "queued_prefill_tokens": load.queued_prefill_tokens,
+        **{name: getattr(load, name) for name in GAUGES},
         "engine_id": info.engine_id if info else None,
         "incarnation": info.incarnation if info else None,
         "block_size": info.block_size if info else None,

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
-from engine.contract.stats import WORKER_COUNTERS
+from engine.contract.stats import GAUGES, WORKER_COUNTERS
 from kv_transfer.stats import Counted
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
 from router.report.metric_rows import Labels, MetricFamily, counter, gauge
 
 _GAUGES: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
-    ("baton:kv_cache_usage_ratio", "Share of the KV blocks in use.", lambda item: item.load.kv_usage),
-    ("baton:kv_cache_blocks", "KV blocks.", lambda item: item.load.num_blocks),
-    ("baton:num_requests_running", "Requests that compute.", lambda item: item.load.num_running),
-    ("baton:num_requests_waiting", "Requests that wait.", lambda item: item.load.num_waiting),
-    ("baton:num_requests_loading", "Requests whose KV is on its way.", lambda item: item.load.num_loading),
-    ("baton:num_leased_blocks", "KV blocks pinned for a reader.", lambda item: item.load.num_leased_blocks),
-    ("baton:queued_prefill_tokens", "Prompt tokens that wait.", lambda item: item.load.queued_prefill_tokens),
-    ("baton:replica_up", "1 when the replica takes requests.", lambda item: float(item.takes_requests)),
+    ("kv_cache_usage_ratio", "Share of the KV blocks in use.", lambda item: item.load.kv_usage),
+    *((told.metric, told.text, attrgetter(f"load.{name}")) for name, told in GAUGES.items() if told.metric),
+    ("replica_up", "1 when the replica takes requests.", lambda item: float(item.takes_requests)),
 )
 
 
@@ -30,7 +26,7 @@ def worker_families(pools: Iterable[ReplicaPool]) -> list[MetricFamily]:
         values = {
             _labels(pool.role, replica.replica_id): float(read(replica)) for pool in pools for replica in pool.replicas
         }
-        families.append(gauge(name, text, values))
+        families.append(gauge(f"baton:{name}", text, values))
     values_of: dict[str, dict[Labels, float]] = {name: {} for name, told in WORKER_COUNTERS.items() if told.metric}
     for pool in pools:
         for replica_id, counters in pool.counters.by_replica().items():

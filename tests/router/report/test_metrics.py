@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from engine.contract.messages import SamplingParams
+from engine.contract.stats import GAUGES
 from engine.contract.token_ids import TokenIds
 from router.report.distribution import Distribution
 from router.service import TextRequest
@@ -154,3 +155,22 @@ async def test_vllm_names_have_its_labels_and_our_values(model_dir: Path) -> Non
     assert value(samples, "vllm:generation_tokens_total") == 5
     assert value(samples, "vllm:request_success_total", finished_reason="length") == 1
     assert value(samples, "vllm:time_to_first_token_seconds_count") == 1
+
+
+async def test_every_gauge_that_is_declared_is_reported_told_in_the_status_and_measured(model_dir: Path) -> None:
+    numbers: dict[str, int] = {name: 100 + index for index, name in enumerate(GAUGES)}
+    values = {name: (3, number) if name.endswith("by_group") else number for name, number in numbers.items()}
+    async with router_rig(model_dir) as rig:
+        rig.decode[0].gauges = values
+        await until(lambda: rig.service.decode_pool.replicas[0].load.num_running == numbers["num_running"])
+
+        (row,) = (await rig.client.get("/status")).json()["pools"]["decode"]
+        samples = await scrape(rig)
+
+    assert {name: row[name] for name in GAUGES} == {
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    }
+    metrics = {name: told.metric for name, told in GAUGES.items() if told.metric}
+    assert len(metrics) == 6
+    for name, metric in metrics.items():
+        assert value(samples, f"baton:{metric}", role="decode", replica="decode-0") == numbers[name]

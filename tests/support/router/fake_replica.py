@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.contract.messages import GenerateRequest, LoadReport
 from router.pool.workers import WorkerUnavailableError
@@ -18,6 +19,7 @@ class FakeReplica:
     ``submit_gate`` cleared makes it accept nothing, ``step_gate`` cleared makes a decode replica report but not step;
     ``refuse_code`` makes it refuse requests.
     ``lost_loads`` so many hand-overs cannot be read, where the request wants to be told of it.
+    ``gauges`` are reported in place of what is.
     ``die_after_tokens`` kills a decode replica once it has produced so many tokens.
     """
 
@@ -42,6 +44,7 @@ class FakeReplica:
     seen: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     num_tokens: int = 0
+    gauges: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -63,7 +66,7 @@ class FakeReplica:
 
     def load(self) -> LoadReport:
         """What a real worker would report."""
-        return LoadReport(
+        report = LoadReport(
             num_blocks=self.num_blocks,
             num_free_blocks=max(0, self.num_blocks - self.held_blocks()),
             num_running=len(self.running),
@@ -74,3 +77,4 @@ class FakeReplica:
             is_draining=self.refuse_code == "draining",
             counters={"num_generated_tokens": float(self.num_tokens), "num_transfers": 1.0, "num_bytes": 4096.0},
         )
+        return replace(report, **self.gauges)
