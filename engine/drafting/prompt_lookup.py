@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.contract.step import IntArray
-from engine.drafting.proposer import DraftContext
+from engine.drafting.proposer import Draft, DraftContext
 
 NO_TOKENS: IntArray = np.empty(0, np.int32)
 
@@ -19,8 +19,14 @@ class Match(NamedTuple):
     length: int
     token_ids: IntArray
 
+    @property
+    def draft(self) -> Draft:
+        """As a proposal; each doubling of the length is evidence of its own."""
+        return Draft(self.token_ids, self.length.bit_length())
+
 
 NO_MATCH = Match(0, NO_TOKENS)
+NO_DRAFT = Draft(NO_TOKENS)
 
 
 class PromptLookup:
@@ -29,18 +35,18 @@ class PromptLookup:
     Source: prompt lookup decoding, Saxena 2023.
     """
 
-    def __init__(self, *, min_match: int = 2, max_match: int = 4) -> None:
+    def __init__(self, *, min_match: int = 2, max_match: int = 16) -> None:
         """Between ``min_match`` and ``max_match`` of the last tokens must be found again; more are preferred."""
         self._min_match = min_match
         self._max_match = max_match
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[IntArray]:
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """See ``Proposer``."""
         return [self._draft(context) for context in contexts]
 
-    def _draft(self, context: DraftContext) -> IntArray:
+    def _draft(self, context: DraftContext) -> Draft:
         match = longest_match(context.token_ids, max_match=self._max_match, max_tokens=context.max_tokens)
-        return match.token_ids if match.length >= self._min_match else NO_TOKENS
+        return match.draft if match.length >= self._min_match else NO_DRAFT
 
 
 def longest_match(token_ids: IntArray, *, max_match: int, max_tokens: int) -> Match:

@@ -27,6 +27,17 @@ class DraftContext(NamedTuple):
     salt: str | None = None
 
 
+class Draft(NamedTuple):
+    """What a proposer says about one request.
+
+    token_ids: guesses of what comes next, none where there is no good one.
+    evidence: 0 or more; drafts with the same number are about as likely to be right, and with a larger one more so.
+    """
+
+    token_ids: Sequence[int] | IntArray
+    evidence: int = 0
+
+
 class Proposer(Protocol):
     """Guesses what follows the tokens of running requests.
 
@@ -34,10 +45,8 @@ class Proposer(Protocol):
     computed for them. It is asked in every step, on the thread that schedules.
     """
 
-    def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Sequence[int] | IntArray]:
-        """Draft tokens for each of these requests, in order: at most its ``max_tokens``, and none where there is no
-        good guess.
-        """
+    def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
+        """Draft tokens for each of these requests, in order: at most its ``max_tokens``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

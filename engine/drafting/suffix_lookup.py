@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.contract.step import IntArray
-from engine.drafting.prompt_lookup import NO_MATCH, NO_TOKENS, Match, longest_match
-from engine.drafting.proposer import DraftContext
+from engine.drafting.prompt_lookup import NO_DRAFT, NO_MATCH, Match, longest_match
+from engine.drafting.proposer import Draft, DraftContext
 
 KEY_TOKENS = 3
 """Answers are found by so many tokens; fewer stand everywhere."""
@@ -52,7 +51,7 @@ class SuffixLookup:
         """Tokens of answers that are kept now."""
         return self._num_kept_tokens
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[IntArray]:
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """See ``Proposer``."""
         if self._max_kept_tokens:
             for context in contexts:
@@ -60,10 +59,12 @@ class SuffixLookup:
             self._forget_oldest()
         return [self._draft(context) for context in contexts]
 
-    def _draft(self, context: DraftContext) -> IntArray:
+    def _draft(self, context: DraftContext) -> Draft:
         own = longest_match(context.token_ids, max_match=self._max_match, max_tokens=context.max_tokens)
         match = max(self._match_answers(context), own, key=lambda found: found.length)
-        return match.token_ids[: match.length] if match.length >= self._min_match else NO_TOKENS
+        if match.length < self._min_match:
+            return NO_DRAFT
+        return match.draft._replace(token_ids=match.token_ids[: match.length])
 
     def _learn(self, context: DraftContext) -> None:
         """Keep what the request has said since it was seen last."""
@@ -94,12 +95,15 @@ class SuffixLookup:
                     self._places.pop(key, None)
 
     def _match_answers(self, context: DraftContext) -> Match:
-        """The longest run in an answer; of several the latest."""
+        """The longest run in another request's answer; of several the latest."""
         tail = context.token_ids[-self._max_match :].tolist()
         if len(tail) < KEY_TOKENS:
             return NO_MATCH
         longest, found = 0, None
+        own = self._answers.get(context.request_id)
         for answer, stop in reversed(self._places.get(_key(context.salt, tail, len(tail)), ())):
+            if answer is own:
+                continue
             length = _common_suffix(answer.token_ids, stop, tail)
             if length > longest:
                 longest, found = length, (answer, stop)

@@ -113,15 +113,7 @@ def assemble(
         partial_prefills=partial_prefills,
     )
     draft_lengths = DraftLengths(clock=clock) if drafting is not None and drafting.is_adaptive else None
-    step_output = StepOutputProcessor(
-        table=state.table,
-        kv_cache=state.kv_cache,
-        live_requests=state.live_requests,
-        pending=state.pending,
-        announcer=state.announcer,
-        counters=state.counters,
-        draft_lengths=draft_lengths,
-    )
+    step_output = _step_output(state, draft_lengths)
     grammar_gate = _grammar_gate(grammars, state, clock)
     return Parts(
         state=state,
@@ -243,6 +235,18 @@ def _validator(
         has_connector=state.remote.can_load,
         grammars=grammars,
         clock=clock,
+    )
+
+
+def _step_output(state: State, draft_lengths: DraftLengths | None) -> StepOutputProcessor:
+    return StepOutputProcessor(
+        table=state.table,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        pending=state.pending,
+        announcer=state.announcer,
+        counters=state.counters,
+        draft_lengths=draft_lengths,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.contract.step import IntArray
-from engine.drafting.proposer import DraftContext, Drafting
+from engine.drafting.proposer import Draft, DraftContext, Drafting
 from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.running_pass import RunningPass
@@ -55,7 +55,8 @@ class Speculation:
         num_drafts = int(counts.sum())
         if num_drafts == 0:
             return
-        parts = [part[:count] for part, count in zip(proposals, counts[asked].tolist(), strict=True)]
+        chosen = zip(proposals, counts[asked].tolist(), strict=True)
+        parts = [np.asarray(proposal.token_ids[:count], np.int32) for proposal, count in chosen]
         # Not to be scheduled again before these are verified: then it is known what there is to compute.
         table.num_expected[rows[counts > 0]] -= 1
         draft.token_budget -= num_drafts
@@ -77,17 +78,19 @@ class Speculation:
         if self._lengths is not None:
             self._lengths.step_returned()
 
-    def _lengths_of(self, proposals: list[IntArray], rows: RowArray, batch: Batch) -> IntArray:
+    def _lengths_of(self, proposals: list[Draft], rows: RowArray, batch: Batch) -> IntArray:
         """How many of its drafts each of these rows should have."""
-        counts = np.array([len(part) for part in proposals], np.int32)
+        counts = np.array([len(proposal.token_ids) for proposal in proposals], np.int32)
         if self._lengths is None:
             return counts
-        request_ids = [self._table.owner(row).request_id for row in rows.tolist()]
-        return self._lengths.choose(
-            request_ids, counts, num_tokens=batch.num_tokens, num_rows=int(np.count_nonzero(batch.num_samples))
-        )
+        keys = [
+            (self._table.owner(row).request_id, proposal.evidence)
+            for row, proposal in zip(rows.tolist(), proposals, strict=True)
+        ]
+        num_rows = int(np.count_nonzero(batch.num_samples))
+        return self._lengths.choose(keys, counts, num_tokens=batch.num_tokens, num_rows=num_rows)
 
-    def _propose(self, rows: RowArray, room: IntArray) -> list[IntArray]:
+    def _propose(self, rows: RowArray, room: IntArray) -> list[Draft]:
         """What is proposed for each of these rows, at most ``room``."""
         table = self._table
         contexts: list[DraftContext] = []
@@ -104,7 +107,7 @@ class Speculation:
             )
         proposals = self._drafting.proposer.propose(contexts)
         return [
-            np.asarray(proposal, np.int32)[: context.max_tokens]
+            proposal._replace(token_ids=proposal.token_ids[: context.max_tokens])
             for proposal, context in zip(proposals, contexts, strict=True)
         ]
 

@@ -26,10 +26,10 @@ FIRST_ACCEPTANCE = 0.8
 NUM_TIMES = 5
 """Steps of one size whose median is its time: one that was interrupted does not count."""
 
-REST_STEPS = 16
-"""For so long nothing is proposed once drafts did not pay; asking costs time as well."""
+ROWS_PER_REST_STEP = 2
+"""Once drafts did not pay for so many requests, nothing is proposed for a step."""
 
-RESTS_BEFORE_PROBE = 4
+STEPS_BEFORE_PROBE = 64
 PROBE_SHARE = 0.02
 """Of the time since the last probe, so much may be spent on one."""
 
@@ -38,25 +38,28 @@ MAX_NUM_KNOWN = 4096
 
 
 class Acceptance:
-    """The chance that the next draft of a request is right, if those before it are."""
+    """The chance that the next draft of a request is right, if those before it are.
+
+    A request is judged by its own drafts with the same evidence; until there are some, by those of all requests.
+    """
 
     def __init__(self) -> None:
-        self._of_all = [0.0, 0.0]
-        self._of_request: OrderedDict[str, list[float]] = OrderedDict()
+        self._of_all: dict[int, list[float]] = {}
+        self._of_request: OrderedDict[tuple[str, int], list[float]] = OrderedDict()
 
-    def note(self, request_id: str, *, num_drafts: int, num_accepted: int) -> None:
+    def note(self, key: tuple[str, int], *, num_drafts: int, num_accepted: int) -> None:
         """Take in how many drafts of one step were right; the ones behind the first wrong one say nothing."""
-        trials = self._of_request.setdefault(request_id, [0.0, 0.0])
-        self._of_request.move_to_end(request_id)
+        own = self._of_request.setdefault(key, [0.0, 0.0])
+        self._of_request.move_to_end(key)
         if len(self._of_request) > MAX_NUM_KNOWN:
             self._of_request.popitem(last=False)
-        for counts in (trials, self._of_all):
+        for counts in (own, self._of_all.setdefault(key[1], [0.0, 0.0])):
             counts[0] = counts[0] * DECAY + num_accepted
             counts[1] = counts[1] * DECAY + (num_accepted < num_drafts)
 
-    def of(self, request_id: str) -> float:
+    def of(self, key: tuple[str, int]) -> float:
         """Between 0 and 1."""
-        return _share(self._of_request.get(request_id, (0.0, 0.0)), _share(self._of_all, FIRST_ACCEPTANCE))
+        return _share(self._of_request.get(key), _share(self._of_all.get(key[1]), FIRST_ACCEPTANCE))
 
 
 class StepTimes:
@@ -87,9 +90,9 @@ class StepTimes:
 class DraftLengths:
     """Chooses drafts so that a step makes the most output a second, as far as is known; none where all cost more.
 
-    The likeliest drafts come first: the next one of a request is right with the chance that its drafts had lately, the
-    one behind it with that chance squared, and so on. While none pay, it proposes only now and then, and every few
-    times has one request's drafts verified, so that a change is noticed.
+    The likeliest drafts come first: the next one of a request is right with the chance that such drafts of it had
+    lately, the one behind it with that chance squared, and so on. While none pay, some are verified now and then, so
+    that a change is noticed; and with many requests nothing is proposed for a while, as that takes time as well.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,7 +100,8 @@ class DraftLengths:
         self._acceptance = Acceptance()
         self._times = StepTimes()
         self._started: tuple[int, float] | None = None
-        self._num_rests = 0
+        self._evidence: dict[str, int] = {}
+        self._steps_without = 0
         self._rest_steps = 0
         self._rest_rows = 0
 
@@ -106,11 +110,13 @@ class DraftLengths:
         if self._rest_steps == 0 or num_rows < self._rest_rows:
             return False
         self._rest_steps -= 1
+        self._steps_without += 1
         return True
 
-    def choose(self, request_ids: Sequence[str], counts: IntArray, *, num_tokens: int, num_rows: int) -> IntArray:
+    def choose(self, keys: Sequence[tuple[str, int]], counts: IntArray, *, num_tokens: int, num_rows: int) -> IntArray:
         """How many of its drafts each of these requests should have in the step.
 
+        keys: [num_requests] their ids, and the evidence for what was proposed.
         counts: [num_requests] drafts that there are.
         num_tokens: what the step computes without drafts; ``num_rows`` requests get a token by it.
         """
@@ -119,33 +125,35 @@ class DraftLengths:
             return counts
         owners = np.repeat(np.arange(counts.size), counts)
         place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        chance = np.array([self._acceptance.of(request_id) for request_id in request_ids])
+        chance = np.array([self._acceptance.of(key) for key in keys])
         gains = chance[owners] ** (place + 1)
         best_first = np.argsort(-gains, kind="stable")
         output = num_rows + np.concatenate(([0.0], np.cumsum(gains[best_first])))
-        sizes = np.arange(num_tokens, num_tokens + total + 1, dtype=np.int32)
-        step_times = self._times.of(sizes)
+        step_times = self._times.of(np.arange(num_tokens, num_tokens + total + 1, dtype=np.int32))
         num_chosen = int(np.argmax(output / step_times))
-        if num_chosen == 0:
-            return self._rest(counts, num_rows, step_times)
-        self._num_rests = 0
-        chosen = np.bincount(owners[best_first[:num_chosen]], minlength=counts.size)
-        return chosen.astype(np.int32)
+        if num_chosen:
+            chosen = np.bincount(owners[best_first[:num_chosen]], minlength=counts.size).astype(np.int32)
+        else:
+            self._rest_steps, self._rest_rows = num_rows // ROWS_PER_REST_STEP, num_rows
+            chosen = self._probe(counts, step_times)
+        self._steps_without = 0 if chosen.any() else self._steps_without + 1
+        self._evidence = dict(keys)
+        return chosen
 
-    def _rest(self, counts: IntArray, num_rows: int, step_times: FloatArray) -> IntArray:
-        self._rest_steps, self._rest_rows = REST_STEPS, num_rows
-        self._num_rests += 1
+    def _probe(self, counts: IntArray, step_times: FloatArray) -> IntArray:
+        """Some drafts of one request, if none were verified for long."""
         chosen = np.zeros_like(counts)
-        if self._num_rests % RESTS_BEFORE_PROBE == 0:
+        if self._steps_without >= STEPS_BEFORE_PROBE:
             longest = int(np.argmax(counts))
-            allowed_s = step_times[0] * (1.0 + PROBE_SHARE * RESTS_BEFORE_PROBE * REST_STEPS)
+            allowed_s = step_times[0] * (1.0 + PROBE_SHARE * STEPS_BEFORE_PROBE)
             num_allowed = int(np.searchsorted(step_times, allowed_s, side="right")) - 1
             chosen[longest] = min(max(num_allowed, 1), counts[longest])
         return chosen
 
     def note_verified(self, request_id: str, *, num_drafts: int, num_accepted: int) -> None:
-        """A step returned: so many of a request's drafts were right."""
-        self._acceptance.note(request_id, num_drafts=num_drafts, num_accepted=num_accepted)
+        """The step with what was chosen last returned: so many of a request's drafts were right."""
+        key = (request_id, self._evidence.get(request_id, 0))
+        self._acceptance.note(key, num_drafts=num_drafts, num_accepted=num_accepted)
 
     def step_scheduled(self, num_tokens: int) -> None:
         """A step that only decodes begins, and no other one is under way."""
@@ -159,8 +167,8 @@ class DraftLengths:
             self._started = None
 
 
-def _share(counts: Sequence[float], prior: float) -> float:
-    right, wrong = counts
+def _share(counts: Sequence[float] | None, prior: float) -> float:
+    right, wrong = counts or (0.0, 0.0)
     return (right + PRIOR_TRIALS * prior) / (right + wrong + PRIOR_TRIALS)
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from engine.scheduler.policy.draft_lengths import (
     NUM_TIMES,
-    REST_STEPS,
-    RESTS_BEFORE_PROBE,
+    STEPS_BEFORE_PROBE,
     Acceptance,
     DraftLengths,
     StepTimes,
@@ -38,11 +37,11 @@ class Engine:
             self._step()
 
     def _step(self) -> None:
-        names = [str(row) for row in range(self.num_rows)]
+        keys = [(str(row), 0) for row in range(self.num_rows)]
         counts = np.zeros(self.num_rows, np.int32)
         if not self._lengths.rests(self.num_rows):
             offered = np.full(self.num_rows, MAX_DRAFTS, np.int32)
-            counts = self._lengths.choose(names, offered, num_tokens=self.num_rows, num_rows=self.num_rows)
+            counts = self._lengths.choose(keys, offered, num_tokens=self.num_rows, num_rows=self.num_rows)
             assert counts.min() >= 0
             assert counts.max() <= MAX_DRAFTS
         size = self.num_rows + int(counts.sum())
@@ -50,7 +49,7 @@ class Engine:
         self.now_s += self.seconds(size)
         self._lengths.step_returned()
         self.num_output += self.num_rows
-        for name, count in zip(names, counts.tolist(), strict=True):
+        for (name, _), count in zip(keys, counts.tolist(), strict=True):
             if count:
                 num_accepted = min(count, self.num_right)
                 self.num_output += num_accepted
@@ -74,9 +73,9 @@ def test_f3_drafts_that_are_wrong_are_given_up_and_right_ones_found_again() -> N
     engine.run(400)
     num_wasted = sum(engine.num_drafts[-200:])
     engine.num_right = MAX_DRAFTS
-    engine.run(RESTS_BEFORE_PROBE * REST_STEPS * 12)
+    engine.run(STEPS_BEFORE_PROBE * 12)
 
-    assert num_wasted <= MAX_DRAFTS * (200 // (RESTS_BEFORE_PROBE * REST_STEPS) + 1)
+    assert num_wasted <= MAX_DRAFTS * (200 // (STEPS_BEFORE_PROBE) + 1)
     assert engine.num_drafts[-20:] == [MAX_DRAFTS] * 20
 
 
@@ -110,9 +109,20 @@ def test_f3_the_request_whose_drafts_are_right_gets_them() -> None:
         lengths.step_scheduled(size)
         lengths._times.note(size, 1.0 + 0.2 * size)
 
-    counts = lengths.choose(["wrong", "right"], np.array([4, 4], np.int32), num_tokens=2, num_rows=2)
+    counts = lengths.choose([("wrong", 0), ("right", 0)], np.array([4, 4], np.int32), num_tokens=2, num_rows=2)
 
     assert counts.tolist() == [0, 4]
+
+
+@pytest.mark.behaviour("F3")
+def test_f3_better_evidence_is_judged_by_itself() -> None:
+    acceptance = Acceptance()
+    for number in range(20):
+        acceptance.note((str(number), 1), num_drafts=4, num_accepted=0)
+        acceptance.note((str(number), 4), num_drafts=4, num_accepted=4)
+
+    assert acceptance.of(("new", 1)) < 0.2
+    assert acceptance.of(("new", 4)) > 0.9
 
 
 @pytest.mark.behaviour("F3")
@@ -141,7 +151,7 @@ def test_f3_times_grow_with_the_size_of_a_step(steps: list[tuple[int, float]]) -
 def test_f3_acceptance_is_a_chance_and_new_requests_begin_at_that_of_all(trials: list[tuple[int, int]]) -> None:
     acceptance = Acceptance()
     for num_drafts, num_accepted in trials:
-        acceptance.note("a", num_drafts=num_drafts, num_accepted=min(num_accepted, num_drafts))
+        acceptance.note(("a", 1), num_drafts=num_drafts, num_accepted=min(num_accepted, num_drafts))
 
-    assert 0.0 <= acceptance.of("a") <= 1.0
-    assert 0.0 <= acceptance.of("new") <= 1.0
+    assert 0.0 <= acceptance.of(("a", 1)) <= 1.0
+    assert 0.0 <= acceptance.of(("new", 1)) <= 1.0

@@ -93,7 +93,7 @@ class Setup:
     settings: RouterSettings = RECOMPUTES
     scheduler: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
-    drafting: Callable[[], Drafting] | None = None
+    drafting: Callable[[], Drafting | None] | None = None
 
     def connector_options(self, folder: Path) -> ConnectorOptions:
         """The options of each connector. ``folder`` is for tiers that need one."""
