@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -19,6 +20,7 @@ from engine.frontend.call_answers import answer_call
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from router.text.tokenizer import Tokenizer
+from router.wire.frame_connection import FrameConnection
 from router.wire.frame_server import FrameOffer, FrameServer
 
 WORD = " and"
@@ -117,7 +119,13 @@ class TokenWorker:
         if self._frames is None:
             self._frames = FrameServer()
             await self._frames.start()
-        return self._frames.offer(self.outputs(client_id, mirrors_cache), partial(answer_call, self))
+        return self._frames.offer(partial(self._write, client_id, mirrors_cache), partial(answer_call, self))
+
+    async def _write(self, client_id: str, mirrors_cache: bool, connection: FrameConnection) -> None:
+        async with contextlib.aclosing(self.outputs(client_id, mirrors_cache)) as frames:
+            async for frame in frames:
+                connection.send(frame)
+                await connection.drained()
 
     async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncGenerator[bytes]:  # noqa: ARG002
         """One frame a step."""

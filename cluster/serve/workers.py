@@ -225,7 +225,8 @@ class Worker:
     async def offer_outputs(self, client_id: str, mirrors_cache: bool) -> FrameOffer | None:
         """Where a router of this host gets what ``outputs`` yields, and submits and aborts its requests, without Ray;
         None where nobody can."""
-        return self._frames.offer(self.outputs(client_id, mirrors_cache), partial(answer_call, self._engine))
+        write = partial(self._engine.write_outputs, client_id, mirrors_cache=mirrors_cache)
+        return self._frames.offer(write, partial(answer_call, self._engine))
 
     async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncGenerator[bytes]:
         """Yield everything that concerns one router, one frame a step."""

@@ -59,7 +59,7 @@ class FrameConnection:
 
     async def drained(self) -> None:
         """Return when nothing waits here, or nobody is there any more."""
-        while self._backlog and self._is_open:
+        while self._backlog:
             waiter = self._loop.create_future()
             self._caught_up.append(waiter)
             await waiter
@@ -70,6 +70,7 @@ class FrameConnection:
             if not self._is_open:
                 return
             self._is_open = False
+            self._backlog.clear()
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._socket.close()

@@ -18,7 +18,7 @@ import secrets
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -68,15 +68,16 @@ class FrameServer:
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def offer(self, frames: AsyncGenerator[bytes], answer: Callable[[bytes], Awaitable[bytes]]) -> FrameOffer | None:
-        """Let somebody fetch these frames, within ``KEY_TIMEOUT_S``, and call ``answer``; None where nobody can.
+    def offer(self, write: Write, answer: Answer) -> FrameOffer | None:
+        """Let somebody fetch what ``write`` sends and call ``answer``, within ``KEY_TIMEOUT_S``; None where nobody can.
 
-        Calls are begun in the order in which they came; each is answered when it is done.
+        The stream ends with ``write``, which is cancelled when the reader leaves. Calls are begun in the order in which
+        they came; each is answered when it is done.
         """
         if self._listener is None:
             return None
         key = secrets.token_bytes(KEY_BYTES)
-        self._offers[key] = _Session(frames, answer)
+        self._offers[key] = _Session(write, answer)
         asyncio.get_running_loop().call_later(KEY_TIMEOUT_S, self._offers.pop, key, None)
         return FrameOffer(self._name, key)
 
@@ -114,17 +115,20 @@ class FrameServer:
                 await session.run(FrameConnection(connection))
 
 
+Write = Callable[[FrameConnection], Awaitable[None]]
+Answer = Callable[[bytes], Awaitable[bytes]]
+
+
 class _Session:
     """What goes over one connection."""
 
-    def __init__(self, frames: AsyncGenerator[bytes], answer: Callable[[bytes], Awaitable[bytes]]) -> None:
-        self._frames = frames
+    def __init__(self, write: Write, answer: Answer) -> None:
+        self._write = write
         self._answer = answer
         self._answering: set[asyncio.Task[None]] = set()
 
     async def run(self, connection: FrameConnection) -> None:
-        """Send frames until they end, or the reader leaves; answer calls meanwhile, and those that came before the
-        end."""
+        """Send frames until they end, or the reader leaves; answer calls meanwhile, and those that came before."""
         connection.start(partial(self._begin_answer, connection))
         sending = asyncio.ensure_future(self._send_all(connection))
         try:
@@ -137,17 +141,13 @@ class _Session:
             connection.close()
             sending.cancel()
             (failure,) = await asyncio.gather(sending, return_exceptions=True)
-            await self._frames.aclose()
             # What was asked is done, though nobody hears of it any more: what it added has ended with the stream.
             await asyncio.gather(*self._answering, return_exceptions=True)
             if isinstance(failure, Exception):
                 logger.warning("a stream of frames ended early: %s: %s", type(failure).__name__, failure)
 
     async def _send_all(self, connection: FrameConnection) -> None:
-        async for frame in self._frames:
-            connection.send(frame)
-            if connection.is_behind:
-                await connection.drained()
+        await self._write(connection)
         if self._answering:
             await asyncio.wait(self._answering, timeout=LAST_FRAMES_S)
         await connection.drained()

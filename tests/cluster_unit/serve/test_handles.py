@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from engine.contract.token_ids import TokenIds
 from kv_transfer.fault_options import FaultOptions
 from router.pool.workers import WorkerUnavailableError
 from router.settings import RouterSettings
+from router.wire.frame_connection import FrameConnection
 from router.wire.frame_server import FrameOffer, FrameServer
 from tests.support.router.fake_caller import FakeCaller
 
@@ -122,12 +123,12 @@ async def test_requests_and_aborts_go_over_the_connection_while_there_is_one_and
     async def abort(request_ids: Sequence[str]) -> None:
         by_ray.extend(request_ids)
 
-    async def frames() -> AsyncGenerator[bytes]:
-        yield pack_step(StepMessage(deltas=(), load=LOAD))
+    async def write(connection: FrameConnection) -> None:
+        connection.send(pack_step(StepMessage(deltas=(), load=LOAD)))
         await asyncio.Event().wait()
 
     async def offer_outputs(client_id: str, mirrors_cache: bool) -> FrameOffer | None:
-        return server.offer(frames(), refuse)
+        return server.offer(write, refuse)
 
     pool = RayWorkerPool(
         FakeCaller({"a": {"submit": submit, "abort": abort, "offer_outputs": offer_outputs}}), PATIENCE
@@ -157,12 +158,12 @@ async def test_outputs_of_a_worker_of_this_host_come_over_its_socket() -> None:
     server = FrameServer()
     await server.start()
 
-    async def frames() -> AsyncGenerator[bytes]:
-        yield pack_step(message)
+    async def write(connection: FrameConnection) -> None:
+        connection.send(pack_step(message))
 
     async def offer_outputs(client_id: str, mirrors_cache: bool) -> FrameOffer | None:
         assert (client_id, mirrors_cache) == ("router-1", True)
-        return server.offer(frames(), refuse)
+        return server.offer(write, refuse)
 
     pool = RayWorkerPool(FakeCaller({"a": {"offer_outputs": offer_outputs}}), PATIENCE)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -29,12 +29,13 @@ class Frames:
         self.num_taken = 0
         self.closed = asyncio.Event()
 
-    async def read(self) -> AsyncGenerator[bytes]:
-        """The frames; with ``goes_on`` it then waits for ever."""
+    async def write(self, connection: FrameConnection) -> None:
+        """Send the frames; with ``goes_on`` it then waits for ever."""
         try:
             for frame in self._frames:
                 self.num_taken += 1
-                yield frame
+                connection.send(frame)
+                await connection.drained()
             if self._goes_on:
                 await asyncio.Event().wait()
         finally:
@@ -54,7 +55,7 @@ async def echo(call: bytes) -> bytes:
 
 
 def offered(server: FrameServer, frames: Frames, answer: Callable[[bytes], Awaitable[bytes]] = echo) -> FrameOffer:
-    offer = server.offer(frames.read(), answer)
+    offer = server.offer(frames.write, answer)
     assert offer is not None
     return offer
 
@@ -128,11 +129,11 @@ async def test_a_worker_that_closes_ends_the_stream(server: FrameServer) -> None
 async def test_a_worker_whose_frames_fail_ends_the_stream_and_says_why(
     server: FrameServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail() -> AsyncGenerator[bytes]:
-        yield b"a"
+    async def fail(connection: FrameConnection) -> None:
+        connection.send(b"a")
         raise RuntimeError("the engine is gone")
 
-    offer = server.offer(fail(), echo)
+    offer = server.offer(fail, echo)
     assert offer is not None
 
     assert [frame async for frame in await fetched(offer)] == [b"a"]
@@ -256,12 +257,12 @@ async def test_a_call_that_came_before_the_last_frame_is_answered(server: FrameS
 
     may_end = asyncio.Event()
 
-    async def frames() -> AsyncGenerator[bytes]:
-        yield b"first"
+    async def write(connection: FrameConnection) -> None:
+        connection.send(b"first")
         await may_end.wait()
-        yield b"last"
+        connection.send(b"last")
 
-    offer = server.offer(frames(), answer)
+    offer = server.offer(write, answer)
     assert offer is not None
     link = await fetched(offer)
     call = asyncio.ensure_future(link.call(b"a"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
 from engine.frontend.call_answers import answer_call
 from router.pool.workers import WorkerUnavailableError
+from router.wire.frame_connection import FrameConnection
 from router.wire.frame_link import FrameLink, open_link
 from router.wire.frame_server import FrameOffer, FrameServer
 from router.wire.linked_calls import LinkedCalls
@@ -57,8 +58,8 @@ def request(name: str, *, num_tokens: int = 3, client_id: str = "router-1") -> G
     )
 
 
-async def silence() -> AsyncGenerator[bytes]:
-    yield b"hello"
+async def say_hello(connection: FrameConnection) -> None:
+    connection.send(b"hello")
     await asyncio.Event().wait()
 
 
@@ -71,7 +72,7 @@ async def engine() -> Engine:
 async def link(engine: Engine) -> AsyncIterator[FrameLink]:
     server = FrameServer()
     await server.start()
-    offer = server.offer(silence(), partial(answer_call, engine))
+    offer = server.offer(say_hello, partial(answer_call, engine))
     assert offer is not None
     link = await open_link(offer)
     assert link is not None
@@ -171,8 +172,8 @@ DYING_WORKER = """
 import asyncio, os, signal
 from router.wire.frame_server import FrameServer
 
-async def frames():
-    yield b"hello"
+async def write(connection):
+    connection.send(b"hello")
     await asyncio.Event().wait()
 
 async def die(call):
@@ -181,7 +182,7 @@ async def die(call):
 async def main():
     server = FrameServer()
     await server.start()
-    offer = server.offer(frames(), die)
+    offer = server.offer(write, die)
     print(offer.name, offer.key.hex(), flush=True)
     await asyncio.Event().wait()
 
