@@ -111,6 +111,7 @@ class EngineRoom:
             groups=config.kv_cache_groups,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            num_parts=config.num_kv_parts,
             block_size=engine.cache.block_size,
             dtype=dtype,
             bytes_per_element=DTYPE_BYTES[dtype],

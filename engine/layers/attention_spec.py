@@ -15,6 +15,8 @@ class AttentionSpec:
     rope: how queries and keys are rotated by their positions; None: they are not.
     window: how many positions a token sees, itself included; None: all before it.
     softcap: scores ``s`` become ``softcap * tanh(s / softcap)``; None: they stay.
+    value_size: a token has no value beside its key: the first so many numbers of the key are its value. None: it has
+        one, as wide as the key.
     has_sinks: each query head has a learned score that takes part in the softmax and brings no value.
     """
 
@@ -23,3 +25,4 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    value_size: int | None = None

@@ -58,6 +58,7 @@ class ModelHarness:
             groups=config.kv_cache_groups,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            num_parts=config.num_kv_parts,
             block_size=block_size,
             dtype=dtype,
             bytes_per_element=DTYPES[dtype].itemsize,
