@@ -133,7 +133,7 @@ class ModelRunner:
                 config.gpu.compile_elementwise, self.device, self.dtype, spec=self.model_config.fused_spec
             ),
         )
-        load_weights(config.model.path, model.targets(), progress=progress)
+        load_weights(config.model.path, model.targets(), ignored=self.model_config.ignored_tensors, progress=progress)
         model.finish_loading()
         return model
 

@@ -51,7 +51,7 @@ class ModelHarness:
             device=device,
             has_own_head=has_tensor(path, "lm_head.weight"),
         )
-        load_weights(path, self.model.targets())
+        load_weights(path, self.model.targets(), ignored=config.ignored_tensors)
         self.model.finish_loading()
         layout = KVLayout(
             model_hash="",
