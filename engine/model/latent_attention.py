@@ -1,8 +1,8 @@
 """Multi-head latent attention: what is cached of a token is one narrow vector, which all heads share.
 
 A head's keys are products of the cached vectors with a matrix of its own. Instead, its query is multiplied with that
-matrix, transposed, so that attention reads nothing but what is cached; and what the head's values are made by multiplies
-the weighted sum of cached vectors. Source: DeepSeek-AI, DeepSeek-V2, 2024.
+matrix, transposed, so that attention reads nothing but what is cached; and the weighted sum of cached vectors becomes
+that of the head's values by one more product. Source: DeepSeek-AI, DeepSeek-V2, 2024.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class LatentAttention:
 
     def __call__(self, read: torch.Tensor, rotations: Sequence[Rotations], context: StepContext) -> torch.Tensor:
         """See ``Attention``."""
-        assert self._absorb is not None and self._to_values is not None, "pack() comes after loading"
+        assert self._absorb is not None, "pack() comes after loading"
+        assert self._to_values is not None
         latent, layer, rope = self._latent, self._layer, rotations[self._rope]
         query, key = torch.split(self._into(read), self._into.out_sizes, dim=1)
         if self._query_norm is not None and self._query_out is not None:

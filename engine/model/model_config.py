@@ -40,8 +40,8 @@ class ModelConfig:
     attention: how each layer attends. norm: those between its layers, and of queries and keys where ``qk_norm`` is.
     has_gated_mlp: one half of the MLP's first product is what the other half, bent by ``activation``, is multiplied
         with.
-    latent: how keys and values are made from narrow vectors. ``num_kv_heads`` is 1 then and ``head_dim`` what is cached:
-        heads are that wide in attention, where queries are brought to what keys are made from; None: there are none.
+    latent: how keys and values are made from narrow vectors; None: they are not. Otherwise ``num_kv_heads`` is 1, and
+        ``head_dim`` the width of what is cached, to which queries are brought.
     num_draft_layers: layers behind the last one that only draft tokens; they are not loaded.
     experts: those of each layer, None for one with a plain MLP; empty where no layer has any.
     num_learned_positions: positions that have a learnt vector, which is added to the token's; 0: none have.

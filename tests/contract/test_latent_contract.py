@@ -32,9 +32,7 @@ def latent_reader(world: KVWorld) -> KVEngine:
     return world.make_reader(world.spec("latent-reader", **SHAPE))
 
 
-def test_latents_arrive_bit_exact(
-    world: KVWorld, latent_source: Any, latent_reader: KVEngine, request_id: str
-) -> None:
+def test_latents_arrive_bit_exact(world: KVWorld, latent_source: Any, latent_reader: KVEngine, request_id: str) -> None:
     latent_source.fill((*LENT[0], *LENT[1]), world.seed())
     params = latent_source.grant(request_id, LENT, NUM_TOKENS)
     assert [len(checksums) for checksums in params.checksums] == [6, 2]

@@ -1,4 +1,4 @@
-"""DeepSeek V2: latent attention, experts beside an MLP of every token; V2 chooses them within groups, V2-Lite does not."""
+"""DeepSeek V2 and V2-Lite: latent attention, and experts beside an MLP that every token goes through."""
 
 from __future__ import annotations
 

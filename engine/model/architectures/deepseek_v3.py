@@ -1,4 +1,4 @@
-"""DeepSeek V3: V2 with scores that are sigmoids, corrected for the choice of groups and experts; R1 and Kimi K2 as well."""
+"""DeepSeek V3: DeepSeek V2 whose experts are chosen by sigmoids, which are corrected for the choice alone."""
 
 from __future__ import annotations
 
