@@ -175,7 +175,8 @@ def _attend(p, query, rows, words, output, product, packed):
     """Take (run of queries, key-value head) pairs from the shared counter until none is left.
 
     query: [num_tokens, num_heads, head_dim]; output: the same of VALUE_DIM; rows: [cache rows, head_dim] in storage
-    type; words: the same as words of the product; product, packed: [0], of the types of what is multiplied and of the words of values.
+    type; words: the same as words of the product; product, packed: [0], of the types of what is multiplied and of the
+    words of values.
     """
     num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
     items = carray(pointer(p[ITEMS]), (p[NUM_ITEMS], ITEM_WIDTH), dtype=np.int32)

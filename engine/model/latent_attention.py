@@ -85,7 +85,7 @@ class LatentAttention:
         if latent.is_interleaved:
             self._part_pairs()
         into_heads = self._latent_out.view(self._num_heads, -1, latent.rank)
-        to_keys, to_values = into_heads.split([latent.plain_size, latent.value_size], dim=1)
+        to_keys, to_values = torch.split(into_heads, [latent.plain_size, latent.value_size], dim=1)
         self._absorb, self._to_values = HeadProducts(to_keys), HeadProducts(to_values.transpose(1, 2))
         self._latent_out = self._latent_out.new_empty(0)
         for linear in (self._into, self._query_out, self._o):
@@ -112,7 +112,7 @@ class LatentAttention:
             self._query_norm.normalize_in_place(query)
             query = self._query_out(query.contiguous())
         heads = query.reshape(len(read), self._num_heads, latent.head_size)
-        plain, rotated = heads.split([latent.plain_size, latent.rotated_size], dim=2)
+        plain, rotated = torch.split(heads, [latent.plain_size, latent.rotated_size], dim=2)
         absorbed = torch.cat((self._absorb(plain), rotate(rotated, rope, rotate_halves)), dim=2)
         self._latent_norm.normalize_in_place(key[:, : latent.rank])
         key = key[:, None]

@@ -41,7 +41,7 @@ def _choose_in_groups(
     likely = scores.sigmoid() if router.is_sigmoid else scores.softmax(dim=1)
     wanted = likely if correction is None else likely + correction
     if router.num_open_groups < router.num_groups:
-        by_group = wanted.unflatten(1, (router.num_groups, -1))
+        by_group = wanted.view(len(wanted), router.num_groups, -1)
         worth = by_group.topk(min(router.num_counted, by_group.shape[2]), dim=2).values.sum(dim=2)
         opened = worth.topk(router.num_open_groups, dim=1).indices
         is_closed = torch.ones_like(worth, dtype=torch.bool).scatter_(1, opened, value=False)
