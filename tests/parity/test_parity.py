@@ -1,8 +1,8 @@
 """Every feature along every path and through every fault: the answer is that of one engine that nothing disturbs.
 
 Rows are in features.py, columns in columns.py. Tokens, text, usage, how each choice ended and all log-probabilities are
-compared. Some of the rows are asked of models too whose layers have windows, all or some of them, or that cache latents.
-What one engine says is what transformers says.
+compared. Some of the rows are asked of models too whose layers have windows, all or some of them, and of one that
+caches latents. What one engine says is what transformers says.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def choose_experts(scores: torch.Tensor, spec: ExpertsSpec, correction: torch.Te
 def _choose_in_groups(
     scores: torch.Tensor, spec: ExpertsSpec, router: GroupedRouterSpec, correction: torch.Tensor | None
 ) -> ChosenExperts:
-    likely = scores.sigmoid() if router.is_sigmoid else scores.softmax(dim=1)
+    # In float32 a sigmoid rounds otherwise at the end of a batch than in its middle.
+    likely = scores.double().sigmoid().float() if router.is_sigmoid else scores.softmax(dim=1)
     wanted = likely if correction is None else likely + correction
     if router.num_open_groups < router.num_groups:
         by_group = wanted.view(len(wanted), router.num_groups, -1)
