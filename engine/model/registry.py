@@ -13,8 +13,8 @@ from engine.contract.errors import CheckpointError
 from engine.model.model_config import ModelConfig, read_config_json
 
 ARCHITECTURES: Final = {
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
     "GPT2LMHeadModel": "gpt2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",

@@ -85,13 +85,13 @@ class AttentionCase:
         return max(history + new for history, new in self.lengths)
 
 
-def attention_cases(*, is_plain: bool = False) -> st.SearchStrategy[AttentionCase]:
+def attention_cases(*, is_plain: bool = False, has_latents: bool = False) -> st.SearchStrategy[AttentionCase]:
     """Small batches of every kind; a tenth of the requests is longer than a tile of any backend.
 
-    is_plain: no scores are capped, and there are neither sinks nor latents.
+    is_plain: no scores are capped, and there are no sinks. has_latents: a third of them has latents in the cache.
     """
     cases = _cases(is_plain=is_plain)
-    return cases if is_plain else st.one_of(cases, cases, cases.map(_with_latents))
+    return st.one_of(cases, cases, cases.map(_with_latents)) if has_latents else cases
 
 
 def _with_latents(case: AttentionCase) -> AttentionCase:
@@ -138,6 +138,19 @@ class AttentionInputs:
         return cache
 
 
+def _layout(case: AttentionCase, dtype: str) -> KVLayout:
+    return KVLayout(
+        model_hash="",
+        groups=case.groups,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        block_size=case.block_size,
+        dtype=dtype,
+        bytes_per_element=DTYPES[dtype].itemsize,
+        num_parts=case.num_parts,
+    )
+
+
 def make_inputs(case: AttentionCase, dtype: str, *, absent_block: int | None = None) -> AttentionInputs:
     """Fill a case with normal numbers and scatter its blocks.
 
@@ -151,16 +164,7 @@ def make_inputs(case: AttentionCase, dtype: str, *, absent_block: int | None = N
     # Entries past a request's end name some other request's block: whoever looks there gets wrong numbers.
     tables = np.full((len(groups), len(case.lengths), max(num_blocks_of)), order[0], dtype=np.int32)
     torch_dtype, generator = DTYPES[dtype], torch.Generator().manual_seed(case.seed)
-    layout = KVLayout(
-        model_hash="",
-        groups=groups,
-        num_kv_heads=case.num_kv_heads,
-        head_dim=case.head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        bytes_per_element=torch_dtype.itemsize,
-        num_parts=case.num_parts,
-    )
+    layout = _layout(case, dtype)
     shape = (num_blocks, case.num_kv_heads, layout.layers_per_block, case.num_parts, block_size, case.head_dim)
     numbers = torch.randn(shape, generator=generator).to(torch_dtype)
     blocks = torch.full(shape, torch.nan, dtype=torch_dtype)

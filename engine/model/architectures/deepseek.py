@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V2-Lite: latent attention, and experts beside an MLP that every token goes through."""
+"""DeepSeek: V2, V2-Lite and V3, with latent attention, and experts beside an MLP that every token goes through."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from engine.model.model_config import (
     read_experts,
 )
 
+V2: Final = "DeepseekV2ForCausalLM"
 CPU_ONLY: Final = "latent attention"
 NAMES: Final = ExpertNames(
     router="mlp.gate",
@@ -36,9 +37,14 @@ WHOLE, BY_GROUP = "greedy", "group_limited_greedy"
 
 def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     """See ``registry.ARCHITECTURES``."""
-    only(raw, "topk_method", WHOLE, BY_GROUP)
-    only(raw, "scoring_func", "softmax")
-    only(raw, "norm_topk_prob", False)
+    return _read_v2(raw, name) if name == V2 else _read_v3(raw, name)
+
+
+def _read_v2(raw: Mapping[str, Any], name: str) -> ModelConfig:
+    """V2 chooses experts within groups, V2-Lite among all of them."""
+    _only(raw, "topk_method", WHOLE, BY_GROUP)
+    _only(raw, "scoring_func", "softmax")
+    _only(raw, "norm_topk_prob", False)
     is_grouped = raw.get("topk_method") == BY_GROUP
     router = GroupedRouterSpec(
         num_groups=positive(raw, "n_group") if is_grouped else 1,
@@ -48,38 +54,59 @@ def read_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         has_correction=False,
         scale=positive_number(raw, "routed_scaling_factor", default=1.0),
     )
-    return read_latent_decoder(
+    return _read_decoder(
         raw,
         name,
         router=router,
         is_normalized=False,
         is_interleaved=True,
-        query_rank=1536,
         num_plain=0,
         mlp_bias=bool(raw.get("mlp_bias", False)),
     )
 
 
-def read_latent_decoder(
+def _read_v3(raw: Mapping[str, Any], name: str) -> ModelConfig:
+    """V3 chooses experts by sigmoids, which are corrected for the choice alone; a group is worth its best two."""
+    _only(raw, "topk_method", "noaux_tc")
+    _only(raw, "scoring_func", "sigmoid")
+    router = GroupedRouterSpec(
+        num_groups=positive(raw, "n_group", default=8),
+        num_open_groups=positive(raw, "topk_group", default=4),
+        num_counted=2,
+        is_sigmoid=True,
+        has_correction=True,
+        scale=positive_number(raw, "routed_scaling_factor", default=2.5),
+    )
+    config = _read_decoder(
+        raw,
+        name,
+        router=router,
+        is_normalized=bool(raw.get("norm_topk_prob", True)),
+        is_interleaved=bool(raw.get("rope_interleave", True)),
+        num_plain=3,
+    )
+    num_draft_layers = raw.get("num_nextn_predict_layers", 1) or 0
+    return dataclasses.replace(config, num_draft_layers=int(num_draft_layers))
+
+
+def _read_decoder(
     raw: Mapping[str, Any],
     name: str,
     *,
     router: GroupedRouterSpec,
     is_normalized: bool,
     is_interleaved: bool,
-    query_rank: int,
     num_plain: int,
     mlp_bias: bool = False,
 ) -> ModelConfig:
     """What V2 and V3 have in common.
 
-    query_rank, num_plain: of the checkpoints that say nothing of it; ``num_plain`` are the first layers without
-        experts.
+    num_plain: the first layers without experts, of checkpoints that say nothing of it.
     """
     _refuse_quantized(raw)
     has_bias = bool(raw.get("attention_bias", False))
     latent = LatentSpec(
-        query_rank=None if _is_null(raw, "q_lora_rank") else positive(raw, "q_lora_rank", default=query_rank),
+        query_rank=None if _is_null(raw, "q_lora_rank") else positive(raw, "q_lora_rank", default=1536),
         rank=positive(raw, "kv_lora_rank", default=512),
         plain_size=positive(raw, "qk_nope_head_dim", default=128),
         rotated_size=positive(raw, "qk_rope_head_dim", default=64),
@@ -93,7 +120,7 @@ def read_latent_decoder(
     # In attention there is one head of keys: what is cached.
     as_cached = {**raw, "num_key_value_heads": 1, "head_dim": latent.rank + latent.rank % 2}
     config = read_decoder_config(as_cached, architecture=name, windows=windows, o_bias=has_bias, mlp_bias=mlp_bias)
-    only(raw, "moe_layer_freq", 1)
+    _only(raw, "moe_layer_freq", 1)
     first = num_plain if raw.get("first_k_dense_replace") is None else int(raw["first_k_dense_replace"])
     experts = _experts(raw, router, is_normalized=is_normalized)
     return dataclasses.replace(
@@ -149,7 +176,7 @@ def _refuse_quantized(raw: Mapping[str, Any]) -> None:
         )
 
 
-def only(raw: Mapping[str, Any], key: str, *known: object) -> None:
+def _only(raw: Mapping[str, Any], key: str, *known: object) -> None:
     """Refuse what a key of config.json says, unless it is missing, null, or known.
 
     Raises:
