@@ -19,6 +19,7 @@ from cluster.config.settings_sections import (
     RouterSection,
     SchedulerSection,
     SecuritySection,
+    SpeculativeSection,
     TransferSection,
 )
 from engine.contract.config import (
@@ -29,6 +30,7 @@ from engine.contract.config import (
     GPUConfig,
     ModelConfigSource,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from engine.contract.errors import ConfigError
 from engine.contract.role import Role
@@ -153,6 +155,9 @@ class BatonConfig(Section):
         default_factory=SchedulerSection, description="The scheduler of every worker."
     )
     gpu: GPUSection = Field(default_factory=GPUSection, description="What only workers on GPUs do.")  # type: ignore[valid-type]
+    speculative: SpeculativeSection = Field(  # type: ignore[valid-type]
+        default_factory=SpeculativeSection, description="Draft tokens of every worker: docs/speculation.md."
+    )
     kv_transfer: TransferSection = Field(default_factory=TransferSection, description="The hand-over of KV.")  # type: ignore[valid-type]
     router: RouterSection = Field(default_factory=RouterSection, description="Bounds and waits of the router.")  # type: ignore[valid-type]
     security: SecuritySection = Field(  # type: ignore[valid-type]
@@ -286,6 +291,7 @@ class BatonConfig(Section):
                 **({"enable_cache_events": True} if self.router_settings().mirrors_cache(role) else {}),
             ),
             gpu=self._gpu_config(role, section),
+            speculative=settings_from(SpeculativeConfig, self.speculative),
         )
 
     def _gpu_config(self, role: Role, section: PoolSection) -> GPUConfig:

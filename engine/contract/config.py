@@ -12,6 +12,7 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 QueuePolicy = Literal["fcfs", "priority"]
 LoadFailurePolicy = Literal["recompute", "fail"]
+SpeculativeMethod = Literal["none", "ngram", "suffix"]
 Switch = bool | Literal["auto"]
 """``auto``: where it helps and works here; true: refuse to start where it does not work; false: never."""
 
@@ -210,6 +211,37 @@ class GPUConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Draft tokens, which change no token, only how many come out of a step.
+
+    method: who proposes them; ``ngram`` looks where the last tokens stood in the request itself, ``suffix`` also in
+        earlier answers.
+    num_tokens: most drafts of a request in a step; ``auto``: as many as are measured to pay, at most 8.
+    min_match, max_match: so many of the last tokens must be found again, and so many are looked for at most.
+    max_kept_tokens: of earlier answers.
+    """
+
+    method: SpeculativeMethod = "none"
+    num_tokens: int | Literal["auto"] = "auto"
+    min_match: int = 2
+    max_match: int = 16
+    max_kept_tokens: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.num_tokens != "auto" and self.num_tokens < 1:
+            raise ConfigError(
+                f"num_tokens must be at least 1, got {self.num_tokens}; method 'none' proposes no draft tokens"
+            )
+        if not 1 <= self.min_match <= self.max_match:
+            raise ConfigError(
+                f"min_match ({self.min_match}) and max_match ({self.max_match}) say how many of the last tokens must "
+                "be found again: at least 1, and min_match at most max_match"
+            )
+        if self.max_kept_tokens < 0:
+            raise ConfigError(f"max_kept_tokens must be >= 0, got {self.max_kept_tokens}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All settings of one engine."""
 
@@ -217,6 +249,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     gpu: GPUConfig = field(default_factory=GPUConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     def __post_init__(self) -> None:
         if self.cache.num_blocks is not None and self.scheduler.max_model_len is not None:

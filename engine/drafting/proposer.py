@@ -16,11 +16,15 @@ class DraftContext(NamedTuple):
     token_ids: [num_tokens] all its known tokens, prompt and output; a view that holds until ``propose`` returns, not
         to be written to.
     max_tokens: as many drafts are of use, at least 1.
+    num_prompt_tokens: the first so many are the prompt, the others were said by the model.
+    salt: requests with different ones must not learn of each other.
     """
 
     request_id: str
     token_ids: IntArray
     max_tokens: int
+    num_prompt_tokens: int = 0
+    salt: str | None = None
 
 
 class Proposer(Protocol):
@@ -38,10 +42,14 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """Who proposes, and how many draft tokens a request may have in one step."""
+    """Who proposes, and how many draft tokens a request may have in one step.
+
+    is_adaptive: only as many as are measured to pay, and none where they do not.
+    """
 
     proposer: Proposer
     max_draft_tokens: int
+    is_adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.max_draft_tokens < 1:

@@ -6,9 +6,10 @@ import numpy as np
 
 from engine.contract.step import IntArray
 from engine.drafting.proposer import DraftContext, Drafting
+from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.running_pass import RunningPass
-from engine.scheduler.step_draft import StepDraft
+from engine.scheduler.step_draft import Batch, StepDraft
 
 
 class Speculation:
@@ -21,11 +22,14 @@ class Speculation:
     array have none.
 
     Nothing counts before it is verified: the computed and expected lengths of a row with drafts are those without them
-    until the step returns (``row_passes.append_sampled``).
+    until the step returns (``row_passes.append_sampled``). ``lengths`` says how many drafts pay.
     """
 
-    def __init__(self, drafting: Drafting, *, table: RowTable, running: RunningPass) -> None:
+    def __init__(
+        self, drafting: Drafting, *, table: RowTable, running: RunningPass, lengths: DraftLengths | None = None
+    ) -> None:
         self._drafting = drafting
+        self._lengths = lengths
         self._table = table
         self._running = running
 
@@ -33,6 +37,8 @@ class Speculation:
         """Give the running requests that decode in the step their drafts."""
         batch, table = draft.running, self._table
         if batch is None or draft.token_budget <= 0:
+            return
+        if self._lengths is not None and self._lengths.rests(batch.rows.size):
             return
         rows, ends = batch.rows, batch.ends
         room = np.minimum(table.limit[rows] - ends - 1, np.int32(self._drafting.max_draft_tokens))
@@ -44,7 +50,7 @@ class Speculation:
             return
         proposals = self._propose(rows[asked], room[asked])
         counts = np.zeros(rows.size, np.int32)
-        counts[asked] = self._within_budget(np.array([len(part) for part in proposals], np.int32), draft.token_budget)
+        counts[asked] = self._within_budget(self._lengths_of(proposals, rows[asked], batch), draft.token_budget)
         self._find_blocks(draft, rows, ends, counts)
         num_drafts = int(counts.sum())
         if num_drafts == 0:
@@ -61,13 +67,41 @@ class Speculation:
             total_samples=batch.total_samples + num_drafts,
         )
 
+    def step_scheduled(self, batch: Batch, *, is_alone: bool) -> None:
+        """A step begins; it ``is_alone`` where no other one is under way."""
+        if self._lengths is not None and is_alone and not batch.has_prompts:
+            self._lengths.step_scheduled(batch.num_tokens)
+
+    def step_returned(self) -> None:
+        """A step returned."""
+        if self._lengths is not None:
+            self._lengths.step_returned()
+
+    def _lengths_of(self, proposals: list[IntArray], rows: RowArray, batch: Batch) -> IntArray:
+        """How many of its drafts each of these rows should have."""
+        counts = np.array([len(part) for part in proposals], np.int32)
+        if self._lengths is None:
+            return counts
+        request_ids = [self._table.owner(row).request_id for row in rows.tolist()]
+        return self._lengths.choose(
+            request_ids, counts, num_tokens=batch.num_tokens, num_rows=int(np.count_nonzero(batch.num_samples))
+        )
+
     def _propose(self, rows: RowArray, room: IntArray) -> list[IntArray]:
         """What is proposed for each of these rows, at most ``room``."""
         table = self._table
-        contexts = [
-            DraftContext(table.owner(row).request_id, table.token_ids[row, :length], limit)
-            for row, length, limit in zip(rows.tolist(), table.num_tokens[rows].tolist(), room.tolist(), strict=True)
-        ]
+        contexts: list[DraftContext] = []
+        for row, length, limit in zip(rows.tolist(), table.num_tokens[rows].tolist(), room.tolist(), strict=True):
+            request = table.owner(row)
+            contexts.append(
+                DraftContext(
+                    request.request_id,
+                    table.token_ids[row, :length],
+                    limit,
+                    request.num_prompt_tokens,
+                    request.message.cache_salt,
+                )
+            )
         proposals = self._drafting.proposer.propose(contexts)
         return [
             np.asarray(proposal, np.int32)[: context.max_tokens]
