@@ -35,9 +35,14 @@ pieces, greedy and seeded tokens of one engine, and of a prefill and a decode en
 Quantized weights are refused, but for the experts of gpt-oss: they load as they are published, in MXFP4, and are
 computed in the precision of the model.
 
-**Mixtures of experts** (Mixtral, Qwen3-MoE, gpt-oss) group the tokens of a step by expert; what a token gets does not
-depend on its batch. On GPUs they use torch's grouped product where it has one, else they go expert by expert, without
-decode graphs.
+**Latent attention** (DeepSeek V2 and V3) caches one vector of `kv_lora_rank + qk_rope_head_dim` numbers a token and
+layer, which all heads share: that is what blocks hold, what is handed over, and what tiers keep. It is computed on
+CPUs; for GPUs such a checkpoint is refused. The published weights of V3 are in FP8, and are refused as well: convert
+them to bfloat16 first. Layers that only draft tokens (`num_nextn_predict_layers`) are not loaded.
+
+**Mixtures of experts** (Mixtral, Qwen3-MoE, gpt-oss, DeepSeek) group the tokens of a step by expert; what a token gets
+does not depend on its batch. On GPUs they use torch's grouped product where it has one, else they go expert by expert,
+without decode graphs.
 
 **longrope** has one set of factors for sequences up to `original_max_position_embeddings` and one for longer ones. Keys
 that are cached fit only one of them, so an engine has one: the first where `max_model_len` is no longer than the

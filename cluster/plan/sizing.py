@@ -47,7 +47,9 @@ class ModelSize:
         Raises:
             CheckpointError: It is no checkpoint.
         """
-        return cls(config=load_model_config(path), num_parameters=sum(map(_count_parameters, _files(path))))
+        config = load_model_config(path)
+        counts = (_count_parameters(file, config.ignored_tensors) for file in _files(path))
+        return cls(config=config, num_parameters=sum(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,7 @@ class EngineRoom:
             groups=config.kv_cache_groups,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            num_parts=config.num_kv_parts,
             block_size=engine.cache.block_size,
             dtype=dtype,
             bytes_per_element=DTYPE_BYTES[dtype],
@@ -271,9 +274,10 @@ def _files(path: Path) -> list[Path]:
     return [shard.file for shard in find_shards(path)]
 
 
-def _count_parameters(file: Path) -> int:
+def _count_parameters(file: Path, ignored: tuple[str, ...]) -> int:
     with safe_open(file, framework="numpy") as tensors:
-        return sum(_num_parameters(name, tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        names = [name for name in tensors.keys() if not name.startswith(ignored)]  # noqa: SIM118
+        return sum(_num_parameters(name, tensors.get_slice(name).get_shape()) for name in names)
 
 
 def _num_parameters(name: str, shape: Sequence[int]) -> int:

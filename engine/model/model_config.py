@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import CheckpointError
-from engine.layers.attention_spec import AttentionSpec
+from engine.layers.attention_spec import AttentionSpec, LatentSpec
 from engine.layers.experts.spec import ExpertNames, ExpertsSpec
 from engine.layers.layer_spec import Activation, FusedSpec, GateClamp, NormSpec, QueryKeyNorm
 from engine.layers.rope_config import RopeConfig, RopeType, parse_rope_config
 from engine.model.tensor_names import LLAMA_NAMES, TensorNames
-from kv_transfer.layout import KVCacheGroup, group_layers
+from kv_transfer.layout import KEYS_AND_VALUES, LATENTS, KVCacheGroup, group_layers
 
 SUPPORTED_ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -40,6 +40,9 @@ class ModelConfig:
     attention: how each layer attends. norm: those between its layers, and of queries and keys where ``qk_norm`` is.
     has_gated_mlp: one half of the MLP's first product is what the other half, bent by ``activation``, is multiplied
         with.
+    latent: how keys and values are made from narrow vectors; None: they are not. Otherwise ``num_kv_heads`` is 1, and
+        ``head_dim`` the width of what is cached, to which queries are brought.
+    num_draft_layers: layers behind the last one that only draft tokens; they are not loaded.
     experts: those of each layer, None for one with a plain MLP; empty where no layer has any.
     num_learned_positions: positions that have a learnt vector, which is added to the token's; 0: none have.
     embedding_scale, residual_scale, logit_scale: what embeddings, what each part of a layer adds to the residual
@@ -77,6 +80,8 @@ class ModelConfig:
     logit_softcap: float | None = None
     names: TensorNames = LLAMA_NAMES
     experts: tuple[ExpertsSpec | None, ...] = ()
+    latent: LatentSpec | None = None
+    num_draft_layers: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -93,6 +98,22 @@ class ModelConfig:
         """Its layers by whose KV shares blocks. A window that no sequence outgrows is none."""
         windows = [spec.window for spec in self.attention]
         return group_layers([None if window is None or window >= self.max_model_len else window for window in windows])
+
+    @property
+    def num_kv_parts(self) -> int:
+        """What is cached of a token in each layer: see ``KVLayout``."""
+        return KEYS_AND_VALUES if self.latent is None else LATENTS
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that a rotary embedding is made for."""
+        return self.head_dim if self.latent is None else self.latent.rotated_size
+
+    @property
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """How the names of a checkpoint's tensors begin that are not loaded."""
+        ends = range(self.num_layers, self.num_layers + self.num_draft_layers)
+        return tuple(f"{self.names.layers}.{layer}." for layer in ends)
 
     def for_length(self, max_model_len: int) -> ModelConfig:
         """The same in an engine whose sequences are no longer than that (``RopeConfig.for_length``)."""
@@ -112,7 +133,11 @@ class ModelConfig:
         """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
         has_plain = None in self.experts or not self.experts
         plain = (1 + self.has_gated_mlp) * self.intermediate_size if has_plain else 0
-        mixed = (spec.num_active * (2 * spec.inner_size + self.hidden_size) for spec in self.experts if spec)
+        mixed = (
+            max(spec.num_active * (2 * spec.inner_size + self.hidden_size), 2 * spec.shared_size)
+            for spec in self.experts
+            if spec
+        )
         return max(plain, *mixed, 0)
 
     @property

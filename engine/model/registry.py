@@ -13,6 +13,8 @@ from engine.contract.errors import CheckpointError
 from engine.model.model_config import ModelConfig, read_config_json
 
 ARCHITECTURES: Final = {
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
     "GPT2LMHeadModel": "gpt2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",

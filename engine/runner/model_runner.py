@@ -133,7 +133,7 @@ class ModelRunner:
                 config.gpu.compile_elementwise, self.device, self.dtype, spec=self.model_config.fused_spec
             ),
         )
-        load_weights(config.model.path, model.targets(), progress=progress)
+        load_weights(config.model.path, model.targets(), ignored=self.model_config.ignored_tensors, progress=progress)
         model.finish_loading()
         return model
 
@@ -159,6 +159,7 @@ class ModelRunner:
             groups=shape.kv_cache_groups,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
+            num_parts=shape.num_kv_parts,
             block_size=self._config.cache.block_size,
             dtype=str(self.dtype).removeprefix("torch."),
             bytes_per_element=self.dtype.itemsize,

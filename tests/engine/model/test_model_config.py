@@ -32,7 +32,7 @@ def _config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["OPTForCausalLM"]}, "architecture OPTForCausalLM is not supported; supported: GPT2LM"),
+        ({"architectures": ["OPTForCausalLM"]}, "architecture OPTForCausalLM is not supported; supported: Deepseek"),
         ({"architectures": None}, "architecture none is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\) are not supported"),

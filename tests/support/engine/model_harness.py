@@ -51,13 +51,14 @@ class ModelHarness:
             device=device,
             has_own_head=has_tensor(path, "lm_head.weight"),
         )
-        load_weights(path, self.model.targets())
+        load_weights(path, self.model.targets(), ignored=config.ignored_tensors)
         self.model.finish_loading()
         layout = KVLayout(
             model_hash="",
             groups=config.kv_cache_groups,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            num_parts=config.num_kv_parts,
             block_size=block_size,
             dtype=dtype,
             bytes_per_element=DTYPES[dtype].itemsize,

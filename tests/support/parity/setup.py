@@ -67,6 +67,9 @@ PARTLY_WINDOWED = ParityModel(
 TWO_ROTATIONS = ParityModel(architecture="gemma3", changes={"sliding_window": WINDOW})
 """Of its four layers the third sees everything, and is rotated otherwise than the others, which have a window."""
 
+LATENTS = ParityModel(architecture="deepseek_v3")
+"""What is cached and handed over are latents; two of its three layers have experts in groups, and shared ones."""
+
 
 def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
     """Connectors with faults on purpose."""
