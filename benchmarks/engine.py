@@ -7,8 +7,8 @@ All sides get the same prompts with the same number of threads, in turn; figures
 ``<dtype>/prefill`` computes 16 prompts of 512 tokens, ``<dtype>/ttft/512`` one; ``<dtype>/decode/<batch>`` continues
 ``batch`` prompts of 32 tokens. ``ratio/<row>`` is Baton over the best peer (for ttft: best peer over Baton): above 1 is
 faster; each peer's own value stands beside Baton's. ``--model mixture`` has 8 experts in the place of each MLP; a token
-goes through 2. ``--model-impl transformers --peer native`` measures transformers' code with Baton's attention and products
-in it beside Baton's own code.
+goes through 2. ``--model-impl transformers --peer native`` has transformers' code with Baton's attention
+and products in it beside Baton's own code.
 """
 
 from __future__ import annotations

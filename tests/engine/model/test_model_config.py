@@ -34,7 +34,7 @@ def _config(**changes: Any) -> dict[str, Any]:
     [
         (
             {"architectures": ["OPTForCausalLM"]},
-            "architecture OPTForCausalLM is not among those that Baton computes: GPT2LM",
+            "architecture OPTForCausalLM is not among those that Baton computes: GPT2",
         ),
         ({"architectures": None}, "architecture none is not among"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),

@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "state spaces": (
         "mamba",
         {**_SMALL, "max_position_embeddings": 64},
-        "max_position_embeddings is missing|has layers with a state",
+        "layer_types linear_attention are not supported",
     ),
     "convolutions": ("lfm2", {**_SMALL, "layer_types": ["conv", "full_attention"]}, "layer_types conv"),
     "an encoder": ("bart", {"vocab_size": 64}, "an encoder and a decoder"),

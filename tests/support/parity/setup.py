@@ -68,6 +68,10 @@ TWO_ROTATIONS = ParityModel(architecture="gemma3", changes={"sliding_window": WI
 """Of its four layers the third sees everything, and is rotated otherwise than the others, which have a window."""
 
 
+BY_TRANSFORMERS = ParityModel(architecture="exaone4", changes={"sliding_window": WINDOW})
+"""Baton has no code for it: transformers' computes it. Of its three layers two have a window."""
+
+
 def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
     """Connectors with faults on purpose."""
     return replace(options, faults=faults, allow_faults=True)
