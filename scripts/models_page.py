@@ -12,8 +12,8 @@ HEADER = """# Models
 
 Baton takes Hugging Face directories: config.json, weights as safetensors (one file, or shards with their index), and
 tokenizer.json. `architectures` in config.json says what a checkpoint is; `baton models` lists the same as this page.
-Those of the table are computed natively: layers are fused, keys and values lie in paged blocks, and layers with a window keep
-the KV of their window only (`baton plan` counts it so). What a checkpoint asks for and Baton does not compute is
+Those of the table are computed natively: layers are fused, keys and values lie in paged blocks, layers with a window
+keep the KV of their window only (`baton plan` counts it so). What a checkpoint asks for and Baton does not compute is
 refused by name, before anything starts.
 
 This page is written from the registry by `python -m scripts.models_page > docs/models.md`.
