@@ -5,10 +5,10 @@
 Engines of the 125 M random Llama, one for each method (``none``, ``ngram``, ``suffix``, with as many drafts as pay),
 answer the same requests in turn, several rounds. Texts: ``looping``, greedy answers, which repeat themselves;
 ``again``, answers that were given before, word by word, as retries and loops of agents do; ``new``, tokens drawn from
-the whole vocabulary, of which hardly two come again; ``misleading``, tokens drawn from eight, so that every place looks
-like an earlier one and goes on in another way. Rows: ``<method>/<text>/<batch>`` in tokens a second (medians of rounds),
-with ``ratio`` to the method ``none`` of the same round and ``accepted``, the drafts of a step and request that were
-right.
+the whole vocabulary, of which hardly two come again; ``misleading``, tokens drawn from eight, so that every place
+looks like an earlier one and goes on in another way. Rows: ``<method>/<text>/<batch>`` in tokens a second (medians of
+rounds), with ``ratio`` to the method ``none`` of the same round and ``accepted``, the drafts of a step and request
+that were right.
 """
 
 from __future__ import annotations

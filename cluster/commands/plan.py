@@ -140,5 +140,5 @@ def _cpu_dtype(config: BatonConfig, model: ServedModel) -> str:
 
     from engine.runner.device import choose_dtype
 
-    dtype = choose_dtype("auto", load_model_config(model.path), torch.device("cpu"))
+    dtype = choose_dtype("auto", load_model_config(model.path, config.model_code), torch.device("cpu"))
     return str(dtype).removeprefix("torch.")

@@ -28,7 +28,9 @@ from engine.contract.config import (
     DTypeName,
     EngineConfig,
     GPUConfig,
+    ModelCode,
     ModelConfigSource,
+    ModelImplName,
     SchedulerConfig,
     SpeculativeConfig,
 )
@@ -122,6 +124,14 @@ class BatonConfig(Section):
     device: DeviceName = Field(default="auto", description="Where models run; auto takes a GPU where there is one.")
     dtype: DTypeName = Field(
         default="auto", description="Precision; auto takes the checkpoint's, or float32 on a CPU that emulates that."
+    )
+    model_impl: ModelImplName = Field(
+        default="auto",
+        description="Whose code computes the model: `native` is Baton's own, `transformers` that of transformers, with "
+        "Baton's attention in it; auto takes Baton's where it has any ([models.md](models.md)).",
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Run code for transformers that comes with a checkpoint: it can do whatever you can."
     )
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
@@ -275,12 +285,21 @@ class BatonConfig(Section):
         number: int = getattr(self, f"{pool}_replicas")
         return number
 
+    @property
+    def model_code(self) -> ModelCode:
+        """Whose code computes the model."""
+        return ModelCode(impl=self.model_impl, trust_remote_code=self.trust_remote_code)
+
     def engine_config(self, pool: str, *, model: Path, num_threads: int) -> EngineConfig:
         """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
         section, role = self.pool(pool), ROLES[pool]
         return EngineConfig(
             model=ModelConfigSource(
-                path=model, device=self.device, dtype=self.dtype, num_threads=section.num_threads or num_threads
+                path=model,
+                device=self.device,
+                dtype=self.dtype,
+                num_threads=section.num_threads or num_threads,
+                code=self.model_code,
             ),
             cache=settings_from(CacheConfig, self.cache, section.cache),
             scheduler=settings_from(

@@ -10,6 +10,7 @@ from engine.contract.errors import ConfigError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+ModelImplName = Literal["auto", "native", "transformers"]
 QueuePolicy = Literal["fcfs", "priority"]
 LoadFailurePolicy = Literal["recompute", "fail"]
 SpeculativeMethod = Literal["none", "ngram", "suffix"]
@@ -18,13 +19,26 @@ Switch = bool | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCode:
+    """Whose code computes a model.
+
+    impl: ``native`` is Baton's, ``transformers`` the one that transformers has for it, ``auto`` Baton's where it has
+        any. trust_remote_code: run code for transformers that comes with a checkpoint.
+    """
+
+    impl: ModelImplName = "auto"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfigSource:
-    """Which checkpoint, where it runs and in what precision."""
+    """Which checkpoint, where it runs and in what precision, and by whose code."""
 
     path: Path
     device: DeviceName = "auto"
     dtype: DTypeName = "auto"
     num_threads: int | None = None
+    code: ModelCode = field(default_factory=ModelCode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

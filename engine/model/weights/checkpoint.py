@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.contract.errors import CheckpointError
-from engine.model.model_config import ModelConfig
+from engine.model.model_shape import ModelShape
 from engine.model.weights.shards import find_shards, shard_error, weight_samples
 
 ProgressCallback = Callable[[int, int], None]
@@ -34,7 +34,7 @@ def load_weights(
 ) -> None:
     """Copy every tensor of a checkpoint from the memory-mapped files straight into its place, converting the dtype.
 
-    ``ignored``: how the names of those begin that have none (``ModelConfig.ignored_tensors``).
+    ``ignored``: how the names of those begin that have none (``ModelShape.ignored_tensors``).
 
     Raises:
         CheckpointError: A shard is missing or damaged, a tensor is missing, unexpected, or of another shape.
@@ -99,7 +99,7 @@ def has_tensor(path: Path, name: str) -> bool:
     return False
 
 
-def model_hash(path: Path, config: ModelConfig) -> str:
+def model_hash(path: Path, config: ModelShape) -> str:
     """A stable identity of a model's weights: two engines whose hashes are equal hold the same KV.
 
     Digests the shape and what ``weight_samples`` takes of the files.

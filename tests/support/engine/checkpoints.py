@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
@@ -31,6 +32,8 @@ from transformers import (
     Starcoder2Config,
 )
 from transformers.utils import logging as transformers_logging
+
+from tests.support.engine.transformers_families import TRANSFORMERS_FIELDS
 
 transformers_logging.disable_progress_bar()
 
@@ -192,8 +195,13 @@ def make_checkpoint(
     path: Path, architecture: str, *, seed: int = 0, max_shard_size: str = "5GB", **changes: Any
 ) -> Path:
     """Write a random checkpoint to ``path``; ``changes`` override fields of the transformers config."""
-    config_class, fields = _CONFIGS[architecture]
-    config = config_class(**{**_SHAPE, **fields, **changes})
+    if architecture in TRANSFORMERS_FIELDS:
+        config: PreTrainedConfig = AutoConfig.for_model(
+            architecture, **{**_SHAPE, **TRANSFORMERS_FIELDS[architecture], **changes}
+        )
+    else:
+        config_class, fields = _CONFIGS[architecture]
+        config = config_class(**{**_SHAPE, **fields, **changes})
     generator = torch.Generator().manual_seed(seed)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)

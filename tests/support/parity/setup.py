@@ -71,6 +71,10 @@ LATENTS = ParityModel(architecture="deepseek_v3")
 """What is cached and handed over are latents; two of its three layers have experts in groups, and shared ones."""
 
 
+BY_TRANSFORMERS = ParityModel(architecture="exaone4", changes={"sliding_window": WINDOW})
+"""Baton has no code for it: transformers' computes it. Of its three layers two have a window."""
+
+
 def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
     """Connectors with faults on purpose."""
     return replace(options, faults=faults, allow_faults=True)
