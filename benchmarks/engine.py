@@ -7,7 +7,8 @@ All sides get the same prompts with the same number of threads, in turn; figures
 ``<dtype>/prefill`` computes 16 prompts of 512 tokens, ``<dtype>/ttft/512`` one; ``<dtype>/decode/<batch>`` continues
 ``batch`` prompts of 32 tokens. ``ratio/<row>`` is Baton over the best peer (for ttft: best peer over Baton): above 1 is
 faster; each peer's own value stands beside Baton's. ``--model mixture`` has 8 experts in the place of each MLP; a token
-goes through 2.
+goes through 2. ``--model-impl transformers --peer native`` has transformers' code with Baton's attention
+and products in it beside Baton's own code.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
 from benchmarks.peers.process import PEERS, PeerProcess
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama, write_random_mixture
 from benchmarks.report import Row, add_json_option, publish
+from engine.contract.config import ModelCode
 from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
+from engine.model.registry import ANY_CODE
 
 PREFILL_BATCH, PREFILL_TOKENS, DECODE_PROMPT_TOKENS = 16, 512, 32
 MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 64
@@ -57,13 +60,13 @@ class Side(Protocol):
 class BatonSide:
     """Baton's engine, stepped in this thread."""
 
-    def __init__(self, directory: Path, dtype: str, num_threads: int) -> None:
+    def __init__(self, directory: Path, dtype: str, num_threads: int, code: ModelCode = ANY_CODE) -> None:
         from engine.build import build_engine
         from engine.contract.config import CacheConfig, EngineConfig, ModelConfigSource, SchedulerConfig
 
         self._num_requests = 0
         config = EngineConfig(
-            model=ModelConfigSource(path=directory, device="cpu", dtype=dtype, num_threads=num_threads),  # type: ignore[arg-type]
+            model=ModelConfigSource(path=directory, device="cpu", dtype=dtype, num_threads=num_threads, code=code),  # type: ignore[arg-type]
             cache=CacheConfig(kv_cache_bytes=1 << 30, prefault=True),  # as the peers do
             scheduler=SchedulerConfig(
                 max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=2048, max_num_seqs=MAX_NUM_SEQS
@@ -166,7 +169,9 @@ def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path, st
     dtype = getattr(torch, dtype_name)
     write, _ = MODELS[args.model]
     write(directory, dtype)
-    sides: dict[str, Side] = {"baton": BatonSide(directory, dtype_name, args.threads)}
+    sides: dict[str, Side] = {"baton": BatonSide(directory, dtype_name, args.threads, ModelCode(impl=args.model_impl))}
+    if "native" in args.peer:
+        sides["native"] = BatonSide(directory, dtype_name, args.threads, ModelCode(impl="native"))
     if "transformers" in args.peer:
         sides["transformers"] = TransformersSide(directory, dtype)
     for name in PEERS:
@@ -218,8 +223,11 @@ def check_batches(parser: argparse.ArgumentParser, batches: Sequence[int], *, nu
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", nargs="+", choices=("transformers", *PEERS, "none"), default=["transformers"])
+    parser.add_argument(
+        "--peer", nargs="+", choices=("transformers", "native", *PEERS, "none"), default=["transformers"]
+    )
     parser.add_argument("--model", choices=tuple(MODELS), default="llama")
+    parser.add_argument("--model-impl", choices=("auto", "native", "transformers"), default="auto")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=("float32", "bfloat16"))
     parser.add_argument("--batches", nargs="+", type=count, default=[1, 8, 32, 64])
     parser.add_argument("--decode-tokens", type=count, default=64)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -14,10 +16,12 @@ from benchmarks.serve_stage import STEP_VARIABLE
 from cluster.serve.workers import WorkerSettings
 from engine.contract.messages import FinishReason, GenerateRequest, LoadReport, StepMessage, TokenDelta, WorkerInfo
 from engine.contract.step_frame import pack_step
+from engine.frontend.call_answers import answer_call
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from router.text.tokenizer import Tokenizer
-from router.wire.frame_socket import FrameOffer, FrameServer
+from router.wire.frame_connection import FrameConnection
+from router.wire.frame_server import FrameOffer, FrameServer
 
 WORD = " and"
 STEP_S = float(os.environ.get(STEP_VARIABLE, "1")) / 1e3
@@ -115,7 +119,13 @@ class TokenWorker:
         if self._frames is None:
             self._frames = FrameServer()
             await self._frames.start()
-        return self._frames.offer(self.outputs(client_id, mirrors_cache))
+        return self._frames.offer(partial(self._write, client_id, mirrors_cache), partial(answer_call, self))
+
+    async def _write(self, client_id: str, mirrors_cache: bool, connection: FrameConnection) -> None:
+        async with contextlib.aclosing(self.outputs(client_id, mirrors_cache)) as frames:
+            async for frame in frames:
+                connection.send(frame)
+                await connection.drained()
 
     async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncGenerator[bytes]:  # noqa: ARG002
         """One frame a step."""

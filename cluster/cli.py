@@ -33,7 +33,7 @@ from cluster.config.config import BatonConfig
 from cluster.config.config_file import ConfigFileError, load_config
 from cluster.plan.preflight import PreflightError
 from cluster.serve.loading import loading
-from engine.contract.config import DeviceName, DTypeName
+from engine.contract.config import DeviceName, DTypeName, ModelImplName
 from engine.contract.errors import CheckpointError, ConfigError
 
 EXIT_FAILURE = 1
@@ -100,6 +100,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address of the HTTP API.  [default: 127.0.0.1]")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.  [default: auto]")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: auto]")] = None,
+    model_impl: Annotated[str | None, typer.Option(help="auto, native or transformers.  [default: auto]")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together.")] = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to deploy to; a private Ray if missing.")] = None,
     api_key: NewKeys = None,
@@ -115,6 +116,7 @@ def serve(
         "host": host,
         "device": device,
         "dtype": dtype,
+        "model_impl": model_impl,
         "max_model_len": max_model_len,
         "address": address,
     }
@@ -222,8 +224,8 @@ def plan(
     flags = {"model": model, "served_model_name": served_model_name or None}
     settings = load_config(config, flags, variables=variables_used(context))
     served = served_model(settings)
-    check_checkpoint(served.path)
-    check_model_len(settings.max_model_len, served.path)
+    check_checkpoint(served.path, settings.model_code)
+    check_model_len(settings.max_model_len, served.path, settings.model_code)
     if not print_plan(settings, served, nodes, Console()):
         raise typer.Exit(fail("the configuration does not fit these machines", EXIT_BAD_INPUT))
 
@@ -246,6 +248,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
     device: Annotated[DeviceName, typer.Option(help="Where the model runs.")] = "auto",
     dtype: Annotated[DTypeName, typer.Option(help="Precision; auto takes the checkpoint's.")] = "auto",
+    model_impl: Annotated[ModelImplName, typer.Option(help="Whose code computes the model.")] = "auto",
 ) -> None:
     """Continue a text, or answer it, with one engine in this process, without Ray."""
     from cluster.commands.generate import GenerateOptions
@@ -260,6 +263,7 @@ def generate(
         seed=seed,
         device=device,
         dtype=dtype,
+        model_impl=model_impl,
         is_chat=chat,
     )
     run(options, sys.stdout)

@@ -11,6 +11,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.executor import EngineFacts, Executor
 from engine.contract.messages import WorkerInfo
 from engine.drafting.proposer import Drafting
+from engine.drafting.registry import make_drafting
 from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.engine_core import EngineCore
 from engine.scheduler.scheduler import Scheduler
@@ -40,12 +41,14 @@ def build_engine(
 ) -> BuiltEngine:
     """Load the model, size the cache, and join scheduler, executor and connector.
 
-    With ``drafting`` steps verify draft tokens: the same tokens in fewer steps.
+    ``drafting`` takes the place of what ``config.speculative`` asks for: steps verify draft tokens, and the same
+    tokens come in fewer of them.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
         ConfigError: The settings contradict each other or do not fit into this machine's memory.
     """
+    drafting = drafting or make_drafting(config.speculative)
     max_draft_tokens = drafting.max_draft_tokens if drafting is not None else 0
     executor = SingleProcessExecutor(config, progress=progress, max_draft_tokens=max_draft_tokens)
     executor.warm_up()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from kv_transfer.cache_groups import CacheGroups
 
@@ -53,9 +54,16 @@ def group_layers(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
     return tuple(groups)
 
 
+KEYS_AND_VALUES: Final = 2
+LATENTS: Final = 1
+"""Parts of a layer's KV. One for attention whose values are columns of its keys (``AttentionSpec.value_size``)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
-    """The shape of one block: ``[num_kv_heads, layers_per_block, 2 (key, value), block_size, head_dim]``, contiguous.
+    """The shape of one block: ``[num_kv_heads, layers_per_block, num_parts, block_size, head_dim]``, contiguous.
+
+    num_parts: ``KEYS_AND_VALUES``, the keys first, or ``LATENTS``, which are both.
 
     Heads come first, so that those of one rank are one contiguous range. A block holds the KV of ``block_size`` tokens,
     of the layers of one of the ``groups``. Blocks are equal and any of them may serve any group; one with fewer layers
@@ -72,6 +80,7 @@ class KVLayout:
     block_size: int
     dtype: str
     bytes_per_element: int
+    num_parts: int = KEYS_AND_VALUES
 
     @property
     def num_groups(self) -> int:
@@ -96,12 +105,16 @@ class KVLayout:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-        return self.layers_per_block * 2 * self.block_size * self.num_kv_heads * self.head_dim * self.bytes_per_element
+        num_vectors = self.num_kv_heads * self.layers_per_block * self.num_parts * self.block_size
+        return num_vectors * self.head_dim * self.bytes_per_element
 
     @property
     def layout_hash(self) -> str:
         """A short digest of every field: equal digests mean that blocks can be exchanged."""
-        return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:16]
+        *fields, num_parts = dataclasses.astuple(self)
+        if num_parts != KEYS_AND_VALUES:  # left out otherwise: engines and disks from before there were others agree
+            fields.append(num_parts)
+        return hashlib.sha256(repr(tuple(fields)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ HEADER = """# Models
 
 Baton takes Hugging Face directories: config.json, weights as safetensors (one file, or shards with their index), and
 tokenizer.json. `architectures` in config.json says what a checkpoint is; `baton models` lists the same as this page.
-All of these are computed natively: layers are fused, keys and values lie in paged blocks, and layers with a window keep
-the KV of their window only (`baton plan` counts it so). What a checkpoint asks for and Baton does not compute is
+Those of the table are computed natively: layers are fused, keys and values lie in paged blocks, layers with a window
+keep the KV of their window only (`baton plan` counts it so). What a checkpoint asks for and Baton does not compute is
 refused by name, before anything starts.
 
 This page is written from the registry by `python -m scripts.models_page > docs/models.md`.
@@ -35,9 +35,29 @@ pieces, greedy and seeded tokens of one engine, and of a prefill and a decode en
 Quantized weights are refused, but for the experts of gpt-oss: they load as they are published, in MXFP4, and are
 computed in the precision of the model.
 
-**Mixtures of experts** (Mixtral, Qwen3-MoE, gpt-oss) group the tokens of a step by expert; what a token gets does not
-depend on its batch. On GPUs they use torch's grouped product where it has one, else they go expert by expert, without
-decode graphs.
+**Latent attention** (DeepSeek V2 and V3) caches one vector of `kv_lora_rank + qk_rope_head_dim` numbers a token and
+layer, which all heads share: that is what blocks hold, what is handed over, and what tiers keep. It is computed on
+CPUs; for GPUs such a checkpoint is refused. The published weights of V3 are in FP8, and are refused as well: convert
+them to bfloat16 first. Layers that only draft tokens (`num_nextn_predict_layers`) are not loaded.
+
+**Mixtures of experts** (Mixtral, Qwen3-MoE, gpt-oss, DeepSeek) group the tokens of a step by expert; what a token gets
+does not depend on its batch. On GPUs they use torch's grouped product where it has one, else they go expert by expert,
+without decode graphs.
+
+## By transformers' code
+
+`model_impl` says whose code computes a model: `native` is Baton's, for the architectures above; `transformers` is the
+code that transformers has for it; `auto`, the default, takes Baton's where there is any. It needs
+`pip install baton-serve[transformers]`, and serves decoders of text whose code uses the attention interface of
+transformers: Cohere, StableLM, GLM, OLMo, EXAONE, Nemotron, GPT-NeoX, Helium, Arcee, ERNIE and others. Keys and values
+lie in the same paged blocks; layers with windows keep the KV of their window only. Linear layers and experts are
+computed by Baton's products, those of one input by a single one. One pass without numbers shows before anything starts
+how each layer attends. These are refused by name: state spaces and convolutions, encoders, pictures and sound, masks
+that are neither causal nor a window, keys and values of different sizes, rotary frequencies that depend on the longest
+sequence of a batch (`dynamic`, `longrope`), quantized weights, and code that comes with a checkpoint unless
+`trust_remote_code` is set.
+
+## What else is to know
 
 **longrope** has one set of factors for sequences up to `original_max_position_embeddings` and one for longer ones. Keys
 that are cached fit only one of them, so an engine has one: the first where `max_model_len` is no longer than the

@@ -11,7 +11,7 @@ from cluster.config.served_model import served_model
 from cluster.plan.placement import usable_cores
 from cluster.plan.preflight import check_checkpoint, check_device
 from engine.build import build_engine
-from engine.contract.config import DeviceName, DTypeName, EngineConfig, ModelConfigSource
+from engine.contract.config import DeviceName, DTypeName, EngineConfig, ModelCode, ModelConfigSource, ModelImplName
 from engine.contract.errors import ConfigError, RequestRefusedError
 from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
@@ -39,6 +39,7 @@ class GenerateOptions:
     seed: int
     device: DeviceName
     dtype: DTypeName
+    model_impl: ModelImplName = "auto"
     is_chat: bool = False
 
 
@@ -49,14 +50,16 @@ def generate(options: GenerateOptions, output: TextIO) -> None:
         ConfigFileError, CheckpointError, ConfigError, PreflightError: The model cannot be loaded, or cannot take this
             prompt.
     """
-    path = served_model(load_config(None, {"model": options.model})).path
-    check_checkpoint(path)
+    path, code = served_model(load_config(None, {"model": options.model})).path, ModelCode(impl=options.model_impl)
+    check_checkpoint(path, code)
     check_device(options.device)
     tokenizer = Tokenizer.load(path)
     request = build_request(options, path, tokenizer)
     built = build_engine(
         EngineConfig(
-            model=ModelConfigSource(path=path, device=options.device, dtype=options.dtype, num_threads=usable_cores())
+            model=ModelConfigSource(
+                path=path, device=options.device, dtype=options.dtype, num_threads=usable_cores(), code=code
+            )
         )
     )
     try:
@@ -73,7 +76,8 @@ def build_request(options: GenerateOptions, path: Path, tokenizer: Tokenizer) ->
     if not options.prompt or not prompt_token_ids:
         raise ConfigError("the prompt is empty: there is nothing to continue")
     if options.max_tokens is not None:
-        check_length(len(prompt_token_ids), options.max_tokens, load_model_config(path).max_model_len)
+        limit = load_model_config(path, ModelCode(impl=options.model_impl)).max_model_len
+        check_length(len(prompt_token_ids), options.max_tokens, limit)
     return GenerateRequest(
         request_id=REQUEST_ID,
         prompt_token_ids=TokenIds.of(prompt_token_ids),

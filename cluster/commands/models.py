@@ -17,3 +17,4 @@ def print_models(output: TextIO) -> None:
         print(f"{fact.name:<{name_width}}  {devices:<9}  {fact.family}: {fact.description}", file=output)
     dtypes = ", ".join(SUPPORTED_DTYPES)
     print(f"All are computed natively, from safetensors in {dtypes}; docs/models.md tells more.", file=output)
+    print("Other decoders are computed by transformers' code, if it is installed (model_impl).", file=output)

@@ -18,6 +18,7 @@ from cluster.plan.plan import Plan, make_plan
 from cluster.plan.sizing import EngineSize
 from engine.contract.errors import ConfigError
 from engine.model.registry import load_model_config
+from kv_transfer.layout import KEYS_AND_VALUES
 from kv_transfer.options import ConnectorOptions
 
 MIB = 1 << 20
@@ -88,9 +89,12 @@ def _describe_engine(engine: EngineSize, num_gpus: float) -> Iterator[str]:
     layout, demand = engine.demand.layout, engine.demand
     yield f"device: {f'{num_gpus:g} GPU' if num_gpus else 'CPU'}, {engine.dtype}"
     yield f"weights: {_size(engine.weight_bytes)}"
+    heads = f"latents of {layout.head_dim}"
+    if layout.num_parts == KEYS_AND_VALUES:
+        heads = f"{layout.num_parts} x {layout.num_kv_heads} heads x {layout.head_dim}"
     yield (
-        f"KV block: {layout.block_size} tokens x {layout.layers_per_block} layers x 2 x {layout.num_kv_heads} heads x "
-        f"{layout.head_dim} x {layout.bytes_per_element} bytes = {layout.block_bytes / 1024:,.1f} KiB"
+        f"KV block: {layout.block_size} tokens x {layout.layers_per_block} layers x {heads} x "
+        f"{layout.bytes_per_element} bytes = {layout.block_bytes / 1024:,.1f} KiB"
     )
     if engine.num_blocks is None or engine.num_tokens is None:
         yield "KV cache: sized when it starts, by the memory that it finds"
@@ -136,5 +140,5 @@ def _cpu_dtype(config: BatonConfig, model: ServedModel) -> str:
 
     from engine.runner.device import choose_dtype
 
-    dtype = choose_dtype("auto", load_model_config(model.path), torch.device("cpu"))
+    dtype = choose_dtype("auto", load_model_config(model.path, config.model_code), torch.device("cpu"))
     return str(dtype).removeprefix("torch.")

@@ -19,6 +19,7 @@ from cluster.config.settings_sections import (
     RouterSection,
     SchedulerSection,
     SecuritySection,
+    SpeculativeSection,
     TransferSection,
 )
 from engine.contract.config import (
@@ -27,8 +28,11 @@ from engine.contract.config import (
     DTypeName,
     EngineConfig,
     GPUConfig,
+    ModelCode,
     ModelConfigSource,
+    ModelImplName,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from engine.contract.errors import ConfigError
 from engine.contract.role import Role
@@ -121,6 +125,14 @@ class BatonConfig(Section):
     dtype: DTypeName = Field(
         default="auto", description="Precision; auto takes the checkpoint's, or float32 on a CPU that emulates that."
     )
+    model_impl: ModelImplName = Field(
+        default="auto",
+        description="Whose code computes the model: `native` is Baton's own, `transformers` that of transformers, with "
+        "Baton's attention in it; auto takes Baton's where it has any ([models.md](models.md)).",
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Run code for transformers that comes with a checkpoint: it can do whatever you can."
+    )
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
     )
@@ -153,6 +165,9 @@ class BatonConfig(Section):
         default_factory=SchedulerSection, description="The scheduler of every worker."
     )
     gpu: GPUSection = Field(default_factory=GPUSection, description="What only workers on GPUs do.")  # type: ignore[valid-type]
+    speculative: SpeculativeSection = Field(  # type: ignore[valid-type]
+        default_factory=SpeculativeSection, description="Draft tokens of every worker: docs/speculation.md."
+    )
     kv_transfer: TransferSection = Field(default_factory=TransferSection, description="The hand-over of KV.")  # type: ignore[valid-type]
     router: RouterSection = Field(default_factory=RouterSection, description="Bounds and waits of the router.")  # type: ignore[valid-type]
     security: SecuritySection = Field(  # type: ignore[valid-type]
@@ -270,12 +285,21 @@ class BatonConfig(Section):
         number: int = getattr(self, f"{pool}_replicas")
         return number
 
+    @property
+    def model_code(self) -> ModelCode:
+        """Whose code computes the model."""
+        return ModelCode(impl=self.model_impl, trust_remote_code=self.trust_remote_code)
+
     def engine_config(self, pool: str, *, model: Path, num_threads: int) -> EngineConfig:
         """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
         section, role = self.pool(pool), ROLES[pool]
         return EngineConfig(
             model=ModelConfigSource(
-                path=model, device=self.device, dtype=self.dtype, num_threads=section.num_threads or num_threads
+                path=model,
+                device=self.device,
+                dtype=self.dtype,
+                num_threads=section.num_threads or num_threads,
+                code=self.model_code,
             ),
             cache=settings_from(CacheConfig, self.cache, section.cache),
             scheduler=settings_from(
@@ -286,6 +310,7 @@ class BatonConfig(Section):
                 **({"enable_cache_events": True} if self.router_settings().mirrors_cache(role) else {}),
             ),
             gpu=self._gpu_config(role, section),
+            speculative=settings_from(SpeculativeConfig, self.speculative),
         )
 
     def _gpu_config(self, role: Role, section: PoolSection) -> GPUConfig:

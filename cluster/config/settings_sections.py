@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.config.config_section import section_of
-from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig
+from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig, SpeculativeConfig
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.registry import TIERS
@@ -62,6 +62,19 @@ GPUSection = section_of(
         "start, `false` never. See docs/gpu.md.",
         "max_graph_batch_size": "Requests of the largest step that is a graph; null takes `max_num_seqs`.",
         "compile_elementwise": "Generate kernels for what lies between matrix products and attention, likewise.",
+    },
+)
+
+SpeculativeSection = section_of(
+    "SpeculativeSection",
+    SpeculativeConfig,
+    descriptions={
+        "method": "Who proposes draft tokens, which a step verifies: the same answers in fewer steps. `ngram` looks "
+        "where the last tokens stood in the request itself, `suffix` also in earlier answers with the same cache salt.",
+        "num_tokens": "Drafts of a request in a step at most; `auto`: as many as are measured to pay, if any.",
+        "min_match": "So many of the last tokens must be found again.",
+        "max_match": "So many are looked for at most.",
+        "max_kept_tokens": "Tokens of earlier answers that `suffix` keeps on each worker.",
     },
 )
 

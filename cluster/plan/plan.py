@@ -70,7 +70,7 @@ def make_plan(config: BatonConfig, model: ServedModel, nodes: Sequence[Node], *,
         CheckpointError: The model cannot be read here.
         ConfigError: GPUs were asked for, and there are none.
     """
-    weights = ModelSize.of(model.path)
+    weights = ModelSize.of(model.path, config.model_code)
 
     def draft(changed: BatonConfig) -> _Draft:
         placement = place(changed, nodes)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from cluster.config.config import BatonConfig
 from cluster.config.served_model import ServedModel, served_model
+from engine.contract.config import ModelCode
 from engine.contract.errors import CheckpointError
-from engine.model.registry import load_model_config
+from engine.model.registry import ANY_CODE, load_model_config
 from engine.model.weights.shards import check_shards
 from router.errors import ModelDirectoryError
 from router.security import SecurityError
@@ -34,8 +35,8 @@ def preflight(config: BatonConfig) -> ServedModel:
     """
     check_keys(config)
     model = served_model(config)
-    check_checkpoint(model.path)
-    check_model_len(config.max_model_len, model.path)
+    check_checkpoint(model.path, config.model_code)
+    check_model_len(config.max_model_len, model.path, config.model_code)
     if config.address is None:
         check_device(config.device)
         check_port(config.host, config.port)
@@ -56,7 +57,7 @@ def check_keys(config: BatonConfig) -> None:
         raise PreflightError(str(error)) from error
 
 
-def check_checkpoint(path: Path) -> None:
+def check_checkpoint(path: Path, code: ModelCode = ANY_CODE) -> None:
     """Look at everything in a model directory but the weights themselves.
 
     Raises:
@@ -67,20 +68,20 @@ def check_checkpoint(path: Path) -> None:
             raise CheckpointError(
                 f"{path} is not a directory: `model` names one on this machine, with config.json, weights and tokenizer"
             )
-        load_model_config(path)
+        load_model_config(path, code)
         check_text_files(path)
         check_shards(path)
     except OSError as error:  # what cannot even be looked at, as a folder of somebody else's
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def check_model_len(max_model_len: int | None, path: Path) -> None:
+def check_model_len(max_model_len: int | None, path: Path, code: ModelCode = ANY_CODE) -> None:
     """Refuse sequences longer than those that a model was made for.
 
     Raises:
         PreflightError: They are.
     """
-    limit = load_model_config(path).max_model_len
+    limit = load_model_config(path, code).max_model_len
     if max_model_len is not None and max_model_len > limit:
         raise PreflightError(f"max_model_len is {max_model_len}, but the model in {path} takes at most {limit} tokens")
 

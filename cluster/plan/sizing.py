@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from engine.contract.config import EngineConfig
+from engine.contract.config import EngineConfig, ModelCode
 from engine.contract.errors import ConfigError
 from engine.device.memory import (
     GPU_CONTEXT_BYTES,
@@ -22,8 +22,8 @@ from engine.device.memory import (
     mib,
 )
 from engine.layers.experts.spec import BLOCKS_SUFFIX, SCALES_SUFFIX
-from engine.model.model_config import ModelConfig
-from engine.model.registry import load_model_config
+from engine.model.model_shape import ModelShape
+from engine.model.registry import ANY_CODE, load_model_config
 from engine.model.weights.shards import find_shards
 from kv_transfer.layout import KVLayout
 
@@ -37,17 +37,19 @@ STEP_ROWS = 8
 class ModelSize:
     """What a checkpoint weighs."""
 
-    config: ModelConfig
+    config: ModelShape
     num_parameters: int
 
     @classmethod
-    def of(cls, path: Path) -> ModelSize:
+    def of(cls, path: Path, code: ModelCode = ANY_CODE) -> ModelSize:
         """Count the parameters in the headers of its files.
 
         Raises:
             CheckpointError: It is no checkpoint.
         """
-        return cls(config=load_model_config(path), num_parameters=sum(map(_count_parameters, _files(path))))
+        config = load_model_config(path, code)
+        counts = (_count_parameters(file, config.ignored_tensors) for file in _files(path))
+        return cls(config=config, num_parameters=sum(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,7 @@ class EngineRoom:
             groups=config.kv_cache_groups,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            num_parts=config.num_kv_parts,
             block_size=engine.cache.block_size,
             dtype=dtype,
             bytes_per_element=DTYPE_BYTES[dtype],
@@ -259,7 +262,7 @@ def _check_prompt(room: EngineRoom) -> None:
 _NOTHING = MemoryBudget(num_bytes=0, reason="not asked for")
 
 
-def _step_bytes(engine: EngineConfig, config: ModelConfig, bytes_per_element: int) -> int:
+def _step_bytes(engine: EngineConfig, config: ModelShape, bytes_per_element: int) -> int:
     """About what the largest step takes beside the weights: activations, and logits in float32."""
     scheduler = engine.scheduler
     widest = config.mlp_size + config.q_size + 2 * config.kv_size + STEP_ROWS * config.hidden_size
@@ -271,9 +274,10 @@ def _files(path: Path) -> list[Path]:
     return [shard.file for shard in find_shards(path)]
 
 
-def _count_parameters(file: Path) -> int:
+def _count_parameters(file: Path, ignored: tuple[str, ...]) -> int:
     with safe_open(file, framework="numpy") as tensors:
-        return sum(_num_parameters(name, tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        names = [name for name in tensors.keys() if not name.startswith(ignored)]  # noqa: SIM118
+        return sum(_num_parameters(name, tensors.get_slice(name).get_shape()) for name in names)
 
 
 def _num_parameters(name: str, shape: Sequence[int]) -> int:

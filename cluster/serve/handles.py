@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -22,16 +22,22 @@ from router.report.router_report import RouterReport
 from router.roles import ROLES
 from router.settings import RouterSettings
 from router.stored_responses.store import Order, StoredResponse
-from router.wire.frame_socket import FrameOffer, fetch_frames
+from router.wire.frame_link import open_link
+from router.wire.frame_server import FrameOffer
+from router.wire.linked_calls import LinkedCalls
 
 RESYNC_TIMEOUT_S = 10.0
 
 
 class RayWorkerPool:
-    """One role's workers: ``router.pool.workers.WorkerPool``, called with the patience of the router's settings."""
+    """One role's workers: ``router.pool.workers.WorkerPool``, called with the patience of the router's settings.
+
+    Requests and aborts go over the connection that brings the tokens, to replicas that have none by Ray.
+    """
 
     def __init__(self, caller: Caller, settings: RouterSettings) -> None:
         self._caller = caller
+        self._links: dict[str, LinkedCalls] = {}
         self._submit_timeout_s = settings.submit_timeout_s
         self._order_timeout_s = settings.abort_timeout_s
 
@@ -47,9 +53,16 @@ class RayWorkerPool:
             replica_id=replica_id, node_ip=info.node_ip, pid=info.pid, state="running", info=info, load=load
         )
 
+    def has_link(self, replica_id: str) -> bool:
+        """True where a call is a frame on a connection that is there."""
+        return replica_id in self._links
+
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests wherever they are; raises WorkerUnavailableError."""
-        await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=self._order_timeout_s)
+        if (link := self._links.get(replica_id)) is not None:
+            await link.abort(request_ids, timeout_s=self._order_timeout_s)
+        else:
+            await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=self._order_timeout_s)
 
     async def drain(self, replica_id: str) -> None:
         """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
@@ -72,43 +85,53 @@ class RayWorkerPool:
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
         """Add requests to an engine; raises WorkerUnavailableError."""
+        link = self._links.get(replica_id)
+        if link is not None and (call := link.packed(requests)) is not None:
+            return await link.submit(call, timeout_s=self._submit_timeout_s)
         answers: list[Refusal | None] = await self._caller.call(
             replica_id, "submit", tuple(requests), timeout_s=self._submit_timeout_s
         )
         return [answer.to_error() if answer is not None else None for answer in answers]
 
-    def outputs(self, replica_id: str, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
-        """Open the stream of everything that concerns ``client_id``; it raises WorkerUnavailableError."""
-        return _messages(self._frames(replica_id, client_id, mirrors_cache), replica_id)
+    async def outputs(
+        self, replica_id: str, client_id: str, *, mirrors_cache: bool = False
+    ) -> AsyncIterator[StepMessage]:
+        """Open the stream of everything that concerns ``client_id``: over a socket where the worker is on this host,
+        by Ray where it is not.
 
-    async def _frames(self, replica_id: str, client_id: str, mirrors_cache: bool) -> AsyncIterator[object]:
-        """One stream's frames: over a socket where the worker is on this host, by Ray where it is not."""
+        Raises:
+            WorkerUnavailableError: The replica is gone, or sends what this router cannot read.
+        """
         offer: FrameOffer | None = await self._caller.call(
             replica_id, "offer_outputs", client_id, mirrors_cache, timeout_s=self._submit_timeout_s
         )
-        fetched = await fetch_frames(offer) if offer is not None else None
-        return fetched or self._caller.stream(replica_id, "outputs", client_id, mirrors_cache)
+        link = await open_link(offer) if offer is not None else None
+        async with contextlib.AsyncExitStack() as stack:
+            if link is not None:
+                stack.push_async_callback(link.aclose)
+                stack.enter_context(self._noted(replica_id, LinkedCalls(replica_id, client_id, link)))
+            frames = link or self._caller.stream(replica_id, "outputs", client_id, mirrors_cache)
+            if link is None and hasattr(frames, "aclose"):
+                stack.push_async_callback(frames.aclose)
+            async for frame in frames:
+                try:
+                    yield unpack_step(frame)
+                except FrameError as error:
+                    raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
+
+    @contextlib.contextmanager
+    def _noted(self, replica_id: str, link: LinkedCalls) -> Iterator[None]:
+        """Send calls here, for as long as this stream is read: once it has broken they fail as it did."""
+        self._links[replica_id] = link
+        try:
+            yield
+        finally:
+            if self._links.get(replica_id) is link:
+                del self._links[replica_id]
 
     async def resync_cache(self, replica_id: str, client_id: str) -> None:
         """Ask for the whole prefix cache again; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "resync_cache", client_id, timeout_s=RESYNC_TIMEOUT_S)
-
-
-async def _messages(opening: Awaitable[AsyncIterator[object]], replica_id: str) -> AsyncIterator[StepMessage]:
-    """What the frames of one replica hold, once its stream is open.
-
-    Raises:
-        WorkerUnavailableError: The replica is gone, or sends what this router cannot read.
-    """
-    frames = await opening
-    async with contextlib.AsyncExitStack() as stack:
-        if hasattr(frames, "aclose"):
-            stack.push_async_callback(frames.aclose)
-        async for frame in frames:
-            try:
-                yield unpack_step(frame)
-            except FrameError as error:
-                raise WorkerUnavailableError(replica_id=replica_id, reason=str(error)) from error
 
 
 class RayRouterPeers:

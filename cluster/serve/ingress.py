@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from ray.util import get_node_ip_address
 
 from cluster.config.names import APP_NAME, ROUTER
 from cluster.serve.handles import RayRouterPeers, RayWorkerPool, ServeTargets
-from cluster.serve.listener import ListenSettings, RouterListener
-from cluster.serve.replica_caller import ReplicaCaller
+from cluster.serve.listener import Lifespan, ListenSettings, RouterListener
+from cluster.serve.replica_caller import FIRST_LISTS_S, Caller, ReplicaCaller, wait_for_lists
 from cluster.serve.server_info import ServerFacts
 from cluster.serve.worker_log import configure_worker_logging
 from router.api.app import build_app
@@ -80,6 +82,7 @@ class RouterIngress:
         app = build_app(
             service, answers_request_id=listener is not None, security=settings.security, facts=ServerFacts()
         )
+        app.router.lifespan_context = after_first_lists(app.router.lifespan_context, self._callers.values())
         if listener is not None:
             app.router.lifespan_context = listener.around(app.router.lifespan_context)
         return app
@@ -107,3 +110,16 @@ class RouterIngress:
         if self._service is None:
             return None
         return self._service.responses.store.take_order(order, response_id, owner=owner)
+
+
+def after_first_lists(lifespan: Lifespan, callers: Collection[Caller], *, timeout_s: float = FIRST_LISTS_S) -> Lifespan:
+    """A lifespan that begins once the workers that run are known: a router that takes the place of a dead one gets
+    requests as soon as it listens, and would refuse them all if it knew of nobody yet."""
+
+    @asynccontextmanager
+    async def knowing_workers(app: FastAPI) -> AsyncIterator[None]:
+        await wait_for_lists(callers, timeout_s=timeout_s)
+        async with lifespan(app):
+            yield
+
+    return knowing_workers

@@ -7,9 +7,10 @@ Whatever Serve, Ray, gRPC or the replica's own code raise becomes a ``WorkerUnav
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ray.serve._private.default_impl import create_router
@@ -43,6 +44,20 @@ class Caller(Protocol):
 
     def stream(self, replica_id: str, method: str, *args: object) -> AsyncIterator[Any]:
         """Iterate over a generator method; the iterator raises WorkerUnavailableError."""
+
+
+FIRST_LISTS_S = 3.0
+"""Serve sends its lists a moment after they were asked for; in a cluster that starts they stay empty for long."""
+
+LIST_POLL_S = 0.02
+
+
+async def wait_for_lists(callers: Collection[Caller], *, timeout_s: float = FIRST_LISTS_S) -> None:
+    """Return when each of these deployments is known to have replicas, or ``timeout_s`` is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not all(caller.replica_ids() for caller in callers):  # noqa: ASYNC110 (lists of Serve, without events)
+                await asyncio.sleep(LIST_POLL_S)
 
 
 class ReplicaCaller:

@@ -8,6 +8,7 @@ import os
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ray import serve
 from ray.util import get_node_ip_address
@@ -29,6 +30,7 @@ from engine.contract.role import Role
 from engine.contract.step_frame import pack_step
 from engine.device.openmp import prepare_openmp
 from engine.frontend.async_engine import AsyncEngine
+from engine.frontend.call_answers import answer_call
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.os_threads import os_thread_name
 from kv_transfer.connector import Connector, WakeCallback
@@ -41,7 +43,7 @@ from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from router.attentive_clock import AttentiveClock
 from router.roles import ROLES, roles_met_by
-from router.wire.frame_socket import FrameOffer, FrameServer
+from router.wire.frame_server import FrameOffer, FrameServer
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -221,8 +223,10 @@ class Worker:
         return [Refusal.of(answer) if answer is not None else None for answer in answers]
 
     async def offer_outputs(self, client_id: str, mirrors_cache: bool) -> FrameOffer | None:
-        """Where a router of this host gets what ``outputs`` yields, without Ray; None where nobody can."""
-        return self._frames.offer(self.outputs(client_id, mirrors_cache))
+        """Where a router of this host gets what ``outputs`` yields, and submits and aborts its requests, without Ray;
+        None where nobody can."""
+        write = partial(self._engine.write_outputs, client_id, mirrors_cache=mirrors_cache)
+        return self._frames.offer(write, partial(answer_call, self._engine))
 
     async def outputs(self, client_id: str, mirrors_cache: bool = False) -> AsyncGenerator[bytes]:
         """Yield everything that concerns one router, one frame a step."""

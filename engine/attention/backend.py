@@ -73,10 +73,11 @@ class AttentionPlan(Protocol):
     ) -> torch.Tensor:
         """Write the step's keys and values to the cache, then attend causally.
 
-        query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], model dtype.
+        query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], model dtype. Where
+            the layer has a ``value_size``, ``value`` is that of the keys' columns.
 
         Returns:
-            [num_tokens, num_heads * head_dim], model dtype.
+            [num_tokens, num_heads * head_dim], or * ``value_size``, model dtype.
         """
 
     def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:

@@ -39,9 +39,10 @@ class TokenRuns(Protocol):
         value: torch.Tensor,
         output: torch.Tensor,
     ) -> None:
-        """Write their rows of ``output``, of the shape of ``query`` [num_tokens, num_heads, head_dim].
+        """Write their rows of ``output`` [num_tokens, num_heads, head_dim], or of the size of a value.
 
-        key, value: [num_tokens, num_kv_heads, head_dim], of all the step's tokens; they are in the cache as well.
+        query: [num_tokens, num_heads, head_dim]. key, value: [num_tokens, num_kv_heads, head_dim], of all the step's
+        tokens; they are in the cache as well.
         """
 
 
@@ -117,9 +118,7 @@ class CPUPlan:
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
         block_size = self._cache.layout.block_size
-        places = self._slots // block_size, self._slots % block_size
-        self._cache.keys(layer.index).index_put_(places, key)
-        self._cache.values(layer.index).index_put_(places, value)
+        self._cache.write(layer.index, (self._slots // block_size, self._slots % block_size), key, value)
         return self._attend(layer, query, key, value)
 
     def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
@@ -137,7 +136,7 @@ class CPUPlan:
         if self._runs is None:
             assert self._paged is not None, "a step has tokens"
             return self._paged.attend(layer, query).flatten(1)
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        output = query.new_empty(*query.shape[:2], value.shape[2])
         if self._paged is not None:
             tokens = self._paged.tokens
             assert tokens is not None, "a step with runs is no decode step"

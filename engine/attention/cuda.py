@@ -186,9 +186,8 @@ class CUDAPlan:
         self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
+        self._cache.write(layer.index, self._places, key, value)
         keys, values = self._cache.keys(layer.index), self._cache.values(layer.index)
-        keys.index_put_(self._places, key)
-        values.index_put_(self._places, value)
         if len(self._calls) == 1:
             return _run(self._calls[0], layer, query, keys, values).flatten(1)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -22,6 +22,7 @@ def check_attention(architecture: str, specs: Iterable[AttentionSpec], device_ty
     for spec in specs:
         missing = "capped attention scores (softcap)" if spec.softcap is not None else ""
         missing = "attention sinks" if spec.has_sinks else missing
+        missing = "latent attention" if spec.value_size is not None else missing
         if missing:
             raise ConfigError(
                 f"{architecture} needs {missing}, which no attention kernel for {device_type} computes",

@@ -75,6 +75,7 @@ class GatheredRuns:
             visible = positions <= last
             if window is not None:
                 visible &= positions > last - window
+            values = values[..., : layer.spec.value_size]
             attend = _attend_masked if layer.spec.softcap is None and layer.sinks is None else _attend_by_definition
             output[start : start + len(tile)] = attend(layer, tile, keys, values, visible)
 

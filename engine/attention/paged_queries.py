@@ -15,6 +15,7 @@ from engine.kernels import paged_attention as kernel
 from engine.kernels.call import KernelCall
 from engine.kernels.compiled import NUM_SCORE_NUMBERS, SCALE, SOFTCAP
 from engine.layers.attention_layer import AttentionLayer
+from kv_transfer.layout import LATENTS, KVLayout
 
 NO_WINDOW = 1 << 62
 
@@ -32,23 +33,44 @@ class ScoreParameters:
         return 0 if layer.sinks is None else layer.sinks.data_ptr()
 
 
+MAX_LATENT_GROUP = 8
+"""Query heads that go through a latent together: all heads share it, and they are divided among the threads."""
+
+
+class HeadGroups:
+    """How the query heads of one cache are divided: by the head of keys that they share, latents by their number."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        self._layout = layout
+        self._is_latent = layout.num_parts == LATENTS and layout.num_kv_heads == 1
+        rows_per_head = layout.layers_per_block * layout.num_parts * layout.block_size
+        self.rows_per_block = layout.num_kv_heads * rows_per_head
+        self.rows_between = 0 if self._is_latent else rows_per_head
+        """Cache rows from what one group reads to what the next one does: 0 where all read the same."""
+
+    def count(self, num_heads: int) -> int:
+        """Groups of so many query heads."""
+        if not self._is_latent:
+            return self._layout.num_kv_heads
+        most = min(num_heads, MAX_LATENT_GROUP)
+        return num_heads // next(size for size in range(most, 0, -1) if num_heads % size == 0)
+
+
 class PagedKernel:
     """The compiled kernel over one cache. One step at a time."""
 
     def __init__(self, cache: KVCache) -> None:
         layout = cache.layout
-        self.num_kv_heads = layout.num_kv_heads
-        self.rows_per_layer = 2 * layout.block_size
+        self.head_groups = groups = HeadGroups(layout)
+        self.rows_per_layer = layout.num_parts * layout.block_size
         self.scores = ScoreParameters()
-        rows_per_head = layout.layers_per_block * self.rows_per_layer
-        rows_per_block = layout.num_kv_heads * rows_per_head
         self.call = KernelCall(kernel.compiled_attention(layout.dtype), kernel.NUM_PARAMETERS)
         parameters = self.call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
-        parameters[kernel.NUM_KV_HEADS], parameters[kernel.HEAD_DIM] = layout.num_kv_heads, layout.head_dim
-        parameters[kernel.BLOCK_SIZE] = layout.block_size
-        parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = rows_per_block, rows_per_head
-        parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * rows_per_block
+        parameters[kernel.HEAD_DIM], parameters[kernel.BLOCK_SIZE] = layout.head_dim, layout.block_size
+        parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = groups.rows_per_block, groups.rows_between
+        parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * groups.rows_per_block
+        parameters[kernel.VALUE_ROWS] = (layout.num_parts - 1) * layout.block_size
         parameters[kernel.NUMBERS] = self.scores.address
 
 
@@ -83,17 +105,21 @@ class PagedQueries:
     def attend(self, layer: AttentionLayer, query: torch.Tensor) -> torch.Tensor:
         """Attend with [num_queries, num_heads, head_dim]; keys and values are in the cache already."""
         query = query.contiguous()
-        output = torch.empty_like(query)
+        num_queries, num_heads, head_dim = query.shape
+        value_size = layer.spec.value_size or head_dim
+        output = query.new_empty(num_queries, num_heads, value_size)
         paged = self._paged
         parameters = paged.call.parameters
         parameters[kernel.QUERY], parameters[kernel.OUTPUT] = query.data_ptr(), output.data_ptr()
         parameters[kernel.TABLES], parameters[kernel.POSITIONS] = self._addresses
         parameters[kernel.NUM_ROWS], parameters[kernel.TABLE_WIDTH] = self._tables.shape
-        parameters[kernel.GROUP] = query.shape[1] // paged.num_kv_heads
+        num_groups = paged.head_groups.count(num_heads)
+        parameters[kernel.NUM_KV_HEADS], parameters[kernel.GROUP] = num_groups, num_heads // num_groups
+        parameters[kernel.VALUE_DIM] = value_size
         parameters[kernel.FIRST_ROW] = layer.index * paged.rows_per_layer
         parameters[kernel.WINDOW] = NO_WINDOW if layer.spec.window is None else layer.spec.window
         parameters[kernel.SINKS] = paged.scores.set(layer)
-        paged.call.run(max_threads=len(query) * paged.num_kv_heads)
+        paged.call.run(max_threads=len(query) * num_groups)
         return output
 
 

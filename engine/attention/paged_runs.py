@@ -11,7 +11,7 @@ import torch
 from llvmlite import binding
 
 from engine.attention.backend import AttentionBatch
-from engine.attention.paged_queries import NO_WINDOW, ScoreParameters
+from engine.attention.paged_queries import NO_WINDOW, HeadGroups, ScoreParameters
 from engine.contract.step import IntArray
 from engine.device.kv_cache import KVCache
 from engine.kernels import run_attention as kernel
@@ -28,18 +28,16 @@ class RunKernel:
 
     def __init__(self, cache: KVCache, *, has_pairs: bool) -> None:
         layout = cache.layout
-        self.num_kv_heads = layout.num_kv_heads
-        self.rows_per_layer = 2 * layout.block_size
+        self.head_groups = groups = HeadGroups(layout)
+        self.rows_per_layer = layout.num_parts * layout.block_size
         self.scores = ScoreParameters()
-        rows_per_head = layout.layers_per_block * self.rows_per_layer
-        rows_per_block = layout.num_kv_heads * rows_per_head
         self.call = KernelCall(kernel.compiled_run_attention(layout.dtype, has_pairs=has_pairs), kernel.NUM_PARAMETERS)
         parameters = self.call.parameters
         parameters[kernel.CACHE] = cache.blocks.data_ptr()
-        parameters[kernel.NUM_KV_HEADS], parameters[kernel.HEAD_DIM] = layout.num_kv_heads, layout.head_dim
-        parameters[kernel.BLOCK_SIZE] = layout.block_size
-        parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = rows_per_block, rows_per_head
-        parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * rows_per_block
+        parameters[kernel.HEAD_DIM], parameters[kernel.BLOCK_SIZE] = layout.head_dim, layout.block_size
+        parameters[kernel.BLOCK_ROWS], parameters[kernel.HEAD_ROWS] = groups.rows_per_block, groups.rows_between
+        parameters[kernel.NUM_CACHE_ROWS] = cache.num_blocks * groups.rows_per_block
+        parameters[kernel.VALUE_ROWS] = (layout.num_parts - 1) * layout.block_size
         parameters[kernel.NUMBERS] = self.scores.address
 
 
@@ -73,19 +71,22 @@ class PagedRuns:
         assert output.is_contiguous()
         query = query.contiguous()
         runs = self._kernel
-        group = query.shape[1] // runs.num_kv_heads
+        num_groups = runs.head_groups.count(query.shape[1])
+        group = query.shape[1] // num_groups
         if not len(self._items):
             self._cut(max(TARGET_ROWS // group, 1))
         parameters = runs.call.parameters
         parameters[kernel.QUERY], parameters[kernel.OUTPUT] = query.data_ptr(), output.data_ptr()
-        parameters[kernel.NUM_TOKENS], parameters[kernel.GROUP] = len(query), group
+        parameters[kernel.NUM_TOKENS] = len(query)
+        parameters[kernel.NUM_KV_HEADS], parameters[kernel.GROUP] = num_groups, group
+        parameters[kernel.VALUE_DIM] = output.shape[2]
         parameters[kernel.TABLES], parameters[kernel.ITEMS] = self._tables.ctypes.data, self._items.ctypes.data
         parameters[kernel.NUM_TABLES], parameters[kernel.TABLE_WIDTH] = self._tables.shape
         parameters[kernel.NUM_ITEMS], parameters[kernel.MAX_QUERIES] = len(self._items), self._max_queries
         parameters[kernel.FIRST_ROW] = layer.index * runs.rows_per_layer
         parameters[kernel.WINDOW] = NO_WINDOW if layer.spec.window is None else layer.spec.window
         parameters[kernel.SINKS] = runs.scores.set(layer)
-        runs.call.run(max_threads=len(self._items) * runs.num_kv_heads)
+        runs.call.run(max_threads=len(self._items) * num_groups)
 
     def _cut(self, num_queries: int) -> None:
         """Cut the runs into items of up to so many queries, the most work first: threads end at about the same time."""

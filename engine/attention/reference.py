@@ -38,12 +38,9 @@ class ReferencePlan:
         self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """See ``AttentionPlan``."""
-        keys, values = self._cache.keys(layer.index), self._cache.values(layer.index)
-        for token, slot in enumerate(self._slots.tolist()):
-            block, offset = divmod(slot, self._cache.layout.block_size)
-            keys[block, offset] = key[token]
-            values[block, offset] = value[token]
-        output = torch.empty_like(query)
+        slots, block_size = torch.from_numpy(self._slots).to(key.device), self._cache.layout.block_size
+        self._cache.write(layer.index, (slots // block_size, slots % block_size), key, value)
+        output = query.new_empty(*query.shape[:2], value.shape[2])
         for request in range(self._batch.num_reqs):
             start, end = self._batch.query_starts[request : request + 2].tolist()
             first = int(self._batch.first_positions[request])
@@ -73,4 +70,4 @@ class ReferencePlan:
         if layer.sinks is not None:
             scores = torch.cat((scores, layer.sinks.double()[:, None]), dim=1)
         weights = scores.softmax(dim=1)[:, : len(keys)]
-        return torch.einsum("hk,khd->hd", weights, values)
+        return torch.einsum("hk,khd->hd", weights, values[..., : spec.value_size])

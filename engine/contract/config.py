@@ -10,20 +10,35 @@ from engine.contract.errors import ConfigError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+ModelImplName = Literal["auto", "native", "transformers"]
 QueuePolicy = Literal["fcfs", "priority"]
 LoadFailurePolicy = Literal["recompute", "fail"]
+SpeculativeMethod = Literal["none", "ngram", "suffix"]
 Switch = bool | Literal["auto"]
 """``auto``: where it helps and works here; true: refuse to start where it does not work; false: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCode:
+    """Whose code computes a model.
+
+    impl: ``native`` is Baton's, ``transformers`` the one that transformers has for it, ``auto`` Baton's where it has
+        any. trust_remote_code: run code for transformers that comes with a checkpoint.
+    """
+
+    impl: ModelImplName = "auto"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfigSource:
-    """Which checkpoint, where it runs and in what precision."""
+    """Which checkpoint, where it runs and in what precision, and by whose code."""
 
     path: Path
     device: DeviceName = "auto"
     dtype: DTypeName = "auto"
     num_threads: int | None = None
+    code: ModelCode = field(default_factory=ModelCode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +225,37 @@ class GPUConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Draft tokens, which change no token, only how many come out of a step.
+
+    method: who proposes them; ``ngram`` looks where the last tokens stood in the request itself, ``suffix`` also in
+        earlier answers.
+    num_tokens: most drafts of a request in a step; ``auto``: as many as are measured to pay, at most 8.
+    min_match, max_match: so many of the last tokens must be found again, and so many are looked for at most.
+    max_kept_tokens: of earlier answers.
+    """
+
+    method: SpeculativeMethod = "none"
+    num_tokens: int | Literal["auto"] = "auto"
+    min_match: int = 2
+    max_match: int = 16
+    max_kept_tokens: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if self.num_tokens != "auto" and self.num_tokens < 1:
+            raise ConfigError(
+                f"num_tokens must be at least 1, got {self.num_tokens}; method 'none' proposes no draft tokens"
+            )
+        if not 1 <= self.min_match <= self.max_match:
+            raise ConfigError(
+                f"min_match ({self.min_match}) and max_match ({self.max_match}) say how many of the last tokens must "
+                "be found again: at least 1, and min_match at most max_match"
+            )
+        if self.max_kept_tokens < 0:
+            raise ConfigError(f"max_kept_tokens must be >= 0, got {self.max_kept_tokens}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All settings of one engine."""
 
@@ -217,6 +263,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     gpu: GPUConfig = field(default_factory=GPUConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     def __post_init__(self) -> None:
         if self.cache.num_blocks is not None and self.scheduler.max_model_len is not None:

@@ -8,13 +8,13 @@ import mmap
 import torch
 
 from engine.device.allocation import plain_memory
-from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import KEYS_AND_VALUES, KVLayout, KVRegion, MemoryKind
 
 
 class KVCache:
     """All blocks of one engine, in one piece.
 
-    blocks: [num_blocks, num_kv_heads, layers_per_block, 2 (key, value), block_size, head_dim], contiguous: a block is
+    blocks: [num_blocks, num_kv_heads, layers_per_block, num_parts, block_size, head_dim], contiguous: a block is
         one region over all layers of its group, and each head's part of it is one range. On the CPU the memory is
         page-aligned, zeroed, and committed as it is touched.
     num_scratch_blocks: more blocks behind those, for rows that stand for no request. No scheduler and no peer knows
@@ -31,7 +31,8 @@ class KVCache:
         num_scratch_blocks: int = 0,
     ) -> None:
         num_all = num_blocks + num_scratch_blocks
-        shape = (num_all, layout.num_kv_heads, layout.layers_per_block, 2, layout.block_size, layout.head_dim)
+        layers, parts = layout.layers_per_block, layout.num_parts
+        shape = (num_all, layout.num_kv_heads, layers, parts, layout.block_size, layout.head_dim)
         if device.type == "cpu":
             self.blocks = torch.frombuffer(_allocate(num_all * layout.block_bytes), dtype=dtype).view(shape)
         else:
@@ -63,8 +64,18 @@ class KVCache:
         return self.blocks[:, :, index, 0].transpose(1, 2)
 
     def values(self, index: int) -> torch.Tensor:
-        """Values of the ``index``-th layer of a block, laid out as ``keys``: a view."""
-        return self.blocks[:, :, index, 1].transpose(1, 2)
+        """Values of the ``index``-th layer of a block, laid out as ``keys``: a view. Of latents, the latents."""
+        return self.blocks[:, :, index, -1].transpose(1, 2)
+
+    def write(
+        self, index: int, places: tuple[torch.Tensor, torch.Tensor], key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Put keys and values, [num_tokens, num_kv_heads, head_dim], of the ``index``-th layer of a block where
+        ``places`` says: blocks and offsets in them. Of latents, the values are in the keys.
+        """
+        self.keys(index).index_put_(places, key)
+        if self.layout.num_parts == KEYS_AND_VALUES:
+            self.values(index).index_put_(places, value)
 
 
 def _allocate(num_bytes: int) -> mmap.mmap:

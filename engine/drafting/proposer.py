@@ -16,11 +16,26 @@ class DraftContext(NamedTuple):
     token_ids: [num_tokens] all its known tokens, prompt and output; a view that holds until ``propose`` returns, not
         to be written to.
     max_tokens: as many drafts are of use, at least 1.
+    num_prompt_tokens: the first so many are the prompt, the others were said by the model.
+    salt: requests with different ones must not learn of each other.
     """
 
     request_id: str
     token_ids: IntArray
     max_tokens: int
+    num_prompt_tokens: int = 0
+    salt: str | None = None
+
+
+class Draft(NamedTuple):
+    """What a proposer says about one request.
+
+    token_ids: guesses of what comes next, none where there is no good one.
+    evidence: 0 or more; drafts with the same number are about as likely to be right, and with a larger one more so.
+    """
+
+    token_ids: Sequence[int] | IntArray
+    evidence: int = 0
 
 
 class Proposer(Protocol):
@@ -30,18 +45,20 @@ class Proposer(Protocol):
     computed for them. It is asked in every step, on the thread that schedules.
     """
 
-    def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Sequence[int] | IntArray]:
-        """Draft tokens for each of these requests, in order: at most its ``max_tokens``, and none where there is no
-        good guess.
-        """
+    def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
+        """Draft tokens for each of these requests, in order: at most its ``max_tokens``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """Who proposes, and how many draft tokens a request may have in one step."""
+    """Who proposes, and how many draft tokens a request may have in one step.
+
+    is_adaptive: only as many as are measured to pay, and none where they do not.
+    """
 
     proposer: Proposer
     max_draft_tokens: int
+    is_adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.max_draft_tokens < 1:

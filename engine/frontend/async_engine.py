@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from engine.contract.errors import ConnectorDeadError, EngineDeadError, RequestRefusedError
-from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage
+from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage, TokenDelta
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.engine_thread import STEP_TIMEOUT_S, EngineThread
 from engine.frontend.feeds import CacheFeed
+from engine.frontend.outbox import FrameSink, Outbox
 from engine.scheduler.step_result import StepResult
 from kv_transfer.connector import PeerWorkerConnector
 from kv_transfer.params import Hello
@@ -26,7 +27,8 @@ class AsyncEngine:
     """Takes requests in batches, and answers on one stream per front end.
 
     Everything here happens on the event loop that called :meth:`start`, but for the engine itself, which ``build``
-    makes in a thread of its own (:class:`EngineThread`). Several steps that follow each other closely share a message.
+    makes in a thread of its own (:class:`EngineThread`), and what that thread tells: :meth:`on_step`. Several steps
+    that follow each other closely share a message.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class AsyncEngine:
     ) -> None:
         self._thread = EngineThread(build, self, name=name, step_timeout_s=step_timeout_s, clock=clock)
         self._report_period_s = report_period_s
-        self._load = self._told = self._told_of = LoadReport()
-        self._told_stands: tuple[int, bool, bool, bool] | None = None
+        self._load = self._delivered_load = LoadReport()
+        self._told: tuple[LoadReport, tuple[int, bool, bool, bool] | None, LoadReport] = (self._load, None, self._load)
         self._streams: dict[str, ClientStream] = {}
+        self._outboxes: Mapping[str, Outbox] = {}
+        """Replaced, never changed: the engine's thread reads it."""
         self._requests_of: dict[str, set[str]] = {}
         self._is_draining = False
         self.num_peers = 0
@@ -55,7 +59,7 @@ class AsyncEngine:
         Raises:
             Exception: What ``build`` raised.
         """
-        self._load = await self._thread.start()
+        self._load = self._delivered_load = await self._thread.start()
 
     async def close(self) -> None:
         """Stop the thread, end what is unfinished with an error, release the connector. Idempotent."""
@@ -79,19 +83,16 @@ class AsyncEngine:
 
     @property
     def load(self) -> LoadReport:
-        """The engine's load after its last step, and whether that is too long ago."""
-        stands = (self.num_peers, self._is_draining, self.is_stalled, self.has_hung_read)
-        if self._told_of is not self._load or self._told_stands != stands:
-            self._told_of, self._told_stands = self._load, stands
+        """The engine's load after its last step, and whether that is too long ago. From any thread."""
+        load, stands = self._load, (self.num_peers, self._is_draining, self.is_stalled, self.has_hung_read)
+        told_of, told_stands, told = self._told
+        if told_of is not load or told_stands != stands:
             num_peers, is_draining, is_stalled, has_hung_read = stands
-            self._told = replace(
-                self._load,
-                num_peers=num_peers,
-                is_draining=is_draining,
-                is_stalled=is_stalled,
-                has_hung_read=has_hung_read,
+            told = replace(
+                load, num_peers=num_peers, is_draining=is_draining, is_stalled=is_stalled, has_hung_read=has_hung_read
             )
-        return self._told
+            self._told = (load, stands, told)
+        return told
 
     @property
     def is_stalled(self) -> bool:
@@ -146,8 +147,7 @@ class AsyncEngine:
         requests: its router is gone.
         """
         self.check_health()
-        if (previous := self._streams.get(client_id)) is not None:
-            previous.close()
+        self._end_stream(client_id)
         stream = self._streams[client_id] = ClientStream(
             cache=CacheFeed() if mirrors_cache else None, min_gap_s=MESSAGE_GAP_S
         )
@@ -163,9 +163,33 @@ class AsyncEngine:
                 stream.cache.snapshot.cancel()
             if self._streams.get(client_id) is stream:
                 del self._streams[client_id]
-                self.abort_nowait(tuple(self._requests_of.pop(client_id, ())))
-                if not self._thread.has_ended:
-                    self._thread.post(lambda core: core.forget_client(client_id))
+                self._forget_client(client_id)
+
+    async def write_outputs(self, client_id: str, sink: FrameSink, *, mirrors_cache: bool = False) -> None:
+        """Send to ``sink`` what :meth:`outputs` yields, each message as a frame, until the streams end.
+
+        The engine's thread writes them. Cancelling this aborts the client's requests: its router is gone.
+        """
+        self.check_health()
+        self._end_stream(client_id)
+        outbox = Outbox(sink, lambda: self.load, cache=CacheFeed() if mirrors_cache else None)
+        self._outboxes = {**self._outboxes, client_id: outbox}
+        try:
+            outbox.report()
+            if mirrors_cache:
+                self.resync_cache(client_id)
+            while not await outbox.has_closed(timeout_s=self._report_period_s):
+                outbox.report()
+            await sink.drained()
+        finally:
+            if self._outboxes.get(client_id) is outbox:
+                self._outboxes = {key: value for key, value in self._outboxes.items() if value is not outbox}
+                self._forget_client(client_id)
+
+    def _forget_client(self, client_id: str) -> None:
+        self.abort_nowait(tuple(self._requests_of.pop(client_id, ())))
+        if not self._thread.has_ended:
+            self._thread.post(lambda core: core.forget_client(client_id))
 
     def abort_nowait(self, request_ids: Sequence[str]) -> None:
         """End requests at the next step boundary; unknown ids are ignored, and so is everything after the end."""
@@ -227,14 +251,19 @@ class AsyncEngine:
     async def _become_empty(self) -> None:
         for _ in range(2):  # the first call ends the admissions, the second comes after the report that knows of them
             await self._thread.call(lambda _: None)
-        while not self._load.is_empty:
+        while not self._delivered_load.is_empty:
             self._delivered.clear()
             await self._delivered.wait()
 
     def _end_streams(self) -> None:
         """Close all streams, whose clients learn that nothing more comes."""
-        for stream in self._streams.values():
-            stream.close()
+        for client_id in (*self._streams, *self._outboxes):
+            self._end_stream(client_id)
+
+    def _end_stream(self, client_id: str) -> None:
+        for streams in (self._streams, self._outboxes):
+            if (stream := streams.get(client_id)) is not None:
+                stream.close()
 
     # ---- the prefix cache
 
@@ -243,6 +272,9 @@ class AsyncEngine:
         stream = self._streams.get(client_id)
         if stream is not None and stream.cache is not None:
             stream.cache.needs_snapshot = True
+        outbox = self._outboxes.get(client_id)
+        if outbox is not None and not self._thread.has_ended:
+            self._thread.post(lambda core: outbox.tell_snapshot(core.cache_snapshot()))
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> CacheReset | None:
         """Drop the prefix cache, the host tier included; None where requests hold blocks and may not be preempted."""
@@ -274,26 +306,50 @@ class AsyncEngine:
 
     # ---- what the thread brings
 
-    def on_step(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
-        """Pass on what a step brought. Messages are made here, while the next step computes."""
+    def on_step(self, core: EngineCore, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
+        """Pass on what a step brought; called by the engine's thread. The event loop is left alone where a step brought
+        nothing but tokens of requests that go on, for routers that this thread writes to."""
+        is_news = load is not self._load or changes is not None or bool(result.special) or bool(result.finished)
         self._load = load
+        by_client, outboxes = result.deltas_by_client(), self._outboxes
+        for client_id, outbox in outboxes.items():
+            if changes is not None:
+                outbox.put_cache(changes)
+            if (deltas := by_client.get(client_id)) is not None:
+                outbox.put(deltas)
+            if outbox.wants_snapshot:
+                outbox.tell_snapshot(core.cache_snapshot())
+        if is_news or not by_client.keys() <= outboxes.keys():
+            self._thread.to_loop(self._deliver, by_client, outboxes, load, changes)
+
+    def _deliver(
+        self,
+        by_client: Mapping[str, Sequence[TokenDelta]],
+        written: Container[str],
+        load: LoadReport,
+        changes: CacheChanges | None,
+    ) -> None:
+        """Take note of a step, and pass on what is for clients that were not written to."""
+        self._delivered_load = load
         self._delivered.set()
         if changes is not None:
             for stream in self._streams.values():
                 if stream.cache is not None:
                     stream.cache.put(changes)
-        for client_id, deltas in result.deltas_by_client().items():
+        for client_id, deltas in by_client.items():
             for delta in deltas:
                 if delta.finish_reason is not None:
                     self._forget(client_id, delta.request_id)
-            if (stream_of_client := self._streams.get(client_id)) is not None:
+            if client_id not in written and (stream_of_client := self._streams.get(client_id)) is not None:
                 stream_of_client.put(deltas)
 
     def on_end(self) -> None:
         """End every unfinished request with an error: this engine will never do it."""
         for client_id, request_ids in list(self._requests_of.items()):
-            ends = [(client_id, dead_delta(request_id)) for request_id in request_ids]
-            self.on_step(StepResult(finished=ends), self._load, None)
+            ends = [dead_delta(request_id) for request_id in request_ids]
+            if (outbox := self._outboxes.get(client_id)) is not None:
+                outbox.put(ends)
+            self._deliver({client_id: ends}, self._outboxes, self._delivered_load, None)
         self._end_streams()
 
     def _forget(self, client_id: str, request_id: str) -> None:

@@ -46,7 +46,7 @@ class ClientStream:
         self._waiting.extend(deltas)
         self._has_news = True
         if self._min_gap_s and not self._is_pressing:
-            self._is_pressing = any(map(_is_pressing, deltas))
+            self._is_pressing = any(map(is_pressing, deltas))
         self._wake()
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ def _set_done(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _is_pressing(delta: TokenDelta) -> bool:
+def is_pressing(delta: TokenDelta) -> bool:
     """True for what somebody waits for before anything else can happen: first tokens, and where the KV is."""
     return delta.num_cached_tokens is not None or delta.kv_transfer is not None
 

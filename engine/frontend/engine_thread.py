@@ -28,13 +28,13 @@ Command = Callable[[EngineCore], None]
 
 
 class StepListener(Protocol):
-    """Whoever wants to know what an engine's steps bring; called on the event loop."""
+    """Whoever wants to know what an engine's steps bring."""
 
-    def on_step(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
-        """What a step brought, or a turn of the loop in which nothing was computed."""
+    def on_step(self, core: EngineCore, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
+        """What a step brought, or a turn of the loop in which nothing was computed; called by the engine's thread."""
 
     def on_end(self) -> None:
-        """The engine failed: nothing more comes."""
+        """The engine failed: nothing more comes. Called on the event loop."""
 
 
 class EngineThread:
@@ -42,8 +42,7 @@ class EngineThread:
 
     It builds the engine, so that whatever belongs to a thread (teams of OpenMP threads, CUDA's current device) belongs
     to the one that computes. Others hand it functions of the engine (:meth:`call`, :meth:`post`), which it runs in
-    their order between two steps; what a step brought goes to ``listener``, in one callback a step, on the event loop
-    that called :meth:`start`.
+    their order between two steps. It tells ``listener`` what each step brought, which must not keep it waiting.
 
     An engine whose thread has been in one turn for ``step_timeout_s``, or whose requests have waited so long for
     nothing that is under way, counts as hanging. ``clock`` measures that; it may stand still while the process gets no
@@ -210,7 +209,7 @@ class EngineThread:
                 self._has_ended = True
             self._run_commands(core)
             if self._failure is not None:
-                self._to_loop(self._listener.on_end)
+                self.to_loop(self._listener.on_end)
 
     def _run_commands(self, core: EngineCore) -> None:
         """Do what was asked for; a command that raises ends the engine, but none behind it is left unanswered."""
@@ -231,17 +230,18 @@ class EngineThread:
             core.move_out()
         if core.has_work():
             result = core.step()
-            self._to_loop(self._listener.on_step, result, load_feed.after_step(), core.cache_changes())
+            self._listener.on_step(core, result, load_feed.after_step(), core.cache_changes())
             self._progress.end_turn(is_stuck=core.is_stuck())
             return
         if not core.has_unfinished():
             core.rest()
-        self._to_loop(self._listener.on_step, NOTHING_NEW, load_feed.now(), core.cache_changes())
+        self._listener.on_step(core, NOTHING_NEW, load_feed.now(), core.cache_changes())
         self._progress.end_turn(is_stuck=core.is_stuck())
         self._progress.rest()
         core.wake.wait(core.scheduler.idle_timeout_s())
 
-    def _to_loop(self, function: Callable[..., None], *args: object) -> None:
+    def to_loop(self, function: Callable[..., None], *args: object) -> None:
+        """Have the event loop that called :meth:`start` run a function, soon. For the engine's thread."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(function, *args)

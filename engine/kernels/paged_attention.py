@@ -38,7 +38,8 @@ NUMBERS, SINKS = (
     17,
     18,
 )  # addresses of float32: ``NUM_SCORE_NUMBERS`` numbers; the sinks of all heads, 0 for none
-NUM_PARAMETERS = 19
+VALUE_DIM, VALUE_ROWS = 19, 20  # numbers of a value; how many cache rows it is behind its key, 0: it is part of that
+NUM_PARAMETERS = 21
 
 
 @njit(**PART_OPTIONS)
@@ -108,7 +109,7 @@ def _add_tile(scores, tile, count, sums):
 
 @njit(**PART_OPTIONS)
 def _key_row(p, table, head, position):
-    """The cache row of a head's key at a position; that of its value is BLOCK_SIZE rows behind."""
+    """The cache row of a head's key at a position; that of its value is VALUE_ROWS behind."""
     block, offset = position // p[BLOCK_SIZE], position % p[BLOCK_SIZE]
     return table[block] * p[BLOCK_ROWS] + head * p[HEAD_ROWS] + p[FIRST_ROW] + offset
 
@@ -125,17 +126,18 @@ def _prefetch_row(p, rows, row):
 def _attend(p, query, rows, output):
     """Take (row, key-value head) pairs from the shared counter until none is left.
 
-    query, output: [num_rows * num_kv_heads, group, head_dim]; rows: [cache rows, head_dim] in storage type. A query
-    attends to all up to its position, itself included.
+    query: [num_rows * num_kv_heads, group, head_dim]; output: the same of VALUE_DIM; rows: [cache rows, head_dim] in
+    storage type. A query attends to all up to its position, itself included.
     """
-    num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
+    num_kv_heads, group, head_dim = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM]
+    value_dim, value_rows = p[VALUE_DIM], p[VALUE_ROWS]
     tables = carray(pointer(p[TABLES]), (p[NUM_ROWS], p[TABLE_WIDTH]), dtype=np.int32)
     positions = carray(pointer(p[POSITIONS]), (p[NUM_ROWS],), dtype=np.int32)
     numbers = carray(pointer(p[NUMBERS]), (NUM_SCORE_NUMBERS,), dtype=np.float32)
     scale, softcap = numbers[SCALE], numbers[SOFTCAP]
     sinks = carray(pointer(p[SINKS]), (num_kv_heads * group,), dtype=np.float32)
     queries = np.empty((group, head_dim), dtype=np.float32)
-    sums = np.empty((group, head_dim), dtype=np.float32)
+    sums = np.empty((group, value_dim), dtype=np.float32)
     scores = np.zeros((group, TILE), dtype=np.float32)
     tile = np.zeros((TILE, head_dim), dtype=np.float32)
     maxima = np.empty(group, dtype=np.float32)
@@ -154,18 +156,19 @@ def _attend(p, query, rows, output):
             count = min(TILE, end - start)
             for t in range(count):
                 indices[t] = _key_row(p, table, head, start + t)
-                _prefetch_row(p, rows, indices[t] + block_size)
+                _prefetch_row(p, rows, indices[t] + value_rows)
             for t in range(start + count, min(start + 2 * TILE, end)):
                 _prefetch_row(p, rows, _key_row(p, table, head, t))
             _load_tile(rows, indices, count, tile)
             _score_tile(queries, tile, count, softcap, scores)
             _soften_tile(scores, count, maxima, totals, sums)
-            indices[:count] += block_size
-            _load_tile(rows, indices, count, tile)
+            if value_rows > 0:
+                indices[:count] += value_rows
+                _load_tile(rows, indices, count, tile)
             _add_tile(scores, tile, count, sums)
         for g in range(group):
             inverse = np.float32(1.0) / totals[g]
-            for d in range(head_dim):
+            for d in range(value_dim):
                 output[item, g, d] = narrow(sums[g, d] * inverse, output[item, g, d])
         item = take_next(p[COUNTER])
 
@@ -177,9 +180,9 @@ def compiled_attention(dtype: str) -> int:
 
     def attend(address):
         p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
-        heads = (p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM])
-        query = carray(pointer(p[QUERY]), heads, dtype=storage)
-        output = carray(pointer(p[OUTPUT]), heads, dtype=storage)
+        num_items, group = p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP]
+        query = carray(pointer(p[QUERY]), (num_items, group, p[HEAD_DIM]), dtype=storage)
+        output = carray(pointer(p[OUTPUT]), (num_items, group, p[VALUE_DIM]), dtype=storage)
         _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=storage), output)
 
     return compile_kernel(attend)

@@ -41,7 +41,8 @@ NUMBERS, SINKS = (
     20,
     21,
 )  # addresses of float32: ``NUM_SCORE_NUMBERS`` numbers; the sinks of all heads, 0 for none
-NUM_PARAMETERS = 22
+VALUE_DIM, VALUE_ROWS = 22, 23  # numbers of a value; how many cache rows it is behind its key, 0: it is part of that
+NUM_PARAMETERS = 24
 
 # The columns of ``ITEMS``, int32: a run of queries of one request.
 FIRST_TOKEN, NUM_QUERIES, FIRST_POSITION, TABLE = range(4)
@@ -49,7 +50,10 @@ ITEM_WIDTH = 4
 
 
 def _pack_values(rows, indices, count, packed):
-    """Values of a tile as words of [reduction, head_dim]; what is missing from a whole tile is zero."""
+    """Values of a tile as words of [reduction, VALUE_DIM] or a little more; what is missing from a whole tile is zero.
+
+    What follows a value that is narrower than its row is taken along as far as there is room: it ends in no output.
+    """
 
 
 @overload(_pack_values)
@@ -62,11 +66,11 @@ def _choose_pack_values(rows, indices, count, packed):
 def _pack_value_pairs(rows, indices, count, packed):
     for pair in range(count // 2):
         first, second, target = rows[indices[2 * pair]], rows[indices[2 * pair + 1]], packed[pair]
-        for d in range(len(first)):
+        for d in range(min(len(first), len(target))):
             target[d] = np.uint32(first[d]) | (np.uint32(second[d]) << np.uint32(16))
     if count % 2:
         first, target = rows[indices[count - 1]], packed[count // 2]
-        for d in range(len(first)):
+        for d in range(min(len(first), len(target))):
             target[d] = np.uint32(first[d])
     packed[(count + 1) // 2 :] = 0
 
@@ -74,7 +78,7 @@ def _pack_value_pairs(rows, indices, count, packed):
 def _pack_value_numbers(rows, indices, count, packed):
     for t in range(count):
         source, target = rows[indices[t]], packed[t]
-        for d in range(len(source)):
+        for d in range(min(len(source), len(target))):
             target[d] = widen(source[d])
     packed[count:] = 0
 
@@ -170,8 +174,9 @@ def _attend_rows(place, window, scale, softcap, operands, state, scratch):
 def _attend(p, query, rows, words, output, product, packed):
     """Take (run of queries, key-value head) pairs from the shared counter until none is left.
 
-    query, output: [num_tokens, num_heads, head_dim]; rows: [cache rows, head_dim] in storage type; words: the same as
-    words of the product; product, packed: [0], of the types of what is multiplied and of the words of values.
+    query: [num_tokens, num_heads, head_dim]; output: the same of VALUE_DIM; rows: [cache rows, head_dim] in storage
+    type; words: the same as words of the product; product, packed: [0], of the types of what is multiplied and of the
+    words of values.
     """
     num_kv_heads, group, head_dim, block_size = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM], p[BLOCK_SIZE]
     items = carray(pointer(p[ITEMS]), (p[NUM_ITEMS], ITEM_WIDTH), dtype=np.int32)
@@ -181,12 +186,13 @@ def _attend(p, query, rows, words, output, product, packed):
     sinks = carray(pointer(p[SINKS]), (num_kv_heads * group,), dtype=np.float32)
     max_rows = p[MAX_QUERIES] * group + ROWS
     width = (head_dim + COLUMNS - 1) // COLUMNS * COLUMNS  # zeros where the head is narrower
+    value_width = (p[VALUE_DIM] + COLUMNS - 1) // COLUMNS * COLUMNS
     queries = np.zeros((max_rows, width), dtype=product.dtype)
-    sums = np.empty((max_rows, width), dtype=np.float32)
+    sums = np.empty((max_rows, value_width), dtype=np.float32)
     maxima = np.empty(max_rows, dtype=np.float32)
     totals = np.empty(max_rows, dtype=np.float32)
     keys = np.zeros((width * product.itemsize // WORD_BYTES, KEYS), dtype=np.float32)
-    values = np.zeros((KEYS * product.itemsize // WORD_BYTES, width), dtype=packed.dtype)
+    values = np.zeros((KEYS * product.itemsize // WORD_BYTES, value_width), dtype=packed.dtype)
     scores = np.empty((ROWS, KEYS), dtype=np.float32)
     weights = np.zeros((ROWS, KEYS), dtype=product.dtype)
     indices = np.empty(KEYS, dtype=np.int64)
@@ -208,7 +214,7 @@ def _attend(p, query, rows, words, output, product, packed):
                 block, offset = position // block_size, position % block_size
                 indices[t] = table[block] * p[BLOCK_ROWS] + head * p[HEAD_ROWS] + p[FIRST_ROW] + offset
             _pack_keys(words, indices, count, keys)
-            indices[:count] += block_size
+            indices[:count] += p[VALUE_ROWS]
             _pack_values(rows, indices, count, values)
             for row in range(0, num_rows, ROWS):
                 place = row, num_rows, group, first, base, count
@@ -216,7 +222,7 @@ def _attend(p, query, rows, words, output, product, packed):
         for row in range(num_rows):
             target = output[item[FIRST_TOKEN] + row // group, head * group + row % group]
             inverse = np.float32(1.0) / totals[row]
-            for d in range(head_dim):
+            for d in range(p[VALUE_DIM]):
                 target[d] = narrow(sums[row, d] * inverse, target[d])
         number = take_next(p[COUNTER])
 
@@ -233,9 +239,9 @@ def compiled_run_attention(dtype, *, has_pairs):
     def attend(address):
         p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
         head_dim, num_rows = p[HEAD_DIM], p[NUM_CACHE_ROWS]
-        heads = (p[NUM_TOKENS], p[NUM_KV_HEADS] * p[GROUP], head_dim)
-        query = carray(pointer(p[QUERY]), heads, dtype=storage)
-        output = carray(pointer(p[OUTPUT]), heads, dtype=storage)
+        num_tokens, num_heads = p[NUM_TOKENS], p[NUM_KV_HEADS] * p[GROUP]
+        query = carray(pointer(p[QUERY]), (num_tokens, num_heads, head_dim), dtype=storage)
+        output = carray(pointer(p[OUTPUT]), (num_tokens, num_heads, p[VALUE_DIM]), dtype=storage)
         rows = carray(pointer(p[CACHE]), (num_rows, head_dim), dtype=storage)
         words = carray(pointer(p[CACHE]), (num_rows, head_dim // per_word), dtype=word)
         _attend(p, query, rows, words, output, np.empty(0, dtype=product), np.empty(0, dtype=packed))

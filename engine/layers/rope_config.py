@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -66,6 +67,11 @@ class RopeConfig:
         if self.rope_type is not RopeType.LONGROPE:
             return self
         return dataclasses.replace(self, is_long=max_model_len > self.original_max_position_embeddings)
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """What yarn lengthens vectors by, for sequences that are ``factor`` times as long."""
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 _REQUIRED: dict[RopeType, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.layers.rope_config import RopeConfig, RopeType
+from engine.layers.rope_config import RopeConfig, RopeType, yarn_mscale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,8 @@ def attention_scaling(config: RopeConfig) -> float:
             return 1.0
         return math.sqrt(1 + math.log(config.factor) / math.log(config.original_max_position_embeddings))
     if config.mscale and config.mscale_all_dim:
-        return _yarn_mscale(config.factor, config.mscale) / _yarn_mscale(config.factor, config.mscale_all_dim)
-    return _yarn_mscale(config.factor, 1.0)
-
-
-def _yarn_mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
+        return yarn_mscale(config.factor, config.mscale) / yarn_mscale(config.factor, config.mscale_all_dim)
+    return yarn_mscale(config.factor, 1.0)
 
 
 def inverse_frequencies(config: RopeConfig, *, head_dim: int) -> torch.Tensor:

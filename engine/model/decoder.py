@@ -8,19 +8,18 @@ from typing import ClassVar
 
 import torch
 
-from engine.layers.attention_layer import AttentionLayer
 from engine.layers.embedding import Embedding, LMHead
 from engine.layers.experts.mixture import Mixture
+from engine.layers.experts.shared import SharedExperts
 from engine.layers.fused_ops import FusedOps
-from engine.layers.heads import HeadTransform
-from engine.layers.layer_spec import QueryKeyNorm
-from engine.layers.linear import Linear
 from engine.layers.mlp import MLP, FeedForward
-from engine.layers.norm import Norm, RMSNorm, build_norm
+from engine.layers.norm import Norm, build_norm
 from engine.layers.residual import ResidualNorms
 from engine.layers.rotary import RotaryEmbedding, Rotations
+from engine.model.latent_attention import LatentAttention
 from engine.model.model_config import ModelConfig
 from engine.model.registry import architecture_module
+from engine.model.self_attention import Attention, SelfAttention
 from engine.model.step_context import StepContext
 
 
@@ -32,7 +31,6 @@ class DecoderLayer:
     ) -> None:
         names = config.names
         norm = partial(build_norm, config.norm, dtype=dtype, device=device, fused_ops=fused_ops)
-        linear = partial(Linear, dtype=dtype, device=device)
 
         def around(before: str | None, after: str | None) -> ResidualNorms:
             scale = config.residual_scale
@@ -43,50 +41,29 @@ class DecoderLayer:
             )
 
         self.names, self.index = names, index
-        self.rope = config.ropes.index(config.attention[index].rope)
-        self.head_dim = config.head_dim
         self.attention_norms = around(names.before_attention, names.after_attention)
-        self.qkv = linear(config.hidden_size, [config.q_size, config.kv_size, config.kv_size], bias=config.qkv_bias)
-        self.projection_norms = _query_key_norms(config, QueryKeyNorm.PROJECTION, dtype, device)
-        head_norms = _query_key_norms(config, QueryKeyNorm.HEAD, dtype, device)
-        transform = HeadTransform(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            query_norm=head_norms[0] if head_norms else None,
-            key_norm=head_norms[1] if head_norms else None,
-            fused_ops=fused_ops,
-        )
-        self.attention = _attention_layer(config, index, transform, device)
-        self.o = linear(config.q_size, [config.hidden_size], bias=config.o_bias)
+        self.attention = _attention(config, index, dtype=dtype, device=device, fused_ops=fused_ops)
         self.mlp_norms = around(names.before_mlp, names.after_mlp)
         self.mlp = _feed_forward(config, index, dtype=dtype, device=device, fused_ops=fused_ops)
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Where each of this layer's tensors of a checkpoint goes."""
-        names, transform = self.names, self.attention.transform
-        places = self.mlp.targets()
-        for linear, of_linear in ((self.qkv, names.qkv), (self.o, (names.o,))):
-            places.update(linear.targets(of_linear, is_transposed=names.is_transposed))
-        query_norm, key_norm = self.projection_norms or (transform.query_norm, transform.key_norm)
+        names = self.names
+        places = {**self.mlp.targets(), **self.attention.targets()}
         norms: dict[str | None, Norm | None] = {
             names.before_attention: self.attention_norms.before,
             names.after_attention: self.attention_norms.after,
             names.before_mlp: self.mlp_norms.before,
             names.after_mlp: self.mlp_norms.after,
-            names.query_norm: query_norm,
-            names.key_norm: key_norm,
         }
         for name, norm in norms.items():
             if name is not None and norm is not None:
                 places.update(norm.targets(name))
-        if self.attention.sinks is not None:
-            places["self_attn.sinks"] = self.attention.sinks
         return {f"{names.layers}.{self.index}.{name}": place for name, place in places.items()}
 
     def pack(self) -> None:
         """Hand the layer's matrices to the matrix library."""
-        self.qkv.pack()
-        self.o.pack()
+        self.attention.pack()
         self.mlp.pack()
 
     def forward(
@@ -100,67 +77,46 @@ class DecoderLayer:
         Returns:
             What this layer's MLP adds to the residual stream.
         """
-        attended = self._attend(self.attention_norms.enter(hidden, delta), rotations, context)
+        attended = self.attention(self.attention_norms.enter(hidden, delta), rotations, context)
         read = self.mlp_norms.enter(hidden, self.attention_norms.leave(attended))
         return self.mlp_norms.leave(self.mlp(read))
 
-    def _attend(self, read: torch.Tensor, rotations: Sequence[Rotations], context: StepContext) -> torch.Tensor:
-        layer, projected = self.attention, self.qkv(read)
-        if self.projection_norms is not None:
-            query, key, _ = torch.split(projected, self.qkv.out_sizes, dim=1)
-            for norm, part in zip(self.projection_norms, (query, key), strict=True):
-                norm.normalize_in_place(part)
-        heads = projected.view(len(read), -1, self.head_dim)
-        return self.o(context.plans[layer.group].attend_heads(layer, heads, rotations[self.rope]))
 
-
-def _query_key_norms(
-    config: ModelConfig, kind: QueryKeyNorm, dtype: torch.dtype, device: torch.device
-) -> tuple[RMSNorm, RMSNorm] | None:
-    """The norms of queries and keys, if the model has them and they are of this kind."""
-    if config.qk_norm is not kind:
-        return None
-    is_head = kind is QueryKeyNorm.HEAD
-    sizes = (config.head_dim, config.head_dim) if is_head else (config.q_size, config.kv_size)
-    query_norm, key_norm = (RMSNorm(size, spec=config.norm, dtype=dtype, device=device) for size in sizes)
-    return query_norm, key_norm
-
-
-def _attention_layer(config: ModelConfig, index: int, transform: HeadTransform, device: torch.device) -> AttentionLayer:
-    spec = config.attention[index]
-    group, place = next(
-        (number, group.layers.index(index))
-        for number, group in enumerate(config.kv_cache_groups)
-        if index in group.layers
-    )
-    sinks = torch.empty(config.num_heads, dtype=torch.float32, device=device) if spec.has_sinks else None
-    return AttentionLayer(group=group, index=place, spec=spec, transform=transform, sinks=sinks)
+def _attention(
+    config: ModelConfig, index: int, *, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None
+) -> Attention:
+    if config.latent is not None:
+        return LatentAttention(config, index, dtype=dtype, device=device)
+    return SelfAttention(config, index, dtype=dtype, device=device, fused_ops=fused_ops)
 
 
 def _feed_forward(
     config: ModelConfig, index: int, *, dtype: torch.dtype, device: torch.device, fused_ops: FusedOps | None
 ) -> FeedForward:
     experts = config.experts[index] if config.experts else None
-    if experts is not None:
-        return Mixture(
-            experts,
-            config.hidden_size,
-            activation=config.activation,
-            dtype=dtype,
-            device=device,
-            fused_ops=fused_ops,
-        )
-    return MLP(
+    mlp = partial(
+        MLP,
         config.hidden_size,
-        config.intermediate_size,
         activation=config.activation,
         is_gated=config.has_gated_mlp,
         bias=config.mlp_bias,
-        names=config.names.mlp,
         dtype=dtype,
         device=device,
         fused_ops=fused_ops,
     )
+    if experts is None:
+        return mlp(config.intermediate_size, names=config.names.mlp)
+    mixture = Mixture(
+        experts,
+        config.hidden_size,
+        activation=config.activation,
+        dtype=dtype,
+        device=device,
+        fused_ops=fused_ops,
+    )
+    if experts.shared is None:
+        return mixture
+    return SharedExperts(mixture, mlp(experts.shared_size, names=experts.shared))
 
 
 class Decoder:
@@ -203,7 +159,7 @@ class Decoder:
             softcap=config.logit_softcap,
         )
         self.rotary = [
-            RotaryEmbedding(rope, head_dim=config.head_dim, max_positions=max_positions, dtype=dtype, device=device)
+            RotaryEmbedding(rope, head_dim=config.rope_dim, max_positions=max_positions, dtype=dtype, device=device)
             for rope in config.ropes
         ]
 

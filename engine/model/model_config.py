@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import CheckpointError
-from engine.layers.attention_spec import AttentionSpec
+from engine.layers.attention_spec import AttentionSpec, LatentSpec
 from engine.layers.experts.spec import ExpertNames, ExpertsSpec
 from engine.layers.layer_spec import Activation, FusedSpec, GateClamp, NormSpec, QueryKeyNorm
 from engine.layers.rope_config import RopeConfig, RopeType, parse_rope_config
+from engine.model.model_shape import ModelShape
 from engine.model.tensor_names import LLAMA_NAMES, TensorNames
-from kv_transfer.layout import KVCacheGroup, group_layers
+from kv_transfer.layout import KEYS_AND_VALUES, LATENTS
 
 SUPPORTED_ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -34,32 +34,22 @@ DEFAULT_SLIDING_WINDOW = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(ModelShape):
     """What distinguishes one decoder-only transformer from another.
 
-    attention: how each layer attends. norm: those between its layers, and of queries and keys where ``qk_norm`` is.
+    norm: those between its layers, and of queries and keys where ``qk_norm`` is.
     has_gated_mlp: one half of the MLP's first product is what the other half, bent by ``activation``, is multiplied
         with.
+    latent: how keys and values are made from narrow vectors; None: they are not. Otherwise ``num_kv_heads`` is 1, and
+        ``head_dim`` the width of what is cached, to which queries are brought.
+    num_draft_layers: layers behind the last one that only draft tokens; they are not loaded.
     experts: those of each layer, None for one with a plain MLP; empty where no layer has any.
     num_learned_positions: positions that have a learnt vector, which is added to the token's; 0: none have.
     embedding_scale, residual_scale, logit_scale: what embeddings, what each part of a layer adds to the residual
         stream, and logits are multiplied with. logit_softcap: logits ``x`` become ``cap * tanh(x / cap)``.
-    dtype: the checkpoint's, one of ``SUPPORTED_DTYPES``.
-    cpu_dtype: what the checkpoint asks to run in on a CPU, by the key ``baton_cpu_dtype``. In 16 bits the matrix
-        library's rounding depends on how many requests share a step, so that near-ties can fall either way; a model
-        small enough to afford it asks for float32.
-    max_model_len: the longest sequence the rotary embedding was made for.
     """
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
     intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_model_len: int
-    attention: tuple[AttentionSpec, ...]
     norm: NormSpec
     activation: Activation
     qkv_bias: bool
@@ -67,8 +57,6 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: QueryKeyNorm
     tie_word_embeddings: bool
-    dtype: str
-    cpu_dtype: str
     has_gated_mlp: bool = True
     num_learned_positions: int = 0
     embedding_scale: float = 1.0
@@ -77,11 +65,8 @@ class ModelConfig:
     logit_softcap: float | None = None
     names: TensorNames = LLAMA_NAMES
     experts: tuple[ExpertsSpec | None, ...] = ()
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers."""
-        return len(self.attention)
+    latent: LatentSpec | None = None
+    num_draft_layers: int = 0
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
@@ -89,18 +74,20 @@ class ModelConfig:
         return tuple(dict.fromkeys(spec.rope for spec in self.attention))
 
     @property
-    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
-        """Its layers by whose KV shares blocks. A window that no sequence outgrows is none."""
-        windows = [spec.window for spec in self.attention]
-        return group_layers([None if window is None or window >= self.max_model_len else window for window in windows])
+    def num_kv_parts(self) -> int:
+        """What is cached of a token in each layer: see ``KVLayout``."""
+        return KEYS_AND_VALUES if self.latent is None else LATENTS
 
-    def for_length(self, max_model_len: int) -> ModelConfig:
-        """The same in an engine whose sequences are no longer than that (``RopeConfig.for_length``)."""
-        specs = (
-            spec if spec.rope is None else dataclasses.replace(spec, rope=spec.rope.for_length(max_model_len))
-            for spec in self.attention
-        )
-        return dataclasses.replace(self, attention=tuple(specs))
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that a rotary embedding is made for."""
+        return self.head_dim if self.latent is None else self.latent.rotated_size
+
+    @property
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """How the names of a checkpoint's tensors begin that are not loaded."""
+        ends = range(self.num_layers, self.num_layers + self.num_draft_layers)
+        return tuple(f"{self.names.layers}.{layer}." for layer in ends)
 
     @property
     def fused_spec(self) -> FusedSpec:
@@ -112,18 +99,12 @@ class ModelConfig:
         """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
         has_plain = None in self.experts or not self.experts
         plain = (1 + self.has_gated_mlp) * self.intermediate_size if has_plain else 0
-        mixed = (spec.num_active * (2 * spec.inner_size + self.hidden_size) for spec in self.experts if spec)
+        mixed = (
+            max(spec.num_active * (2 * spec.inner_size + self.hidden_size), 2 * spec.shared_size)
+            for spec in self.experts
+            if spec
+        )
         return max(plain, *mixed, 0)
-
-    @property
-    def q_size(self) -> int:
-        """Width of the queries of one token."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Width of the keys, and of the values, of one token."""
-        return self.num_kv_heads * self.head_dim
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
@@ -210,8 +191,8 @@ def read_decoder_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", is_tied)),
-        dtype=_dtype(raw),
-        cpu_dtype=_dtype({"dtype": raw.get("baton_cpu_dtype") or _dtype(raw)}),
+        dtype=read_dtype(raw),
+        cpu_dtype=read_cpu_dtype(raw),
     )
 
 
@@ -350,7 +331,21 @@ def positive_number(raw: Mapping[str, Any], key: str, *, default: float | None =
     return float(value)
 
 
-def _dtype(raw: Mapping[str, Any]) -> str:
+def read_cpu_dtype(raw: Mapping[str, Any]) -> str:
+    """What a checkpoint asks to run in on a CPU.
+
+    Raises:
+        CheckpointError: Not one of ``SUPPORTED_DTYPES``.
+    """
+    return read_dtype({"dtype": raw.get("baton_cpu_dtype") or read_dtype(raw)})
+
+
+def read_dtype(raw: Mapping[str, Any]) -> str:
+    """The precision of a checkpoint's weights.
+
+    Raises:
+        CheckpointError: Not one of ``SUPPORTED_DTYPES``.
+    """
     name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in SUPPORTED_DTYPES:
         supported = ", ".join(SUPPORTED_DTYPES)

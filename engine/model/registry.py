@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from engine.contract.config import ModelCode
 from engine.contract.errors import CheckpointError
 from engine.model.model_config import ModelConfig, read_config_json
+from engine.model.model_shape import ModelShape
 
 ARCHITECTURES: Final = {
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
     "GPT2LMHeadModel": "gpt2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
@@ -36,6 +41,9 @@ for what it cannot serve; and, where the model is no plain ``Decoder``, a subcla
 first line of its docstring is ``<family>: <what it is>``; ``CPU_ONLY``, if it has one, is what GPUs lack for its usual
 checkpoints.
 """
+
+
+ANY_CODE: Final = ModelCode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +73,38 @@ def architectures() -> list[ArchitectureFacts]:
     return sorted(facts, key=lambda fact: fact.family)
 
 
-def load_model_config(path: Path) -> ModelConfig:
-    """Read and check the shape of a checkpoint.
+def load_model_config(path: Path, code: ModelCode = ANY_CODE) -> ModelShape:
+    """Read and check the shape of a checkpoint, as the code that is to compute it sees it.
 
     Raises:
         CheckpointError: Not a checkpoint, or one of a kind that is not supported; the message lists what is.
     """
     raw = read_config_json(path)
     try:
-        return parse_model_config(raw)
+        if code.impl == "native" or (code.impl == "auto" and is_native(raw)):
+            return parse_model_config(raw)
+        return _read_by_transformers(path, raw, trust_remote_code=code.trust_remote_code)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def is_native(raw: Mapping[str, Any]) -> bool:
+    """True when config.json names an architecture that Baton computes itself."""
+    return any(name in ARCHITECTURES for name in raw.get("architectures") or [])
+
+
+def _read_by_transformers(path: Path, raw: Mapping[str, Any], *, trust_remote_code: bool) -> ModelShape:
+    unknown = "" if is_native(raw) else f"{_unknown(raw)}. "
+    if find_spec("transformers") is None:
+        raise CheckpointError(
+            f"{unknown}Transformers, which has code for others, is not installed: pip install baton-serve[transformers]"
+        )
+    from engine.model.transformers_backend.config import read_config  # imported late: an optional dependency
+
+    try:
+        return read_config(path, trust_remote_code=trust_remote_code)
+    except CheckpointError as error:
+        raise CheckpointError(f"{unknown}By transformers' code: {error}") from error
 
 
 def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -89,8 +118,12 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         if name in ARCHITECTURES:
             config: ModelConfig = architecture_module(name).read_config(raw, name)
             return config
-    found = ", ".join(map(str, names)) or "none"
-    raise CheckpointError(f"config.json: architecture {found} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    raise CheckpointError(_unknown(raw))
+
+
+def _unknown(raw: Mapping[str, Any]) -> str:
+    found = ", ".join(map(str, raw.get("architectures") or [])) or "none"
+    return f"config.json: architecture {found} is not among those that Baton computes: {', '.join(ARCHITECTURES)}"
 
 
 def architecture_module(name: str) -> ModuleType:

@@ -9,7 +9,7 @@ import torch
 from engine.contract.config import DeviceName, DTypeName
 from engine.contract.errors import ConfigError
 from engine.layers.panel_weight import is_panel_machine
-from engine.model.model_config import ModelConfig
+from engine.model.model_shape import ModelShape
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -31,7 +31,7 @@ def choose_device(name: DeviceName) -> torch.device:
 
 
 def choose_dtype(
-    name: DTypeName, model: ModelConfig, device: torch.device, *, fast_dtypes: frozenset[torch.dtype] | None = None
+    name: DTypeName, model: ModelShape, device: torch.device, *, fast_dtypes: frozenset[torch.dtype] | None = None
 ) -> torch.dtype:
     """The precision called ``name``; ``auto`` is the checkpoint's where the device computes in it.
 

@@ -30,13 +30,12 @@ from engine.device.memory import (
     cpu_budget,
     gpu_budget,
 )
-from engine.layers.fused_ops import choose_fused_ops
-from engine.model.decoder import Decoder, decoder_class
 from engine.model.generation import load_generation_defaults
-from engine.model.model_config import ModelConfig
+from engine.model.loading import LoadedModel, load_model
+from engine.model.model_shape import ModelShape
 from engine.model.registry import load_model_config
 from engine.model.step_context import StepContext
-from engine.model.weights.checkpoint import ProgressCallback, has_tensor, load_weights, model_hash
+from engine.model.weights.checkpoint import ProgressCallback, model_hash
 from engine.runner.cpu_threads import check_threads
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
@@ -76,7 +75,7 @@ class ModelRunner:
         self._config = config
         self._parts = parts or DeviceParts()
         self._max_draft_tokens = max_draft_tokens
-        self.model_config: ModelConfig = load_model_config(source.path)
+        self.model_config: ModelShape = load_model_config(source.path, source.code)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
         check_attention(self.model_config.architecture, self.model_config.attention, self.device.type)
@@ -121,21 +120,16 @@ class ModelRunner:
         )
         self._last_step: ModelStep | None = None
 
-    def _load_model(self, progress: ProgressCallback | None) -> Decoder:
-        config = self._config
-        model = decoder_class(self.model_config)(
+    def _load_model(self, progress: ProgressCallback | None) -> LoadedModel:
+        return load_model(
+            self._config.model.path,
             self.model_config,
             max_positions=self.max_model_len,
             dtype=self.dtype,
             device=self.device,
-            has_own_head=has_tensor(config.model.path, "lm_head.weight"),
-            fused_ops=choose_fused_ops(
-                config.gpu.compile_elementwise, self.device, self.dtype, spec=self.model_config.fused_spec
-            ),
+            compile_elementwise=self._config.gpu.compile_elementwise,
+            progress=progress,
         )
-        load_weights(config.model.path, model.targets(), progress=progress)
-        model.finish_loading()
-        return model
 
     @property
     def num_blocks(self) -> int:
@@ -159,6 +153,7 @@ class ModelRunner:
             groups=shape.kv_cache_groups,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
+            num_parts=shape.num_kv_parts,
             block_size=self._config.cache.block_size,
             dtype=str(self.dtype).removeprefix("torch."),
             bytes_per_element=self.dtype.itemsize,
@@ -337,7 +332,7 @@ class ModelRunner:
         return upload(array, self.device)
 
 
-def _choose_max_model_len(asked: int | None, model: ModelConfig) -> int:
+def _choose_max_model_len(asked: int | None, model: ModelShape) -> int:
     if asked is None:
         return model.max_model_len
     if not 1 <= asked <= model.max_model_len:

@@ -16,6 +16,7 @@ from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.migration import Migration
+from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
@@ -111,14 +112,8 @@ def assemble(
         preemption=state.preemption,
         partial_prefills=partial_prefills,
     )
-    step_output = StepOutputProcessor(
-        table=state.table,
-        kv_cache=state.kv_cache,
-        live_requests=state.live_requests,
-        pending=state.pending,
-        announcer=state.announcer,
-        counters=state.counters,
-    )
+    draft_lengths = DraftLengths(clock=clock) if drafting is not None and drafting.is_adaptive else None
+    step_output = _step_output(state, draft_lengths)
     grammar_gate = _grammar_gate(grammars, state, clock)
     return Parts(
         state=state,
@@ -127,7 +122,7 @@ def assemble(
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
-        speculation=_speculation(drafting, state, running),
+        speculation=_speculation(drafting, state, running, draft_lengths),
         step_output=step_output,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
@@ -243,6 +238,18 @@ def _validator(
     )
 
 
+def _step_output(state: State, draft_lengths: DraftLengths | None) -> StepOutputProcessor:
+    return StepOutputProcessor(
+        table=state.table,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        pending=state.pending,
+        announcer=state.announcer,
+        counters=state.counters,
+        draft_lengths=draft_lengths,
+    )
+
+
 def _remote_events(config: SchedulerConfig, state: State, step_output: StepOutputProcessor) -> RemoteEvents:
     return RemoteEvents(
         config,
@@ -256,10 +263,12 @@ def _remote_events(config: SchedulerConfig, state: State, step_output: StepOutpu
     )
 
 
-def _speculation(drafting: Drafting | None, state: State, running: RunningPass) -> Speculation | None:
+def _speculation(
+    drafting: Drafting | None, state: State, running: RunningPass, lengths: DraftLengths | None
+) -> Speculation | None:
     if drafting is None:
         return None
-    return Speculation(drafting, table=state.table, running=running)
+    return Speculation(drafting, table=state.table, running=running, lengths=lengths)
 
 
 def _prompt_delay(config: SchedulerConfig, state: State, clock: Callable[[], float]) -> PromptDelay | None:

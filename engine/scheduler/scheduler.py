@@ -192,6 +192,8 @@ class Scheduler:
         self._kv_cache.step_scheduled(output.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_scheduled(output.step_id, has_prompts=batch.has_prompts)
+        if self._speculation is not None:
+            self._speculation.step_scheduled(batch, is_alone=not self._in_flight)
         self._in_flight.append(StepInFlight(step_id=output.step_id, batch=batch, num_releases=self._table.num_releases))
 
     def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
@@ -201,6 +203,8 @@ class Scheduler:
         self._kv_cache.step_returned(step.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_returned(step.step_id)
+        if self._speculation is not None:
+            self._speculation.step_returned()
         if result.has_nan is not None:
             self._counters.num_nan_logits += int(np.count_nonzero(result.has_nan))
         return self._step_output.apply(step, result)

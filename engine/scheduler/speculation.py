@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from engine.contract.step import IntArray
-from engine.drafting.proposer import DraftContext, Drafting
+from engine.drafting.proposer import Draft, DraftContext, Drafting
+from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.running_pass import RunningPass
-from engine.scheduler.step_draft import StepDraft
+from engine.scheduler.step_draft import Batch, StepDraft
 
 
 class Speculation:
@@ -21,11 +22,14 @@ class Speculation:
     array have none.
 
     Nothing counts before it is verified: the computed and expected lengths of a row with drafts are those without them
-    until the step returns (``row_passes.append_sampled``).
+    until the step returns (``row_passes.append_sampled``). ``lengths`` says how many drafts pay.
     """
 
-    def __init__(self, drafting: Drafting, *, table: RowTable, running: RunningPass) -> None:
+    def __init__(
+        self, drafting: Drafting, *, table: RowTable, running: RunningPass, lengths: DraftLengths | None = None
+    ) -> None:
         self._drafting = drafting
+        self._lengths = lengths
         self._table = table
         self._running = running
 
@@ -33,6 +37,8 @@ class Speculation:
         """Give the running requests that decode in the step their drafts."""
         batch, table = draft.running, self._table
         if batch is None or draft.token_budget <= 0:
+            return
+        if self._lengths is not None and self._lengths.rests(batch.rows.size):
             return
         rows, ends = batch.rows, batch.ends
         room = np.minimum(table.limit[rows] - ends - 1, np.int32(self._drafting.max_draft_tokens))
@@ -44,12 +50,13 @@ class Speculation:
             return
         proposals = self._propose(rows[asked], room[asked])
         counts = np.zeros(rows.size, np.int32)
-        counts[asked] = self._within_budget(np.array([len(part) for part in proposals], np.int32), draft.token_budget)
+        counts[asked] = self._within_budget(self._lengths_of(proposals, rows[asked], batch), draft.token_budget)
         self._find_blocks(draft, rows, ends, counts)
         num_drafts = int(counts.sum())
         if num_drafts == 0:
             return
-        parts = [part[:count] for part, count in zip(proposals, counts[asked].tolist(), strict=True)]
+        chosen = zip(proposals, counts[asked].tolist(), strict=True)
+        parts = [np.asarray(proposal.token_ids[:count], np.int32) for proposal, count in chosen]
         # Not to be scheduled again before these are verified: then it is known what there is to compute.
         table.num_expected[rows[counts > 0]] -= 1
         draft.token_budget -= num_drafts
@@ -61,16 +68,46 @@ class Speculation:
             total_samples=batch.total_samples + num_drafts,
         )
 
-    def _propose(self, rows: RowArray, room: IntArray) -> list[IntArray]:
+    def step_scheduled(self, batch: Batch, *, is_alone: bool) -> None:
+        """A step begins; it ``is_alone`` where no other one is under way."""
+        if self._lengths is not None and is_alone and not batch.has_prompts:
+            self._lengths.step_scheduled(batch.num_tokens)
+
+    def step_returned(self) -> None:
+        """A step returned."""
+        if self._lengths is not None:
+            self._lengths.step_returned()
+
+    def _lengths_of(self, proposals: list[Draft], rows: RowArray, batch: Batch) -> IntArray:
+        """How many of its drafts each of these rows should have."""
+        counts = np.array([len(proposal.token_ids) for proposal in proposals], np.int32)
+        if self._lengths is None:
+            return counts
+        keys = [
+            (self._table.owner(row).request_id, proposal.evidence)
+            for row, proposal in zip(rows.tolist(), proposals, strict=True)
+        ]
+        num_rows = int(np.count_nonzero(batch.num_samples))
+        return self._lengths.choose(keys, counts, num_tokens=batch.num_tokens, num_rows=num_rows)
+
+    def _propose(self, rows: RowArray, room: IntArray) -> list[Draft]:
         """What is proposed for each of these rows, at most ``room``."""
         table = self._table
-        contexts = [
-            DraftContext(table.owner(row).request_id, table.token_ids[row, :length], limit)
-            for row, length, limit in zip(rows.tolist(), table.num_tokens[rows].tolist(), room.tolist(), strict=True)
-        ]
+        contexts: list[DraftContext] = []
+        for row, length, limit in zip(rows.tolist(), table.num_tokens[rows].tolist(), room.tolist(), strict=True):
+            request = table.owner(row)
+            contexts.append(
+                DraftContext(
+                    request.request_id,
+                    table.token_ids[row, :length],
+                    limit,
+                    request.num_prompt_tokens,
+                    request.message.cache_salt,
+                )
+            )
         proposals = self._drafting.proposer.propose(contexts)
         return [
-            np.asarray(proposal, np.int32)[: context.max_tokens]
+            proposal._replace(token_ids=proposal.token_ids[: context.max_tokens])
             for proposal, context in zip(proposals, contexts, strict=True)
         ]
 

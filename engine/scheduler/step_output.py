@@ -14,6 +14,7 @@ from engine.contract.step import IntArray, ModelRunnerOutput, PromptLogprobsChun
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
@@ -35,6 +36,7 @@ class StepOutputProcessor:
         pending: PendingPrefixes,
         announcer: Announcer,
         counters: Counters,
+        draft_lengths: DraftLengths | None = None,
     ) -> None:
         self._table = table
         self._kv_cache = kv_cache
@@ -42,6 +44,7 @@ class StepOutputProcessor:
         self._pending = pending
         self._announcer = announcer
         self._counters = counters
+        self._draft_lengths = draft_lengths
         self._found: IntArray = np.empty((row_passes.NUM_FOUND, table.max_num_seqs), np.int32)
 
     def apply(self, step: StepInFlight, result: ModelRunnerOutput) -> StepResult:
@@ -115,10 +118,16 @@ class StepOutputProcessor:
         """Count the drafts of a step, and give back the blocks that only rejected ones needed."""
         self._counters.num_draft_tokens += batch.draft_token_ids.size
         self._counters.num_accepted_draft_tokens += int(num_appended.sum()) - num_appended.size
-        for row in batch.rows[num_samples > 1].tolist():
+        is_drafted = num_samples > 1
+        num_accepted = num_appended[is_drafted[num_samples > 0]] - 1
+        verified = zip(batch.rows[is_drafted], num_samples[is_drafted] - 1, num_accepted, strict=True)
+        for row, num_drafts, num_right in ((int(row), int(drafts), int(right)) for row, drafts, right in verified):
             surplus = self._table.trim_blocks(row)
             if surplus:
                 self._kv_cache.release(surplus)
+            if self._draft_lengths is not None:
+                request_id = self._table.owner(row).request_id
+                self._draft_lengths.note_verified(request_id, num_drafts=num_drafts, num_accepted=num_right)
 
     def publish_loaded(self, request: Request) -> None:
         """Offer the blocks of a loaded request that its load confirmed."""

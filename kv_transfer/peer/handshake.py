@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kv_transfer.errors import HandshakeRefusedError
-from kv_transfer.layout import KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import LATENTS, KVLayout, KVRegion, MemoryKind
 from kv_transfer.params import PROTOCOL_VERSION, Hello, PeerIdentity
 
 _ADDRESS_END = 1 << 64
@@ -22,9 +22,12 @@ def describe_layout(layout: KVLayout) -> str:
         if group.window is not None:
             num_layers_of[group.window] += len(group.layers)
     windows = "".join(f", {count} of them with a window of {window}" for window, count in num_layers_of.items())
+    heads = f"{layout.num_kv_heads} KV heads of {layout.head_dim}"
+    if layout.num_parts == LATENTS:
+        heads = f"latents of {layout.head_dim}"
     return (
         f"model {layout.model_hash}, {layout.num_layers} layers{windows}, "
-        f"{layout.num_kv_heads} KV heads of {layout.head_dim}, {layout.block_size} tokens a block, {layout.dtype}"
+        f"{heads}, {layout.block_size} tokens a block, {layout.dtype}"
     )
 
 

@@ -24,6 +24,10 @@ MAX_PLACE_TRIES: Final = 200
 
 MAX_MESSAGE_CHARACTERS: Final = 400
 
+UNENFORCEABLE: Final = "Unimplemented keys:"
+UNKNOWN_FORMAT: Final = "Unknown format:"
+"""How llguidance's messages begin that do not say what to do instead."""
+
 
 class GrammarChecker:
     """Says what is wrong with a grammar. Used from one event loop; what was found right is remembered for a while."""
@@ -93,7 +97,17 @@ def _refusal(problem: str, place: str, param: str) -> InvalidRequestError:
 
 
 def _problem_of(text: str) -> str:
-    return str(LLMatcher.validate_grammar(text)).strip()
+    problem = str(LLMatcher.validate_grammar(text)).strip()
+    return f"{problem}; {remedy}" if (remedy := _remedy_for(problem)) else problem
+
+
+def _remedy_for(problem: str) -> str:
+    if problem.startswith(UNENFORCEABLE):
+        remedy = "no grammar holds an answer to that: leave it out, and check the answer for it"
+        return f"{remedy}; a boolean a choice says which of few are in a set" if '"uniqueItems"' in problem else remedy
+    if problem.startswith(UNKNOWN_FORMAT):
+        return "leave it out, or say it by a `pattern`"
+    return ""
 
 
 def _place_of(problem: str, root: Mapping[str, Any]) -> str:

@@ -54,6 +54,9 @@ class WorkerPool(Protocol):
     def replica_ids(self) -> Sequence[str]:
         """The replicas that can be addressed now, without a network call."""
 
+    def has_link(self, replica_id: str) -> bool:
+        """True where a call is a frame on a connection that is there: nothing is gained by joining calls."""
+
     async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:
         """Ask one replica for its constants and its load.
 

@@ -1,4 +1,8 @@
-"""Requests on their way to replicas: what waits for the same replica goes in one call."""
+"""Requests on their way to replicas: what comes for the same replica at the same time goes in one call.
+
+A call over Ray costs far more than a request in it does: while one is under way, what comes is joined. Where there is a
+connection nothing waits for the answer before it, which the engine gives between two of its steps.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,20 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 @dataclass(slots=True)
 class _Lane:
-    """One replica's queue; ``task`` runs while there is something to send."""
+    """What waits to be sent to one replica."""
 
     waiting: list[tuple[GenerateRequest, asyncio.Future[WorkerRefusedError | None]]] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
 
 
 class Submissions:
-    """Submits requests, joining those that come while a call is under way."""
+    """Submits requests, each replica's in their order. A lane is there until the next request needs a new one."""
 
     def __init__(self, workers: WorkerPool, aborts: AbortSender, *, timeout_s: float) -> None:
         self._workers = workers
         self._aborts = aborts
         self._timeout_s = timeout_s
         self._lanes: dict[str, _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, replica_id: str, request: GenerateRequest) -> asyncio.Future[WorkerRefusedError | None]:
         """Add a request to a replica's engine.
@@ -38,17 +42,20 @@ class Submissions:
             The engine's refusal, or None once it accepted; fails with WorkerUnavailableError when the replica is gone
             or does not answer. Cancelled, it leaves nothing behind: the request is not sent, or aborted once it was.
         """
-        lane = self._lanes.setdefault(replica_id, _Lane())
         answer: asyncio.Future[WorkerRefusedError | None] = asyncio.get_running_loop().create_future()
-        lane.waiting.append((request, answer))
-        if lane.task is None:
+        lane = self._lanes.get(replica_id)
+        if lane is None:
+            lane = self._lanes[replica_id] = _Lane()
             # In a context of its own: it sends for many requests, and not for the one that begins.
-            lane.task = asyncio.create_task(self._send(replica_id, lane), context=contextvars.Context())
+            task = asyncio.create_task(self._send(replica_id, lane), context=contextvars.Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        lane.waiting.append((request, answer))
         return answer
 
     async def close(self) -> None:
         """Stop sending."""
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -58,12 +65,19 @@ class Submissions:
             while lane.waiting:
                 batch = [item for item in lane.waiting if not item[1].done()]
                 lane.waiting.clear()
+                if self._workers.has_link(replica_id):
+                    self._end_lane(replica_id, lane)
                 if batch:
                     await self._send_batch(replica_id, batch)
         finally:
-            self._lanes.pop(replica_id, None)
+            self._end_lane(replica_id, lane)
             for _, answer in lane.waiting:
                 answer.cancel()
+
+    def _end_lane(self, replica_id: str, lane: _Lane) -> None:
+        """What comes from now on does not wait for this one."""
+        if self._lanes.get(replica_id) is lane:
+            del self._lanes[replica_id]
 
     async def _send_batch(
         self, replica_id: str, batch: list[tuple[GenerateRequest, asyncio.Future[WorkerRefusedError | None]]]

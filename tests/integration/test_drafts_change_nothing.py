@@ -6,13 +6,16 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, get_args
 
 import pytest
 
 from engine.build import build_engine
+from engine.contract.config import SpeculativeConfig
 from engine.contract.messages import GenerateRequest, SamplingParams, TokenDelta
 from engine.contract.token_ids import TokenIds
 from engine.drafting.proposer import Drafting
+from engine.drafting.registry import make_drafting
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import run_requests
 from tests.support.cluster.served_checkpoint import make_served_checkpoint
@@ -31,6 +34,7 @@ SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
     "logprobs": SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, num_logprobs=2, num_prompt_logprobs=1),
     "repeating": SamplingParams(max_tokens=NUM_TOKENS, logit_bias=((9, 60.0),), num_logprobs=1),
+    "wild": SamplingParams(max_tokens=NUM_TOKENS, temperature=1.5, seed=78),
     "random": SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.95, top_k=40, seed=77, num_logprobs=0),
     "hot": SamplingParams(max_tokens=NUM_TOKENS, temperature=1.5, min_p=0.01, seed=2**63 + 5),
     "penalties": SamplingParams(
@@ -63,6 +67,10 @@ SAMPLINGS = {
 }
 
 
+Kind = Literal["repeat", "record", "ngram", "suffix"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
 @dataclass(frozen=True)
 class Said:
     """All that a request was told."""
@@ -91,7 +99,11 @@ class World:
         scheduler = replace(config.scheduler, max_model_len=160)
         return build_engine(replace(config, scheduler=scheduler), drafting=drafting).core
 
-    def drafting(self, kind: str) -> Drafting:
+    def drafting(self, kind: Kind) -> Drafting:
+        if kind == "ngram" or kind == "suffix":
+            made = make_drafting(SpeculativeConfig(method=kind, num_tokens=MAX_DRAFT_TOKENS, min_match=1))
+            assert made is not None
+            return made
         proposer = RepeatLast() if kind == "repeat" else SometimesRight(self.record, probability=0.8)
         return Drafting(proposer=proposer, max_draft_tokens=MAX_DRAFT_TOKENS)
 
@@ -133,8 +145,8 @@ def assert_same(actual: dict[str, Said], world: World) -> None:
             assert said.output.prompt.logprobs == pytest.approx(expected.output.prompt.logprobs, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["repeat", "record"])
-def test_one_engine_says_the_same_with_drafts(world: World, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_engine_says_the_same_with_drafts(world: World, kind: Kind) -> None:
     engine = world.engine(world.drafting(kind))
 
     actual = listen(run_requests(engine, world.requests))
@@ -146,8 +158,8 @@ def test_one_engine_says_the_same_with_drafts(world: World, kind: str) -> None:
     assert sum(said.num_deltas for said in actual.values()) < stats.num_generated_tokens
 
 
-@pytest.mark.parametrize("kind", ["repeat", "record"])
-def test_prefill_and_decode_say_the_same_with_drafts(world: World, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_and_decode_say_the_same_with_drafts(world: World, kind: Kind) -> None:
     with inproc_pair(small_engine_config(world.path), drafting=world.drafting(kind)) as (prefill, decode):
         actual = listen(run_disaggregated(prefill, decode, world.requests))
 

@@ -25,6 +25,7 @@ from tests.support.engine.disaggregated import generate_disaggregated, inproc_pa
 from tests.support.engine.engine_config import small_engine_config
 from tests.support.engine.requests import greedy_request
 from tests.support.engine.sampler_rig import SamplerRig
+from tests.support.engine.transformers_families import TRANSFORMERS_FAMILIES
 
 NUM_TOKENS = 24
 PROMPT_LENGTHS = (1, 16, 17, 19, 20, 21, 30, 36, 37, 150)
@@ -60,7 +61,7 @@ def _drawn_from_the_oracle(oracle: PreTrainedModel, prompt: list[int], output: l
     return [int(token) for token in drawn.token_ids]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", (*FAMILIES, *TRANSFORMERS_FAMILIES))
 def test_one_engine_and_two_say_what_transformers_says(tmp_path: Path, family: str) -> None:
     path = make_checkpoint(tmp_path, family)
     config = small_engine_config(path)

@@ -7,7 +7,7 @@ import dataclasses
 import hypothesis.strategies as st
 from hypothesis import given
 
-from kv_transfer.layout import KVCacheGroup, KVLayout, group_layers
+from kv_transfer.layout import LATENTS, KVCacheGroup, KVLayout, group_layers
 from kv_transfer.peer.handshake import describe_layout
 
 
@@ -68,3 +68,24 @@ def test_windows_are_part_of_what_two_engines_must_agree_on() -> None:
 def test_a_layout_names_its_windows() -> None:
     assert "4 layers, 3 of them with a window of 32," in describe_layout(layout(None, 32, 32, 32))
     assert "4 layers, 2 KV heads" in describe_layout(layout(*[None] * 4))
+
+
+def test_latents_take_the_room_of_one_part() -> None:
+    whole = layout(None, None)
+    latents = dataclasses.replace(whole, num_parts=LATENTS)
+
+    assert 2 * latents.block_bytes == whole.block_bytes
+
+
+def test_latents_are_told_from_keys_and_values_that_take_as_much() -> None:
+    whole = layout(None, None)
+    latents = dataclasses.replace(whole, num_parts=LATENTS, head_dim=2 * whole.head_dim)
+
+    assert latents.block_bytes == whole.block_bytes
+    assert latents.layout_hash != whole.layout_hash
+    assert "2 layers, latents of 16, 16 tokens a block" in describe_layout(latents)
+
+
+def test_digest_of_keys_and_values_is_that_of_engines_that_knew_nothing_else() -> None:
+    """Files of a disk tier, and engines of the version before, name layouts by it."""
+    assert layout(None, 32).layout_hash == "c6351ceeb6a6c077"

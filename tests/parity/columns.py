@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from engine.contract.config import SpeculativeConfig
 from engine.drafting.proposer import Drafting
+from engine.drafting.registry import make_drafting
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from tests.support.engine.proposers import Remembering
 from tests.support.parity.answers import Answer
@@ -136,6 +138,12 @@ PATHS = (
     Column(
         name="drafts",
         setup=Setup(drafting=lambda: Drafting(proposer=Remembering(), max_draft_tokens=DRAFTS)),
+        ask=twice,
+        grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
+    ),
+    Column(
+        name="drafts out of earlier answers",
+        setup=Setup(drafting=lambda: make_drafting(SpeculativeConfig(method="suffix", num_tokens=DRAFTS))),
         ask=twice,
         grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
     ),

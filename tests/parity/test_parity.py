@@ -1,8 +1,8 @@
 """Every feature along every path and through every fault: the answer is that of one engine that nothing disturbs.
 
 Rows are in features.py, columns in columns.py. Tokens, text, usage, how each choice ended and all log-probabilities are
-compared. Some of the rows are asked of models too whose layers have windows, all or some of them. What one engine says
-is what transformers says.
+compared. Some of the rows are asked of models too whose layers have windows, all or some of them, and of one that
+caches latents. What one engine says is what transformers says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from tests.parity.features import FEATURES, WINDOWED_FEATURES
 from tests.support.engine.checkpoints import load_oracle, oracle_greedy
 from tests.support.parity.answers import Answer, assert_same, is_same
 from tests.support.parity.feature import NUM_TOKENS, Feature
-from tests.support.parity.setup import ALL_WINDOWED, FULL, PARTLY_WINDOWED, TWO_ROTATIONS, WINDOW
+from tests.support.parity.setup import (
+    ALL_WINDOWED,
+    BY_TRANSFORMERS,
+    FULL,
+    LATENTS,
+    PARTLY_WINDOWED,
+    TWO_ROTATIONS,
+    WINDOW,
+)
 from tests.support.parity.worlds import Worlds
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,9 +34,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 Undisturbed = Callable[[str, Feature], Awaitable[Answer]]
 BY_NAME = {feature.name: feature for feature in FEATURES}
 WINDOWED = {"all windowed": ALL_WINDOWED, "partly windowed": PARTLY_WINDOWED}
-MODELS = {"full": FULL, **WINDOWED, "two rotations": TWO_ROTATIONS}
+MODELS = {
+    "full": FULL,
+    **WINDOWED,
+    "two rotations": TWO_ROTATIONS,
+    "latents": LATENTS,
+    "transformers_backend": BY_TRANSFORMERS,
+}
 ROWS = [("full", name) for name in BY_NAME] + [(model, name) for model in WINDOWED for name in WINDOWED_FEATURES]
-ROWS.append(("two rotations", "everything"))
+ROWS += [("two rotations", "everything"), ("latents", "everything"), ("latents", "several prompts")]
+ROWS += [("transformers_backend", "everything")]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import torch
 from engine.layers.activation import ActivationLayer
 from engine.layers.experts.mxfp4 import BLOCK_BYTES, dequantize
 from engine.layers.experts.products import ExpertProducts, ExpertsPacker, pack_experts
-from engine.layers.experts.spec import BLOCKS_SUFFIX, MXFP4_BLOCK_SIZE, SCALES_SUFFIX, ExpertsSpec
+from engine.layers.experts.routing import choose_experts
+from engine.layers.experts.spec import BLOCKS_SUFFIX, CORRECTION_NAME, MXFP4_BLOCK_SIZE, SCALES_SUFFIX, ExpertsSpec
 from engine.layers.fused_ops import FusedOps
 from engine.layers.layer_spec import Activation
 from engine.layers.linear import Linear
@@ -36,7 +37,12 @@ class Mixture:
     ) -> None:
         self._spec, self._packer = spec, packer
         fused = spec.names.are_fused
-        self._router = Linear(hidden_size, (spec.num_experts,), bias=fused, dtype=dtype, device=device)
+        # Choices among groups are near each other: those routers compute in float32, and so do the oracles.
+        router_dtype = dtype if spec.router is None else torch.float32
+        self._router = Linear(hidden_size, (spec.num_experts,), bias=fused, dtype=router_dtype, device=device)
+        self._correction: torch.Tensor | None = None
+        if spec.router is not None and spec.router.has_correction:
+            self._correction = torch.empty(spec.num_experts, dtype=torch.float32, device=device)
         self._gate_up = _Experts(spec, hidden_size, 2 * spec.inner_size, dtype=dtype, device=device)
         self._down = _Experts(spec, spec.inner_size, hidden_size, dtype=dtype, device=device)
         self._gate = ActivationLayer(
@@ -47,6 +53,8 @@ class Mixture:
         """See ``FeedForward``."""
         names = self._spec.names
         places = self._router.targets((names.router,))
+        if self._correction is not None:
+            places[f"{names.router}.{CORRECTION_NAME}"] = self._correction
         places.update(self._gate_up.targets(names.gate_up))
         places.update(self._down.targets((names.down,)))
         return places
@@ -59,7 +67,9 @@ class Mixture:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``FeedForward``."""
-        experts, weights = self._route(x)
+        router_dtype = x.dtype if self._spec.router is None else torch.float32
+        scores = self._router(x.to(router_dtype)).float()
+        experts, weights = choose_experts(scores, self._spec, self._correction)
         num_active = self._spec.num_active
         experts, order = experts.flatten().sort(stable=True)
         rows = x.index_select(0, order.div(num_active, rounding_mode="floor"))
@@ -70,14 +80,6 @@ class Mixture:
         for rank in range(1, num_active):
             total += by_token[:, rank] * weights[:, rank : rank + 1]
         return total.to(x.dtype)
-
-    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The experts of each token, [num_tokens, num_active], highest score first, and their weights in float32."""
-        scores = self._router(x).float()
-        chosen = scores.topk(self._spec.num_active, dim=1)
-        if self._spec.is_normalized:
-            return chosen.indices, chosen.values.softmax(dim=1)
-        return chosen.indices, scores.softmax(dim=1).gather(1, chosen.indices)
 
 
 class _Experts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.layers.layer_spec import GateClamp
+from engine.layers.layer_spec import GateClamp, MLPNames
 
 BLOCKS_SUFFIX, SCALES_SUFFIX = "_blocks", "_scales"
 """Of the two tensors that hold a matrix in MXFP4."""
@@ -33,6 +33,31 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedRouterSpec:
+    """A router whose experts lie in groups: a token chooses among those of a few groups.
+
+    num_groups, num_open_groups: groups of neighbouring experts, and how many of them a token chooses among.
+    num_counted: a group is worth the sum of its best so many scores.
+    is_sigmoid: each score is a sigmoid of its own; otherwise the scores of all experts are a softmax.
+    has_correction: a learned number is added to each score for the choice alone; its tensor is called
+        ``CORRECTION_NAME``, behind the router's name.
+    scale: what the weights of a token's experts are multiplied with.
+
+    Source: DeepSeek-AI, DeepSeek-V2, 2024, and DeepSeek-V3, 2024.
+    """
+
+    num_groups: int
+    num_open_groups: int
+    num_counted: int
+    is_sigmoid: bool
+    has_correction: bool
+    scale: float
+
+
+CORRECTION_NAME = "e_score_correction_bias"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
     """What an architecture's file says of the experts of one layer.
 
@@ -40,6 +65,8 @@ class ExpertsSpec:
     inner_size: between an expert's matrices.
     is_normalized: the weights of a token's experts add up to one; otherwise they are what the softmax over the scores
         of all experts gives them.
+    router: how experts are chosen, where it is not by their scores alone.
+    shared: the plain MLP that every token goes through as well, of ``shared_size`` numbers between its matrices.
     clamp: how the gate is bounded; None: it is that of the model's plain MLPs.
     is_mxfp4: the checkpoint holds fused matrices in four bits, as [num_experts, out_size, in_size]; products are
         in the dtype of the model.
@@ -52,3 +79,6 @@ class ExpertsSpec:
     names: ExpertNames
     clamp: GateClamp | None = None
     is_mxfp4: bool = False
+    router: GroupedRouterSpec | None = None
+    shared: MLPNames | None = None
+    shared_size: int = 0

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.contract.errors import CheckpointError
-from engine.model.model_config import ModelConfig
+from engine.model.model_shape import ModelShape
 from engine.model.weights.shards import find_shards, shard_error, weight_samples
 
 ProgressCallback = Callable[[int, int], None]
@@ -25,8 +25,16 @@ BASE_MODEL_PREFIXES = ("", "model.", "transformer.")
 """What names of tensors may lack: some checkpoints were saved without the head, from the model inside."""
 
 
-def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: ProgressCallback | None = None) -> None:
+def load_weights(
+    path: Path,
+    targets: Mapping[str, torch.Tensor],
+    *,
+    ignored: tuple[str, ...] = (),
+    progress: ProgressCallback | None = None,
+) -> None:
     """Copy every tensor of a checkpoint from the memory-mapped files straight into its place, converting the dtype.
+
+    ``ignored``: how the names of those begin that have none (``ModelShape.ignored_tensors``).
 
     Raises:
         CheckpointError: A shard is missing or damaged, a tensor is missing, unexpected, or of another shape.
@@ -39,6 +47,8 @@ def load_weights(path: Path, targets: Mapping[str, torch.Tensor], *, progress: P
         try:
             with safe_open(shard.file, framework="pt") as tensors:
                 for name in shard.tensor_names or tensors.keys():
+                    if name.startswith(ignored):
+                        continue
                     full_name = next((p + name for p in BASE_MODEL_PREFIXES if p + name in targets), name)
                     done_bytes += _load_tensor(tensors, name, shard.file, targets.get(full_name))
                     missing.discard(full_name)
@@ -89,7 +99,7 @@ def has_tensor(path: Path, name: str) -> bool:
     return False
 
 
-def model_hash(path: Path, config: ModelConfig) -> str:
+def model_hash(path: Path, config: ModelShape) -> str:
     """A stable identity of a model's weights: two engines whose hashes are equal hold the same KV.
 
     Digests the shape and what ``weight_samples`` takes of the files.

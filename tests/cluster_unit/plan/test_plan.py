@@ -143,6 +143,18 @@ def test_tiers_are_part_of_the_plan(model: ServedModel, tmp_path: Path) -> None:
     assert lines.count(f"evicted blocks: 100.00 GiB of disk space = {100 * GIB // block_bytes:,} blocks") == 2
 
 
+def test_latents_are_counted_as_what_is_cached(tmp_path: Path) -> None:
+    path = make_served_checkpoint(tmp_path / "model", "deepseek_v2_lite")
+    served = ServedModel(path=path, name="latents")
+    config = BatonConfig.model_validate({"device": "cpu", "max_model_len": 512})
+
+    made = make_plan(config, served, [Node(address="a", num_cores=2, num_cpus=2, memory_bytes=4 * GIB)])
+
+    assert not made.problems
+    lines = [line.strip() for line in report(config, served, made)]
+    assert lines.count("KV block: 16 tokens x 3 layers x latents of 48 x 4 bytes = 9.0 KiB") == 2
+
+
 def test_host_tiers_larger_than_their_machine_are_a_problem_with_the_remedy(model: ServedModel) -> None:
     """Prefill and decode have one each, of 3 GiB, on a machine of 4 GiB."""
     small = Node(address="a", num_cores=2, num_cpus=2, memory_bytes=4 * GIB)

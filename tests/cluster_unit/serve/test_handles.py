@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +13,23 @@ from ray.exceptions import ActorDiedError
 
 from cluster.serve.handles import RayWorkerPool, ServeTargets
 from cluster.serve.refusal import Refusal
-from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, SamplingParams, StepMessage, WorkerInfo
+from engine.contract.call_frame import Answer, Submit, pack_answer, unpack_call
+from engine.contract.messages import (
+    CacheReset,
+    GenerateRequest,
+    LoadReport,
+    RequestError,
+    SamplingParams,
+    StepMessage,
+    WorkerInfo,
+)
 from engine.contract.step_frame import FRAME_VERSION, pack_step
 from engine.contract.token_ids import TokenIds
 from kv_transfer.fault_options import FaultOptions
 from router.pool.workers import WorkerUnavailableError
 from router.settings import RouterSettings
-from router.wire.frame_socket import FrameOffer, FrameServer
+from router.wire.frame_connection import FrameConnection
+from router.wire.frame_server import FrameOffer, FrameServer
 from tests.support.router.fake_caller import FakeCaller
 
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=TokenIds.of((1, 2)), sampling=SamplingParams(max_tokens=1))
@@ -93,17 +105,65 @@ async def test_outputs_are_the_stream_of_that_client() -> None:
     assert [received async for received in pool.outputs("a", "router-1")] == [message]
 
 
+async def refuse(call: bytes) -> bytes:
+    refusal = RequestError(code=REFUSAL.code, message=REFUSAL.message)
+    submitted = unpack_call(call)
+    return pack_answer(Answer(refusals=(refusal,) * len(submitted.requests) if isinstance(submitted, Submit) else ()))
+
+
+async def test_requests_and_aborts_go_over_the_connection_while_there_is_one_and_else_by_ray() -> None:
+    server = FrameServer()
+    await server.start()
+    by_ray: list[str] = []
+
+    async def submit(requests: Sequence[GenerateRequest]) -> list[Refusal | None]:
+        by_ray.extend(request.request_id for request in requests)
+        return [None] * len(requests)
+
+    async def abort(request_ids: Sequence[str]) -> None:
+        by_ray.extend(request_ids)
+
+    async def write(connection: FrameConnection) -> None:
+        connection.send(pack_step(StepMessage(deltas=(), load=LOAD)))
+        await asyncio.Event().wait()
+
+    async def offer_outputs(client_id: str, mirrors_cache: bool) -> FrameOffer | None:
+        return server.offer(write, refuse)
+
+    pool = RayWorkerPool(
+        FakeCaller({"a": {"submit": submit, "abort": abort, "offer_outputs": offer_outputs}}), PATIENCE
+    )
+    mine = replace(REQUEST, request_id="mine", client_id="router-1")
+    outputs = pool.outputs("a", "router-1")
+    assert not pool.has_link("a")
+    assert await pool.submit("a", [replace(mine, request_id="before")]) == [None]
+
+    await anext(outputs)
+    assert pool.has_link("a")
+    (refusal,) = await pool.submit("a", [mine])
+    await pool.abort("a", ["mine"])
+    assert await pool.submit("a", [replace(mine, request_id="of another stream", client_id="router-0")]) == [None]
+
+    await outputs.aclose()
+    assert not pool.has_link("a")
+    await pool.abort("a", ["after"])
+    assert refusal is not None
+    assert refusal.code == REFUSAL.code
+    assert by_ray == ["before", "of another stream", "after"]
+    await server.close()
+
+
 async def test_outputs_of_a_worker_of_this_host_come_over_its_socket() -> None:
     message = StepMessage(deltas=(), load=LOAD)
     server = FrameServer()
     await server.start()
 
-    async def frames() -> AsyncGenerator[bytes]:
-        yield pack_step(message)
+    async def write(connection: FrameConnection) -> None:
+        connection.send(pack_step(message))
 
     async def offer_outputs(client_id: str, mirrors_cache: bool) -> FrameOffer | None:
         assert (client_id, mirrors_cache) == ("router-1", True)
-        return server.offer(frames())
+        return server.offer(write, refuse)
 
     pool = RayWorkerPool(FakeCaller({"a": {"offer_outputs": offer_outputs}}), PATIENCE)
 

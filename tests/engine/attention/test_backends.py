@@ -45,7 +45,7 @@ def _kernel_of_numbers(cache: KVCache) -> RunKernel:
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("choose_kernel", [choose_run_kernel, _kernel_of_numbers, _no_kernel])
 @settings(max_examples=20, deadline=None)
-@given(case=attention_cases())
+@given(case=attention_cases(has_latents=True))
 def test_cpu_backend_agrees_with_the_reference(choose_kernel: ChooseKernel, dtype: str, case: AttentionCase) -> None:
     inputs = make_inputs(case, dtype, absent_block=ABSENT_BLOCK)
     caches = inputs.new_cache(), inputs.new_cache()

@@ -74,6 +74,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2 without biases, untied": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
     "starcoder2 without a window": ("starcoder2", {"sliding_window": None}),
     "gpt2 with scores of its own": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False}),
+    "deepseek_v2 of two groups, one open, with biases": (
+        "deepseek_v2",
+        {"n_group": 2, "topk_group": 1, "attention_bias": True, "mlp_bias": True},
+    ),
+    "deepseek_v2_lite with biases, experts in every layer": (
+        "deepseek_v2_lite",
+        {"attention_bias": True, "first_k_dense_replace": 0, "n_shared_experts": 1},
+    ),
+    "deepseek_v3 without groups, without yarn, heads of values wider than those of keys": (
+        "deepseek_v3",
+        {"n_group": 1, "topk_group": 1, "v_head_dim": 48, "rope_parameters": {"rope_type": "default"}},
+    ),
+    "deepseek_v3 with pairs in halves, weights as they are, queries of the hidden state": (
+        "deepseek_v3",
+        {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
+    ),
+    "deepseek_v3 with more heads than go through a latent together": (
+        "deepseek_v3",
+        {"num_attention_heads": 12, "num_key_value_heads": 12},
+    ),
     "gpt2 narrow": ("gpt2", {"n_inner": 72, "n_positions": 128}),
 }
 

@@ -32,8 +32,11 @@ def _config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["OPTForCausalLM"]}, "architecture OPTForCausalLM is not supported; supported: GPT2LM"),
-        ({"architectures": None}, "architecture none is not supported"),
+        (
+            {"architectures": ["OPTForCausalLM"]},
+            "architecture OPTForCausalLM is not among those that Baton computes: Deepseek",
+        ),
+        ({"architectures": None}, "architecture none is not among"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\) are not supported"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),

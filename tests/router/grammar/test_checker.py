@@ -153,6 +153,9 @@ async def test_f1_a_refusal_names_the_place_in_the_schema(schema: dict[str, Any]
         (lark_grammar("start: b"), "unknown name"),
         (json_schema_grammar({"const": "x" * MAX_GRAMMAR_BYTES}), f"the limit is {MAX_GRAMMAR_BYTES}"),
         (json_schema_grammar({"const": "\ud800"}), "encoded"),
+        (json_schema_grammar({"type": "array", "uniqueItems": True}), "leave it out.*a boolean a choice"),
+        (json_schema_grammar({"not": {}}), "leave it out"),
+        (json_schema_grammar({"type": "string", "format": "iri"}), "a `pattern`"),
     ],
 )
 async def test_f1_what_nobody_can_follow_is_refused(grammar: GrammarText, word: str) -> None:

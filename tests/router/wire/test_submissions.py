@@ -63,6 +63,33 @@ async def test_what_waits_behind_a_call_goes_in_the_next_one() -> None:
     assert bench.workers.calls == [["a"], ["b", "c", "d"]]
 
 
+async def test_nothing_waits_behind_a_call_over_a_connection_but_what_comes_at_once_shares_one() -> None:
+    bench = Bench()
+    bench.workers.is_linked = True
+    first = bench.submit("a")
+    await until(lambda: bench.workers.calls == [["a"]])
+    others = [bench.submit(name) for name in "bcd"]
+    await until(lambda: bench.workers.calls == [["a"], ["b", "c", "d"]])
+    bench.workers.may_enter.set()
+
+    assert await asyncio.gather(first, *others) == [None] * 4
+
+
+async def test_closing_ends_every_call_under_way() -> None:
+    bench = Bench()
+    bench.workers.is_linked = True
+    first = bench.submit("a")
+    await until(lambda: bench.workers.calls == [["a"]])
+    second = bench.submit("b")
+    await until(lambda: bench.workers.calls == [["a"], ["b"]])
+
+    await bench.submissions.close()
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not first.done()
+    assert not second.done()
+
+
 async def test_each_caller_gets_its_own_answer() -> None:
     bench = Bench()
     bench.workers.refused = {"b"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from engine.layers.attention_spec import AttentionSpec
 from engine.layers.heads import HeadTransform
 from engine.layers.rope_config import RopeConfig
 from engine.runner.device import DTYPES
-from kv_transfer.layout import KVCacheGroup, KVLayout, group_layers
+from kv_transfer.layout import KEYS_AND_VALUES, LATENTS, KVCacheGroup, KVLayout, group_layers
 
 NUM_LAYERS = 2
 
@@ -41,6 +42,12 @@ class AttentionCase:
     relative_scale: float = 1.0
     softcap: float | None = None
     has_sinks: bool = False
+    value_size: int | None = None
+
+    @property
+    def num_parts(self) -> int:
+        """What is cached of a token in each layer."""
+        return KEYS_AND_VALUES if self.value_size is None else LATENTS
 
     @property
     def groups(self) -> tuple[KVCacheGroup, ...]:
@@ -59,6 +66,7 @@ class AttentionCase:
             window=self.window,
             softcap=self.softcap,
             has_sinks=self.has_sinks,
+            value_size=self.value_size,
         )
 
     @property
@@ -77,11 +85,22 @@ class AttentionCase:
         return max(history + new for history, new in self.lengths)
 
 
-def attention_cases(*, is_plain: bool = False) -> st.SearchStrategy[AttentionCase]:
+def attention_cases(*, is_plain: bool = False, has_latents: bool = False) -> st.SearchStrategy[AttentionCase]:
     """Small batches of every kind; a tenth of the requests is longer than a tile of any backend.
 
-    is_plain: no scores are capped, and there are no sinks.
+    is_plain: no scores are capped, and there are no sinks. has_latents: a third of them has latents in the cache.
     """
+    cases = _cases(is_plain=is_plain)
+    return st.one_of(cases, cases, cases.map(_with_latents)) if has_latents else cases
+
+
+def _with_latents(case: AttentionCase) -> AttentionCase:
+    """The same with one latent for all of more heads."""
+    value_size = 3 * case.head_dim // 4
+    return dataclasses.replace(case, num_kv_heads=1, group=5 * case.num_kv_heads * case.group, value_size=value_size)
+
+
+def _cases(*, is_plain: bool) -> st.SearchStrategy[AttentionCase]:
     history = st.one_of(st.integers(0, 70), st.integers(0, 70), st.integers(200, 400))
     new = st.one_of(st.just(1), st.integers(1, 8), st.integers(1, 90), st.integers(250, 300))
     return st.builds(
@@ -119,6 +138,19 @@ class AttentionInputs:
         return cache
 
 
+def _layout(case: AttentionCase, dtype: str) -> KVLayout:
+    return KVLayout(
+        model_hash="",
+        groups=case.groups,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        block_size=case.block_size,
+        dtype=dtype,
+        bytes_per_element=DTYPES[dtype].itemsize,
+        num_parts=case.num_parts,
+    )
+
+
 def make_inputs(case: AttentionCase, dtype: str, *, absent_block: int | None = None) -> AttentionInputs:
     """Fill a case with normal numbers and scatter its blocks.
 
@@ -132,16 +164,8 @@ def make_inputs(case: AttentionCase, dtype: str, *, absent_block: int | None = N
     # Entries past a request's end name some other request's block: whoever looks there gets wrong numbers.
     tables = np.full((len(groups), len(case.lengths), max(num_blocks_of)), order[0], dtype=np.int32)
     torch_dtype, generator = DTYPES[dtype], torch.Generator().manual_seed(case.seed)
-    layout = KVLayout(
-        model_hash="",
-        groups=groups,
-        num_kv_heads=case.num_kv_heads,
-        head_dim=case.head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        bytes_per_element=torch_dtype.itemsize,
-    )
-    shape = (num_blocks, case.num_kv_heads, layout.layers_per_block, 2, block_size, case.head_dim)
+    layout = _layout(case, dtype)
+    shape = (num_blocks, case.num_kv_heads, layout.layers_per_block, case.num_parts, block_size, case.head_dim)
     numbers = torch.randn(shape, generator=generator).to(torch_dtype)
     blocks = torch.full(shape, torch.nan, dtype=torch_dtype)
     slots: list[list[int]] = [[] for _ in groups]
@@ -166,6 +190,8 @@ def make_inputs(case: AttentionCase, dtype: str, *, absent_block: int | None = N
     # As in a model, query, key and value are views of one fused projection.
     fused = torch.cat((heads(num_heads), heads(case.num_kv_heads), heads(case.num_kv_heads)), dim=1)
     query, key, value = torch.split(fused, [num_heads, case.num_kv_heads, case.num_kv_heads], dim=1)
+    if case.value_size is not None:
+        value = key[..., : case.value_size]
     return AttentionInputs(
         blocks=blocks,
         batch=AttentionBatch(

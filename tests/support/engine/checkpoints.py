@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -30,6 +33,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from tests.support.engine.transformers_families import TRANSFORMERS_FIELDS
+
 transformers_logging.disable_progress_bar()
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -38,7 +43,11 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
 """Those with experts."""
 
-FAMILIES = ("olmo2", "smollm3", "granite", "phi3", "gemma2", "gemma3", "starcoder2", "gpt2", *MIXTURES)
+LATENT_FAMILIES = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
+"""Those that cache latents, with experts too."""
+
+DENSE_FAMILIES = ("olmo2", "smollm3", "granite", "phi3", "gemma2", "gemma3", "starcoder2", "gpt2")
+FAMILIES = (*DENSE_FAMILIES, *MIXTURES, *LATENT_FAMILIES)
 """The others: what they compute is tested."""
 
 VOCAB_SIZE = 320
@@ -49,6 +58,7 @@ HEAD_STD = 0.3
 """Wide: logits spread over tens, so that rounding hardly ever changes which is the largest."""
 ROUTER_STD = 0.4
 """Likewise, of the scores that choose a token's experts."""
+CORRECTION_STD = 0.2
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 
 _SHAPE: dict[str, Any] = {
@@ -63,6 +73,29 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": None,
+}
+_LATENT_SHAPE: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": MAX_POSITION_EMBEDDINGS // 8,
+    },
 }
 _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
@@ -140,6 +173,21 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             },
         },
     ),
+    "deepseek_v2_lite": (
+        DeepseekV2Config,
+        {**_LATENT_SHAPE, "q_lora_rank": None, "topk_method": "greedy", "routed_scaling_factor": 1.0},
+    ),
+    "deepseek_v2": (
+        DeepseekV2Config,
+        {
+            **_LATENT_SHAPE,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 3.0,
+        },
+    ),
+    "deepseek_v3": (DeepseekV3Config, {**_LATENT_SHAPE, "n_group": 4, "topk_group": 2}),
 }
 
 
@@ -147,8 +195,13 @@ def make_checkpoint(
     path: Path, architecture: str, *, seed: int = 0, max_shard_size: str = "5GB", **changes: Any
 ) -> Path:
     """Write a random checkpoint to ``path``; ``changes`` override fields of the transformers config."""
-    config_class, fields = _CONFIGS[architecture]
-    config = config_class(**{**_SHAPE, **fields, **changes})
+    if architecture in TRANSFORMERS_FIELDS:
+        config: PreTrainedConfig = AutoConfig.for_model(
+            architecture, **{**_SHAPE, **TRANSFORMERS_FIELDS[architecture], **changes}
+        )
+    else:
+        config_class, fields = _CONFIGS[architecture]
+        config = config_class(**{**_SHAPE, **fields, **changes})
     generator = torch.Generator().manual_seed(seed)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -164,6 +217,9 @@ def make_checkpoint(
                 name, parameter.shape, generator, embedding_std=embedding_std, matrix_std=_matrix_std(architecture)
             )
             parameter.copy_(values)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(CORRECTION_STD * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return path
 

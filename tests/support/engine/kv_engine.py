@@ -17,7 +17,7 @@ from kv_transfer.connector import LeaseEnded, LoadEnded, Rendezvous
 from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
-from kv_transfer.layout import KVCacheGroup, KVLayout, KVRegion, MemoryKind
+from kv_transfer.layout import KEYS_AND_VALUES, KVCacheGroup, KVLayout, KVRegion, MemoryKind
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
@@ -51,6 +51,7 @@ class KVEngineSpec:
     windows: tuple[int | None, ...] = (None,)
     block_size: int = 4
     head_dim: int = 64
+    num_parts: int = KEYS_AND_VALUES
     num_blocks: int = 64
     lease_ttl_s: float = 60.0
     load_timeout_s: float = 60.0
@@ -64,7 +65,7 @@ class KVEngineSpec:
 
     @property
     def layout(self) -> KVLayout:
-        """A layout of ``block_size * head_dim * 16`` bytes a block."""
+        """A layout of ``block_size * head_dim * num_parts * 8`` bytes a block."""
         return KVLayout(
             model_hash=self.model_hash,
             groups=tuple(
@@ -76,6 +77,7 @@ class KVEngineSpec:
             block_size=self.block_size,
             dtype="float32",
             bytes_per_element=4,
+            num_parts=self.num_parts,
         )
 
 

@@ -10,11 +10,11 @@ import torch
 
 from engine.attention.backend import AttentionBatch
 from engine.attention.factory import build_attention
+from engine.contract.config import ModelCode, ModelImplName
 from engine.device.kv_cache import KVCache
-from engine.model.decoder import decoder_class
+from engine.model.loading import load_model
 from engine.model.registry import load_model_config
 from engine.model.step_context import StepContext
-from engine.model.weights.checkpoint import has_tensor, load_weights
 from engine.runner.device import DTYPES
 from kv_transfer.layout import KVLayout
 
@@ -39,25 +39,19 @@ class ModelHarness:
         block_size: int = 16,
         num_blocks: int = 1024,
         max_model_len: int | None = None,
+        model_impl: ModelImplName = "auto",
     ) -> None:
-        config = load_model_config(path)
+        config = load_model_config(path, ModelCode(impl=model_impl))
         max_model_len = max_model_len or config.max_model_len
         config = config.for_length(max_model_len)
         device = torch.device("cpu")
-        self.model = decoder_class(config)(
-            config,
-            max_positions=max_model_len,
-            dtype=DTYPES[dtype],
-            device=device,
-            has_own_head=has_tensor(path, "lm_head.weight"),
-        )
-        load_weights(path, self.model.targets())
-        self.model.finish_loading()
+        self.model = load_model(path, config, max_positions=max_model_len, dtype=DTYPES[dtype], device=device)
         layout = KVLayout(
             model_hash="",
             groups=config.kv_cache_groups,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            num_parts=config.num_kv_parts,
             block_size=block_size,
             dtype=dtype,
             bytes_per_element=DTYPES[dtype].itemsize,

@@ -6,15 +6,15 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from engine.drafting.proposer import DraftContext, Drafting
+from engine.drafting.proposer import Draft, DraftContext, Drafting
 
 
 class RepeatLast:
     """Implements ``Proposer``: the last token comes again and again."""
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """As many as may be."""
-        return [[int(context.token_ids[-1])] * context.max_tokens for context in contexts]
+        return [Draft([int(context.token_ids[-1])] * context.max_tokens) for context in contexts]
 
 
 class SometimesRight:
@@ -37,9 +37,9 @@ class SometimesRight:
         self._proposes_all = proposes_all
         self._random = random.Random(seed)
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """Guesses for each."""
-        return [self._guess(context) for context in contexts]
+        return [Draft(self._guess(context)) for context in contexts]
 
     def _guess(self, context: DraftContext) -> list[int]:
         tokens = context.token_ids.tolist()
@@ -85,10 +85,10 @@ class Remembering:
         self._known: dict[str, list[int]] = {}
         self._num_asked: Counter[str] = Counter()
 
-    def propose(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """Guesses for each, and remember it."""
         self._known.update({context.request_id: context.token_ids.tolist() for context in contexts})
-        return [self._guess(context, Recorded(list(self._known.values()))) for context in contexts]
+        return [Draft(self._guess(context, Recorded(list(self._known.values())))) for context in contexts]
 
     def _guess(self, context: DraftContext, next_token: Recorded) -> list[int]:
         tokens = context.token_ids.tolist()

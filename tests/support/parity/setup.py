@@ -67,6 +67,13 @@ PARTLY_WINDOWED = ParityModel(
 TWO_ROTATIONS = ParityModel(architecture="gemma3", changes={"sliding_window": WINDOW})
 """Of its four layers the third sees everything, and is rotated otherwise than the others, which have a window."""
 
+LATENTS = ParityModel(architecture="deepseek_v3")
+"""What is cached and handed over are latents; two of its three layers have experts in groups, and shared ones."""
+
+
+BY_TRANSFORMERS = ParityModel(architecture="exaone4", changes={"sliding_window": WINDOW})
+"""Baton has no code for it: transformers' computes it. Of its three layers two have a window."""
+
 
 def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:
     """Connectors with faults on purpose."""
@@ -93,7 +100,7 @@ class Setup:
     settings: RouterSettings = RECOMPUTES
     scheduler: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
-    drafting: Callable[[], Drafting] | None = None
+    drafting: Callable[[], Drafting | None] | None = None
 
     def connector_options(self, folder: Path) -> ConnectorOptions:
         """The options of each connector. ``folder`` is for tiers that need one."""

@@ -62,6 +62,7 @@ class _FakePool:
         self.hidden: set[str] = set()
         self.drained: list[str] = []
         self.allows_faults = True
+        self.is_linked = False
         self.faults: dict[str, FaultOptions] = {}
         self._queues: dict[tuple[str, str], asyncio.Queue[StepMessage | None]] = {}
 
@@ -158,6 +159,10 @@ class _FakePool:
         if not self.allows_faults:
             raise WorkerRefusedError("this cluster allows no faults", code="faults_not_allowed")
         self.faults[replica_id] = options
+
+    def has_link(self, replica_id: str) -> bool:
+        """Calls take their time here, as those over Ray do, unless a test says otherwise."""
+        return self.is_linked
 
     def has_stream(self, replica_id: str) -> bool:
         """True when some router listens to the replica."""

@@ -1,0 +1,154 @@
+"""What draft tokens gain and cost: output a second with them and without, in turn.
+
+    python -m benchmarks.speculation --json benchmarks/results/speculation.json
+
+Engines of the 125 M random Llama, one for each method (``none``, ``ngram``, ``suffix``, with as many drafts as pay),
+answer the same requests in turn, several rounds. Texts: ``looping``, greedy answers, which repeat themselves;
+``again``, answers that were given before, word by word, as retries and loops of agents do; ``new``, tokens drawn from
+the whole vocabulary, of which hardly two come again; ``misleading``, tokens drawn from eight, so that every place
+looks like an earlier one and goes on in another way. Rows: ``<method>/<text>/<batch>`` in tokens a second (medians of
+rounds), with ``ratio`` to the method ``none`` of the same round and ``accepted``, the drafts of a step and request
+that were right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import torch
+
+from benchmarks.arguments import count
+from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
+from benchmarks.report import Row, add_json_option, publish
+from engine.build import build_engine
+from engine.contract.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfigSource,
+    SchedulerConfig,
+    SpeculativeConfig,
+    SpeculativeMethod,
+)
+from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.token_ids import TokenIds
+from engine.frontend.engine_core import EngineCore
+
+Text = Literal["looping", "again", "new", "misleading"]
+
+METHODS: Final = get_args(SpeculativeMethod)
+TEXTS: Final[tuple[Text, ...]] = get_args(Text)
+PROMPT_TOKENS = 128
+FEW_TOKENS = tuple(range(100, 108))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one engine did in one round."""
+
+    tokens_per_s: float
+    num_accepted: int
+    num_steps: int
+
+
+class Engine:
+    """An engine with one way to propose, and its clock."""
+
+    def __init__(self, directory: Path, method: SpeculativeMethod, args: argparse.Namespace) -> None:
+        self.core: EngineCore = build_engine(
+            EngineConfig(
+                model=ModelConfigSource(path=directory, device="cpu", dtype=args.dtype, num_threads=args.threads),
+                cache=CacheConfig(kv_cache_bytes=1 << 29, prefault=True, enable_prefix_caching=False),
+                scheduler=SchedulerConfig(
+                    max_model_len=1024, max_num_batched_tokens=4096, max_num_seqs=max(args.batches)
+                ),
+                speculative=SpeculativeConfig(method=method),
+            )
+        ).core
+
+    def answer(self, requests: list[GenerateRequest]) -> Round:
+        """Answer them all, and measure from when each has its first token to the end."""
+        core = self.core
+        for request in requests:
+            core.add_request(request)
+        waiting = {request.request_id for request in requests}
+        while waiting:
+            waiting -= {delta.request_id for delta in core.step().deltas()}
+        before, started = core.stats(), time.perf_counter()
+        while core.has_unfinished():
+            core.step()
+        took_s = time.perf_counter() - started
+        after = core.stats()
+        return Round(
+            tokens_per_s=(after.scheduler.num_generated_tokens - before.scheduler.num_generated_tokens) / took_s,
+            num_accepted=after.scheduler.num_accepted_draft_tokens - before.scheduler.num_accepted_draft_tokens,
+            num_steps=after.num_steps - before.num_steps,
+        )
+
+
+def requests_of(text: Text, *, batch: int, number: int, max_tokens: int) -> list[GenerateRequest]:
+    """Requests for such answers; those of two rounds differ, but where a text comes again."""
+    round_number = 0 if text == "again" else number
+    generator = torch.Generator().manual_seed(1000 * TEXTS.index(text) + round_number)
+    requests: list[GenerateRequest] = []
+    for index in range(batch):
+        prompt = torch.randint(3, VOCAB_SIZE, (PROMPT_TOKENS,), generator=generator).tolist()
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            temperature={"looping": 0.0, "again": 0.2, "new": 1.0, "misleading": 2.0}[text],
+            seed=index,
+            allowed_token_ids=FEW_TOKENS if text == "misleading" else None,
+        )
+        name = f"{text}/{batch}/{number}/{index}"
+        requests.append(GenerateRequest(request_id=name, prompt_token_ids=TokenIds.of(prompt), sampling=sampling))
+    return requests
+
+
+def measure(engines: dict[str, Engine], text: Text, batch: int, args: argparse.Namespace) -> list[Row]:
+    """Rounds of all engines in turn; one before them is not counted."""
+    rounds: dict[str, list[Round]] = {method: [] for method in engines}
+    for number in range(args.rounds + 1):
+        for method, engine in engines.items():
+            done = engine.answer(requests_of(text, batch=batch, number=number, max_tokens=args.max_tokens))
+            if number:
+                rounds[method].append(done)
+    rows: list[Row] = []
+    for method, found in rounds.items():
+        ratios = [one.tokens_per_s / plain.tokens_per_s for one, plain in zip(found, rounds["none"], strict=True)]
+        accepted = statistics.median(one.num_accepted / one.num_steps / batch for one in found)
+        detail: dict[str, float | str] = {"ratio": statistics.median(ratios), "accepted": accepted}
+        rate = statistics.median(one.tokens_per_s for one in found)
+        rows.append(Row(name=f"{method}/{text}/{batch}", value=rate, unit="tokens/s", detail=detail))
+    return rows
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=count, nargs="+", default=[1, 32])
+    parser.add_argument("--texts", choices=TEXTS, nargs="+", default=list(TEXTS))
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--max-tokens", type=count, default=192)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
+    add_json_option(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        write_random_llama(Path(directory), torch.float32 if args.dtype == "float32" else torch.bfloat16)
+        engines = {method: Engine(Path(directory), method, args) for method in METHODS}
+        gc.collect()
+        rows = [row for batch in args.batches for text in args.texts for row in measure(engines, text, batch, args)]
+    publish(
+        rows, packages=("torch", "numpy"), json_file=args.json, title=f"draft tokens: random Llama, 125 M, {args.dtype}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What a router asks of a worker over their connection, and the answer, each as one piece of bytes. Free of torch.
+
+In MessagePack, everything by name. A field may be added with a default; anything else that changes in
+``GenerateRequest`` or here is another version, and a worker that gets one answers with a failure that names both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.contract.messages import GenerateRequest, RequestError
+from engine.contract.token_ids import TokenIds
+
+CALL_VERSION = 1
+"""The first byte of every call and every answer.
+
+1: ``Submit`` and ``Abort``, answered by ``Answer``.
+"""
+
+
+class CallError(Exception):
+    """What came cannot be read as a call or as its answer, or cannot be written as one; the text says why."""
+
+
+class Submit(msgspec.Struct, tag="submit"):
+    """Add requests to the engine."""
+
+    requests: tuple[GenerateRequest, ...]
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    """End requests in any state; unknown ids are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+class Answer(msgspec.Struct):
+    """To ``Submit`` one refusal or None a request, in order; to ``Abort`` nothing.
+
+    ``failure``: the worker could not do it, and why.
+    """
+
+    refusals: tuple[RequestError | None, ...] = ()
+    failure: str | None = None
+
+
+Call = Submit | Abort
+
+
+def pack_call(call: Call) -> bytes:
+    """A call as bytes.
+
+    Raises:
+        CallError: It holds a value that MessagePack has no form for, as a number of more than 64 bits.
+    """
+    try:
+        return _VERSION_BYTE + _encoder.encode(call)
+    except (NotImplementedError, OverflowError, TypeError, ValueError) as error:
+        raise CallError(f"a call cannot be written: {error}") from error
+
+
+def unpack_call(frame: bytes) -> Call:
+    """The call that was packed; raises CallError."""
+    call: Call = _unpack(frame, _call_decoder)
+    return call
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """An answer as bytes."""
+    return _VERSION_BYTE + _encoder.encode(answer)
+
+
+def unpack_answer(frame: bytes) -> Answer:
+    """The answer that was packed; raises CallError."""
+    answer: Answer = _unpack(frame, _answer_decoder)
+    return answer
+
+
+def _unpack(frame: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
+    if frame[:1] != _VERSION_BYTE:
+        version = frame[0] if frame else "none"
+        raise CallError(f"a call or an answer is of version {version}, and this process reads version {CALL_VERSION}")
+    try:
+        return decoder.decode(memoryview(frame)[1:])
+    except msgspec.DecodeError as error:
+        raise CallError(f"a call or an answer of {len(frame)} bytes cannot be read: {error}") from error
+
+
+def _pack_ids(value: Any) -> bytes:
+    if not isinstance(value, TokenIds):
+        raise NotImplementedError(f"a call has no {type(value).__name__}")
+    return value.data
+
+
+def _unpack_ids(_: type, value: Any) -> TokenIds:
+    if not isinstance(value, bytes):
+        raise ValueError("token ids are bytes")
+    return TokenIds(value)
+
+
+_VERSION_BYTE = bytes([CALL_VERSION])
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_ids)
+_call_decoder = msgspec.msgpack.Decoder(Call, dec_hook=_unpack_ids)
+_answer_decoder = msgspec.msgpack.Decoder(Answer)

@@ -1,0 +1,37 @@
+"""Does what a router asks over its connection, and says how that went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.contract.call_frame import Answer, CallError, Submit, pack_answer, unpack_call
+from engine.contract.errors import EngineError, RequestRefusedError
+from engine.contract.messages import GenerateRequest, RequestError
+
+
+class CalledEngine(Protocol):
+    """The part of an engine that is called (:class:`AsyncEngine`)."""
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> Sequence[RequestRefusedError | None]:
+        """Add requests; one answer each, in order."""
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests."""
+
+
+async def answer_call(engine: CalledEngine, frame: bytes) -> bytes:
+    """The answer to one call; it says so if the engine is dead, or if the call cannot be read."""
+    try:
+        call = unpack_call(frame)
+        if isinstance(call, Submit):
+            refusals = [_refusal(error) for error in await engine.submit(call.requests)]
+            return pack_answer(Answer(refusals=tuple(refusals)))
+        await engine.abort(call.request_ids)
+        return pack_answer(Answer())
+    except (CallError, EngineError) as error:
+        return pack_answer(Answer(failure=f"{type(error).__name__}: {error}"))
+
+
+def _refusal(error: RequestRefusedError | None) -> RequestError | None:
+    return RequestError(code=error.code, message=str(error)) if error is not None else None

@@ -1,0 +1,153 @@
+"""What one router is to be told over its connection: written by the engine's own thread, as far as the reader takes it.
+
+A message that goes by way of the event loop wakes it once for the step and once to write, beside a thread that computes
+on every core. The engine's thread never waits here: what the reader has not taken waits as tokens, and goes in one
+message when it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.contract.messages import CacheChanges, LoadReport, StepMessage, TokenDelta
+from engine.contract.step_frame import pack_step
+from engine.frontend.client_stream import MESSAGE_GAP_S, is_pressing
+from engine.frontend.feeds import CacheFeed
+
+
+class FrameSink(Protocol):
+    """A connection to a router (``router.wire.frame_connection.FrameConnection``)."""
+
+    @property
+    def is_behind(self) -> bool:
+        """True while the reader has not taken everything."""
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame without waiting; from any thread."""
+
+    async def drained(self) -> None:
+        """Return when the reader has taken everything, or is gone."""
+
+
+class Outbox:
+    """One client's messages, in the order of the engine's steps. From any thread but where it says otherwise.
+
+    Between two messages are at least ``min_gap_s``, unless a request's first tokens or its hand-over wait; a load that
+    is told by itself (:meth:`report`) waits for nobody. ``cache`` is there for a router that mirrors the prefix cache:
+    its changes go with the next message.
+    """
+
+    def __init__(
+        self,
+        sink: FrameSink,
+        load: Callable[[], LoadReport],
+        *,
+        cache: CacheFeed | None = None,
+        min_gap_s: float = MESSAGE_GAP_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cache = cache
+        self._sink = sink
+        self._load = load
+        self._min_gap_s = min_gap_s
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._waiting: list[TokenDelta] = []
+        self._is_pressing = False
+        self._is_due = False
+        self._sent_at_s = -math.inf
+        self._flushing: asyncio.Task[None] | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """True when the router knows too little of the prefix cache, and could take a snapshot now."""
+        return self.cache is not None and self.cache.needs_snapshot and not self._sink.is_behind
+
+    def put(self, deltas: Sequence[TokenDelta]) -> None:
+        """Send these behind all others: now, or when the gap is over and the reader has taken what is before them."""
+        with self._lock:
+            self._waiting += deltas
+            self._is_pressing = self._is_pressing or any(map(is_pressing, deltas))
+            if not self._sink.is_behind and (self._is_pressing or self._left_s() <= 0):
+                self._send()
+            elif not self._is_due:
+                self._is_due = True
+                with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody reads any more
+                    self._loop.call_soon_threadsafe(self._wait_and_flush)
+
+    def put_cache(self, changes: CacheChanges) -> None:
+        """Tell of these with the next message."""
+        with self._lock:
+            if self.cache is not None:
+                self.cache.put(changes)
+
+    def tell_snapshot(self, snapshot: CacheChanges) -> None:
+        """Tell of the whole prefix cache, now or when the reader has taken what is before it.
+
+        What was to be told of it before is void, and so is this if the reader is behind: it is to be made anew then.
+        """
+        with self._lock:
+            if self.cache is None:
+                return
+            self.cache.take()
+            self.cache.needs_snapshot = self._sink.is_behind
+            if not self.cache.needs_snapshot:
+                self._send(snapshot)
+
+    def report(self) -> None:
+        """Tell the load, and whatever waits, unless the reader is behind."""
+        with self._lock:
+            if not self._sink.is_behind:
+                self._send()
+
+    def close(self) -> None:
+        """Send what waits; nothing comes after it. Call it on the event loop."""
+        with self._lock:
+            if self._waiting:
+                self._send()  # behind what the reader has not taken: this is the last there is
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    async def has_closed(self, *, timeout_s: float) -> bool:
+        """Wait until it was closed, at most ``timeout_s``. On the event loop."""
+        await asyncio.wait((self._closed,), timeout=timeout_s)
+        return self._closed.done()
+
+    def _left_s(self) -> float:
+        return self._sent_at_s + self._min_gap_s - self._clock()
+
+    def _send(self, *snapshot: CacheChanges) -> None:
+        """Send what waits, behind a snapshot of the prefix cache if there is one. The caller holds the lock."""
+        deltas, self._waiting, self._is_pressing = tuple(self._waiting), [], False
+        self._sent_at_s = self._clock()
+        cache = self.cache.take() if self.cache is not None and not self.cache.needs_snapshot else ()
+        self._sink.send(pack_step(StepMessage(deltas=deltas, load=self._load(), cache=(*snapshot, *cache))))
+
+    def _wait_and_flush(self) -> None:
+        """Come back when there is a chance to send; on the event loop, as what follows."""
+        if self._sink.is_behind:
+            self._flushing = self._loop.create_task(self._flush_when_taken())
+        else:
+            self._loop.call_later(max(0.0, self._left_s()), self._flush)
+
+    async def _flush_when_taken(self) -> None:
+        await self._sink.drained()
+        self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._is_due = False
+            elif self._sink.is_behind or self._left_s() > 0:
+                self._wait_and_flush()
+            else:
+                self._is_due = False
+                self._send()

@@ -1,0 +1,79 @@
+"""What an engine needs to know of a model, whoever computes it. Free of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+from engine.layers.attention_spec import AttentionSpec
+from kv_transfer.layout import KEYS_AND_VALUES, KVCacheGroup, group_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape(ABC):
+    """Sizes of a decoder-only transformer, and how its layers attend: what caches, plans and backends go by.
+
+    attention: how each layer attends.
+    dtype: the checkpoint's, one of ``SUPPORTED_DTYPES``.
+    cpu_dtype: what the checkpoint asks to run in on a CPU, by the key ``baton_cpu_dtype``. In 16 bits the matrix
+        library's rounding depends on how many requests share a step, so that near-ties can fall either way; a model
+        small enough to afford it asks for float32.
+    max_model_len: the longest sequence the rotary embedding was made for.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_len: int
+    attention: tuple[AttentionSpec, ...]
+    dtype: str
+    cpu_dtype: str
+
+    @property
+    @abstractmethod
+    def mlp_size(self) -> int:
+        """Numbers that the widest MLP or mixture holds of one token at a time, beside what comes in and goes out."""
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.attention)
+
+    @property
+    def num_kv_parts(self) -> int:
+        """What is cached of a token in each layer: see ``KVLayout``."""
+        return KEYS_AND_VALUES
+
+    @property
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """How the names of a checkpoint's tensors begin that are not loaded."""
+        return ()
+
+    @property
+    def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
+        """Its layers by whose KV shares blocks. A window that no sequence outgrows is none."""
+        windows = [spec.window for spec in self.attention]
+        return group_layers([None if window is None or window >= self.max_model_len else window for window in windows])
+
+    def for_length(self, max_model_len: int) -> Self:
+        """The same in an engine whose sequences are no longer than that (``RopeConfig.for_length``)."""
+        specs = (
+            spec if spec.rope is None else dataclasses.replace(spec, rope=spec.rope.for_length(max_model_len))
+            for spec in self.attention
+        )
+        return dataclasses.replace(self, attention=tuple(specs))
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries of one token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys, and of the values, of one token."""
+        return self.num_kv_heads * self.head_dim

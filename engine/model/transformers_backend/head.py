@@ -1,0 +1,63 @@
+"""A model's own code behind its layers, run for hidden states that were computed before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from engine.contract.errors import CheckpointError
+
+
+class Head:
+    """Turns hidden states into logits by a model whose layers were taken out; it may scale or cap them.
+
+    output_class: what its layers return. The layers are in ``layers`` from here on.
+    """
+
+    def __init__(self, model: PreTrainedModel, output_class: type[Any]) -> None:
+        self.layers: Any = model.base_model
+        self._model: Any = model
+        self._given = _GivenHidden(output_class)
+        setattr(model, model.base_model_prefix, self._given)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_rows, hidden_size] to [num_rows, vocab_size]."""
+        self._given.hidden = hidden.unsqueeze(0)
+        logits: torch.Tensor = self._model(inputs_embeds=self._given.hidden, use_cache=False).logits[0]
+        return logits
+
+    def give_back(self) -> None:
+        """Put the layers where they were."""
+        setattr(self._model, self._model.base_model_prefix, self.layers)
+
+
+class _GivenHidden(nn.Module):
+    """Stands where a model's layers are, and gives hidden states."""
+
+    def __init__(self, output_class: type[Any]) -> None:
+        super().__init__()
+        self._output_class = output_class
+        self.hidden: torch.Tensor | None = None
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self._output_class(last_hidden_state=self.hidden)
+
+
+def probe_head(model: PreTrainedModel, output: Any) -> int:
+    """The size of the vocabulary that a model on ``meta`` has logits for. ``output``: what its layers returned.
+
+    Raises:
+        CheckpointError: Its layers cannot be taken out.
+    """
+    head = Head(model, type(output))
+    try:
+        return head(output.last_hidden_state[0]).shape[-1]
+    except AttributeError as error:
+        raise CheckpointError(
+            f"{type(model).__name__} cannot be told apart from its head ({error}); this is not supported"
+        ) from error
+    finally:
+        head.give_back()

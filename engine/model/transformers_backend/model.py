@@ -1,0 +1,109 @@
+"""A model of transformers as an engine runs it: tokens of many requests at once, over the paged cache."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from engine.contract.errors import CheckpointError
+from engine.layers.attention_layer import AttentionLayer
+from engine.layers.heads import HeadTransform
+from engine.model.step_context import StepContext
+from engine.model.transformers_backend import attention, experts
+from engine.model.transformers_backend.attention import PAGED_LAYER, CurrentStep, PagedLayer
+from engine.model.transformers_backend.config import TransformersConfig, build_on_meta
+from engine.model.transformers_backend.head import Head
+from engine.model.transformers_backend.linears import Groups, apart, pack_linears, siblings
+from engine.model.transformers_backend.probe import AttentionCall, Probe, probe
+from engine.model.transformers_backend.weights import load_weights
+from engine.model.weights.checkpoint import ProgressCallback
+
+
+class TransformersModel:
+    """Token ids and a paged cache in, hidden states and logits out.
+
+    The tokens of a step are one sequence to the model's code, with positions of their own; only attention, which is
+    ours, knows whose they are. ``products`` are its linear layers by which of them are computed together.
+    """
+
+    def __init__(self, model: PreTrainedModel, found: Probe, products: Groups, config: TransformersConfig) -> None:
+        self.products = products
+        self._step = CurrentStep()
+        for index, call in enumerate(found.calls):
+            layer = _attention_layer(model, config, call, index)
+            setattr(model.get_submodule(call.module), PAGED_LAYER, PagedLayer(self._step, layer))
+        self._head = Head(model, found.output_class)
+
+    @torch.no_grad()
+    def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
+        """Token ids, [num_tokens], to hidden states behind the last norm."""
+        self._step.plans = context.plans
+        output = self._head.layers(
+            input_ids=input_ids.unsqueeze(0), position_ids=context.positions.unsqueeze(0), use_cache=False
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores of every token of the vocabulary, [num_rows, vocab_size], for rows of ``forward``'s result."""
+        return self._head(hidden)
+
+
+def load_model(
+    path: Path,
+    config: TransformersConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: ProgressCallback | None = None,
+) -> TransformersModel:
+    """Load a checkpoint, and put our attention, products and experts into its model.
+
+    Raises:
+        CheckpointError: The weights do not fit, or the model changed since ``config`` was read.
+    """
+    shadow = build_on_meta(path, trust_remote_code=config.trust_remote_code)
+    found = probe(shadow)
+    products = _choose_products(shadow, found)
+    own_config = copy.deepcopy(shadow.config)
+    own_config._attn_implementation = attention.IMPLEMENTATION
+    own_config._experts_implementation = experts.IMPLEMENTATION
+    model = load_weights(path, type(shadow), own_config, dtype=dtype, progress=progress)
+    nn.Module.to(model, device)
+    pack_linears(model, products)
+    experts.pack_all_experts(model)
+    return TransformersModel(model, found, products, config)
+
+
+def _choose_products(shadow: PreTrainedModel, found: Probe) -> Groups:
+    """Which linear layers become packed products: siblings together, each by itself, or none, tried in this order by
+    whether the model's code still runs with them.
+    """
+    together = siblings(found.linear_inputs)
+    for groups in (together, apart(together)):
+        trial = copy.deepcopy(shadow)
+        pack_linears(trial, groups)
+        try:
+            probe(trial)
+        except CheckpointError:
+            continue
+        return groups
+    return ()
+
+
+def _attention_layer(
+    model: PreTrainedModel, config: TransformersConfig, call: AttentionCall, index: int
+) -> AttentionLayer:
+    group, place = next(
+        (number, group.layers.index(index))
+        for number, group in enumerate(config.kv_cache_groups)
+        if index in group.layers
+    )
+    transform = HeadTransform(num_heads=call.num_heads, num_kv_heads=call.num_kv_heads, query_norm=None, key_norm=None)
+    sinks = None if call.sinks is None else model.get_parameter(call.sinks).data.float()
+    return AttentionLayer(group=group, index=place, spec=config.attention[index], transform=transform, sinks=sinks)

@@ -1,0 +1,60 @@
+"""Requests and aborts over the connection that brings a replica's tokens, with the errors that a call over Ray has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from engine.contract.call_frame import Abort, Answer, CallError, Submit, pack_call, unpack_answer
+from engine.contract.messages import GenerateRequest
+from router.pool.workers import WorkerRefusedError, WorkerUnavailableError
+from router.wire.frame_link import FrameLink, LinkBrokenError
+
+
+class LinkedCalls:
+    """Calls over one connection, which brings the tokens of ``client_id``.
+
+    A call that is not answered may have been done: it is never sent again, here or otherwise.
+    """
+
+    def __init__(self, replica_id: str, client_id: str, link: FrameLink) -> None:
+        self._replica_id = replica_id
+        self._client_id = client_id
+        self._link = link
+
+    def packed(self, requests: Sequence[GenerateRequest]) -> bytes | None:
+        """The call that submits these; None if they cannot go here: a request of an earlier connection must not
+        outlive the end of this one, and MessagePack has no form for numbers of more than 64 bits.
+        """
+        if any(request.client_id != self._client_id for request in requests):
+            return None
+        try:
+            return pack_call(Submit(tuple(requests)))
+        except CallError:
+            return None
+
+    async def submit(self, call: bytes, *, timeout_s: float) -> list[WorkerRefusedError | None]:
+        """The engine's answers, one a request, in order; raises WorkerUnavailableError."""
+        answer = await self._ask("submit", call, timeout_s=timeout_s)
+        return [
+            WorkerRefusedError(refusal.message, code=refusal.code) if refusal is not None else None
+            for refusal in answer.refusals
+        ]
+
+    async def abort(self, request_ids: Sequence[str], *, timeout_s: float) -> None:
+        """End requests; raises WorkerUnavailableError."""
+        await self._ask("abort", pack_call(Abort(tuple(request_ids))), timeout_s=timeout_s)
+
+    async def _ask(self, what: str, call: bytes, *, timeout_s: float) -> Answer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = unpack_answer(await self._link.call(call))
+        except TimeoutError as error:
+            reason = f"no answer to {what} within {timeout_s:g} s"
+            raise WorkerUnavailableError(replica_id=self._replica_id, reason=reason) from error
+        except (LinkBrokenError, CallError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise WorkerUnavailableError(replica_id=self._replica_id, reason=reason) from error
+        if answer.failure is not None:
+            raise WorkerUnavailableError(replica_id=self._replica_id, reason=answer.failure)
+        return answer

@@ -1,0 +1,116 @@
+"""A call comes out of its frame as it went in, and what cannot be read or written is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from engine.contract.call_frame import (
+    CALL_VERSION,
+    Abort,
+    Answer,
+    CallError,
+    Submit,
+    pack_answer,
+    pack_call,
+    unpack_answer,
+    unpack_call,
+)
+from engine.contract.messages import GenerateRequest, RequestError, SamplingParams
+from engine.contract.token_ids import TokenIds
+from kv_transfer.params import KVStreamParams, KVTransferParams, PeerIdentity
+
+SOURCE = PeerIdentity(engine_id="prefill-1", incarnation="x")
+
+SAMPLING = SamplingParams(
+    max_tokens=7,
+    temperature=0.5,
+    top_p=0.25,
+    top_k=3,
+    min_p=0.125,
+    seed=2**63 + 5,
+    presence_penalty=0.5,
+    frequency_penalty=-0.5,
+    repetition_penalty=1.5,
+    min_tokens=2,
+    eos_token_ids=(1, 2),
+    stop_token_ids=(3,),
+    ignore_eos=True,
+    logit_bias=((5, float("-inf")), (6, 1.5)),
+    allowed_token_ids=(5, 6),
+    bad_words=((1, 2), (3,)),
+    num_logprobs=2,
+    num_prompt_logprobs=0,
+    grammar="start: /ä+/",
+)
+
+REQUEST = GenerateRequest(
+    request_id="r",
+    prompt_token_ids=TokenIds.of((1, 2, 2**31 - 1)),
+    sampling=SAMPLING,
+    output_token_ids=(4, 5),
+    priority=-3,
+    arrival_s=1.5,
+    client_id="router-1",
+    hand_over=True,
+    kv_transfer=KVTransferParams(
+        protocol_version=4,
+        source=SOURCE,
+        lease_id="lease",
+        layout_hash="layout",
+        block_ids=((1, 2), ()),
+        num_tokens=20,
+        checksums=((2**64 - 1, 0), ()),
+        epoch=2,
+    ),
+    kv_stream=KVStreamParams(protocol_version=4, source=SOURCE, timeout_s=2.5),
+    cache_salt="salt",
+    max_recomputed_tokens=64,
+)
+
+
+def test_a_request_arrives_whole() -> None:
+    plain = GenerateRequest(request_id="p", prompt_token_ids=TokenIds(b""), sampling=SamplingParams(max_tokens=1))
+    call = Submit((REQUEST, plain))
+
+    arrived = unpack_call(pack_call(call))
+
+    assert arrived == call
+    assert isinstance(arrived, Submit)
+    assert isinstance(arrived.requests[0].prompt_token_ids, TokenIds)
+
+
+def test_no_field_of_a_request_is_left_at_its_default_here() -> None:
+    plain = GenerateRequest(request_id="", prompt_token_ids=TokenIds(b""), sampling=SamplingParams(max_tokens=1))
+
+    for one, other in ((REQUEST, plain), (SAMPLING, plain.sampling)):
+        assert [field.name for field in fields(one) if getattr(one, field.name) == getattr(other, field.name)] == []
+
+
+def test_aborts_and_answers_arrive_whole() -> None:
+    answer = Answer(refusals=(None, RequestError(code="queue_full", message="no")), failure="EngineDeadError: it died")
+
+    assert unpack_call(pack_call(Abort(("a", "b")))) == Abort(("a", "b"))
+    assert unpack_answer(pack_answer(answer)) == answer
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_a_number_of_more_than_64_bits_cannot_be_written(seed: int) -> None:
+    with pytest.raises(CallError, match="cannot be written"):
+        pack_call(Submit((replace(REQUEST, sampling=replace(SAMPLING, seed=seed)),)))
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"", f"version none, and this process reads version {CALL_VERSION}"),
+        (bytes([CALL_VERSION + 1]), f"version {CALL_VERSION + 1}, and this process reads version {CALL_VERSION}"),
+        (bytes([CALL_VERSION]) + b"\xc1", "cannot be read"),
+        (pack_answer(Answer()), "cannot be read"),
+        (pack_call(Submit((REQUEST,))).replace(b"\xc4\x0c", b"\x0c", 1), "cannot be read"),
+    ],
+)
+def test_what_is_no_call_is_refused_by_name(frame: bytes, reason: str) -> None:
+    with pytest.raises(CallError, match=reason):
+        unpack_call(frame)
