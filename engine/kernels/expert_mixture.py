@@ -11,10 +11,10 @@ from functools import cache
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.activation import ALPHA, CLAMPED_GATE, LIMIT, NUM_CLAMP_NUMBERS, SILU_GATE
+from engine.kernels.activation import ALPHA, CLAMPED_GATE, LIMIT, NUM_CLAMP_NUMBERS, bend_row
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import add_to, look_at, narrow, pointer, take_next, widen
-from engine.kernels.row_loops import add_row, clamped_gate_row, gelu_gate_row, silu_gate_row
+from engine.kernels.row_loops import add_row, clamped_gate_row
 from engine.kernels.wide_tile import MAX_ROWS, PANEL, wide_tile
 
 FLOAT32_BYTES, COUNTER_BYTES = 4, 8
@@ -105,12 +105,10 @@ def _bend_rows(p, numbers, scratch, gate, inner, height):
     for row in range(height):
         g = gate + row * 2 * PANEL * FLOAT32_BYTES
         u, target = g + PANEL * FLOAT32_BYTES, inner + row * p[INNER_STRIDE] * FLOAT32_BYTES
-        if p[KIND] == SILU_GATE:
-            silu_gate_row(g, u, target, PANEL, scratch[0])
-        elif p[KIND] == CLAMPED_GATE:
+        if p[KIND] == CLAMPED_GATE:
             clamped_gate_row(g, u, target, PANEL, numbers[ALPHA], numbers[LIMIT], scratch[0])
         else:
-            gelu_gate_row(g, u, target, PANEL, scratch[0])
+            bend_row(p[KIND], g, u, target, PANEL, scratch[0])
 
 
 @njit(**PART_OPTIONS)

@@ -14,8 +14,12 @@ from engine.kernels.call import KernelCall
 from engine.layers.fused_ops import FusedOps, activate_halves, activate_plain
 from engine.layers.layer_spec import Activation, GateClamp
 
-_GATED_KINDS = {Activation.SILU: kernel.SILU_GATE, Activation.GELU_TANH: kernel.GELU_TANH_GATE}
-_PLAIN_KINDS = {Activation.GELU_TANH: kernel.GELU_TANH}
+_GATED_KINDS = {
+    Activation.SILU: kernel.SILU_GATE,
+    Activation.GELU: kernel.GELU_GATE,
+    Activation.GELU_TANH: kernel.GELU_TANH_GATE,
+}
+_PLAIN_KINDS = {Activation.GELU: kernel.GELU, Activation.GELU_TANH: kernel.GELU_TANH}
 
 
 def gate_kind(activation: Activation, clamp: GateClamp | None) -> int:

@@ -122,7 +122,7 @@ def _panels(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype)
 def _pair_panels(
     weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``_panels``, of the two halves of the outputs in turn: [num_experts, out_size / 2 / PANEL, 2, in_size, PANEL]."""
+    """As ``_panels``, of both halves of the outputs in turn: [num_experts, out_size / 2 / PANEL, 2, in_size, PANEL]."""
     num_experts, out_size, in_size = weight.shape
     panels = weight.new_empty(num_experts, out_size // 2 // PANEL, 2, in_size, PANEL, dtype=dtype)
     panels.copy_(weight.view(num_experts, 2, -1, PANEL, in_size).permute(0, 2, 1, 4, 3))

@@ -122,7 +122,7 @@ class _Experts:
         return {**places, f"{name}{BLOCKS_SUFFIX}": self._blocks, f"{name}{SCALES_SUFFIX}": self._scales}
 
     def take(self, *, alternates: bool) -> Matrices:
-        """The loaded matrices and biases, which are not kept here; of rows that alternate, the even ones are put first."""
+        """The loaded matrices and biases, which are not kept here; the even ones of rows that alternate come first."""
         weight, bias = self._weight, self._bias
         if self._blocks is not None and self._scales is not None:
             parts = zip(self._blocks, self._scales, strict=True)  # one by one: what it takes meanwhile is a multiple
