@@ -41,12 +41,12 @@ BLOCK_FIELDS = 3
 """A block is rows of one expert, in the order of experts."""
 
 
-def max_blocks(num_rows, num_experts, height):
+def max_blocks(num_rows: int, num_experts: int, height: int) -> int:
     """How many blocks of at most so many rows there may be."""
     return num_experts + num_rows // height
 
 
-def tables_size(num_rows, num_experts, num_blocks):
+def tables_size(num_rows: int, num_experts: int, num_blocks: int) -> int:
     """How many int64 are to be at TABLES: see ``_run``."""
     return 2 * num_rows + num_experts + 1 + 2 + BLOCK_FIELDS * num_blocks
 
