@@ -9,10 +9,10 @@ from functools import cache
 import torch
 from llvmlite import binding
 
-from engine.kernels import expert_mixture as kernel
 from engine.kernels.call import KernelCall
+from engine.kernels.experts import mixture as kernel
+from engine.kernels.experts.wide_tile import PANEL
 from engine.kernels.tile_product import UNROLLED
-from engine.kernels.wide_tile import PANEL
 from engine.layers.activation import ClampNumbers, gate_kind
 from engine.layers.layer_spec import Activation, GateClamp
 from engine.layers.panel_weight import is_panel_machine, narrowest_exact

@@ -13,9 +13,9 @@ from numba import carray, njit
 
 from engine.kernels.activation import ALPHA, CLAMPED_GATE, LIMIT, NUM_CLAMP_NUMBERS, bend_row
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
+from engine.kernels.experts.wide_tile import MAX_ROWS, PANEL, wide_tile
 from engine.kernels.machine_code import add_to, look_at, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import add_row, clamped_gate_row
-from engine.kernels.wide_tile import MAX_ROWS, PANEL, wide_tile
 
 FLOAT32_BYTES, COUNTER_BYTES = 4, 8
 
@@ -166,6 +166,29 @@ def _copy(p, first, end, sources, x, rows):
 
 
 @njit(**PART_OPTIONS)
+def _multiply(p, counts, bend_blocks, project_blocks, numbers, weight, weight_bytes):
+    """Both products: all of the first one before any of the second."""
+    scratch = np.empty(2 * PANEL * MAX_ROWS, dtype=np.float32)
+    num_panels = p[INNER_SIZE] // PANEL
+    num_items = counts[0] * num_panels
+    item = _take(p, BEND)
+    while item < num_items:
+        _bend(p, bend_blocks[item // num_panels], item % num_panels, scratch, numbers, weight, weight_bytes)
+        _finish(p, BEND)
+        item = _take(p, BEND)
+    _wait(p, BEND, num_items)
+
+    num_panels = p[HIDDEN_SIZE] // PANEL
+    num_items = counts[1] * num_panels
+    item = _take(p, PROJECT)
+    while item < num_items:
+        _project(p, project_blocks[item // num_panels], item % num_panels, weight, weight_bytes)
+        _finish(p, PROJECT)
+        item = _take(p, PROJECT)
+    _wait(p, PROJECT, num_items)
+
+
+@njit(**PART_OPTIONS)
 def _run(p, x, output, weight, weight_bytes):
     """All phases, by every thread."""
     num_rows, num_tokens, num_experts = p[NUM_TOKENS] * p[NUM_ACTIVE], p[NUM_TOKENS], p[NUM_EXPERTS]
@@ -188,7 +211,7 @@ def _run(p, x, output, weight, weight_bytes):
     numbers = carray(pointer(p[NUMBERS]), (NUM_CLAMP_NUMBERS,), dtype=np.float32)
     rows = carray(pointer(p[ROWS]), (num_rows, p[ROW_STRIDE]), dtype=np.float32)
     results = carray(pointer(p[RESULTS]), (num_rows, p[HIDDEN_SIZE]), dtype=np.float32)
-    scratch, total = np.empty(2 * PANEL * MAX_ROWS, dtype=np.float32), np.empty(p[HIDDEN_SIZE], dtype=np.float32)
+    total = np.empty(p[HIDDEN_SIZE], dtype=np.float32)
 
     if _take(p, GROUP) == 0:
         _group(experts, starts, places, sources)
@@ -205,23 +228,7 @@ def _run(p, x, output, weight, weight_bytes):
         item = _take(p, GATHER)
     _wait(p, GATHER, num_items)
 
-    num_panels = p[INNER_SIZE] // PANEL
-    num_items = counts[0] * num_panels
-    item = _take(p, BEND)
-    while item < num_items:
-        _bend(p, bend_blocks[item // num_panels], item % num_panels, scratch, numbers, weight, weight_bytes)
-        _finish(p, BEND)
-        item = _take(p, BEND)
-    _wait(p, BEND, num_items)
-
-    num_panels = p[HIDDEN_SIZE] // PANEL
-    num_items = counts[1] * num_panels
-    item = _take(p, PROJECT)
-    while item < num_items:
-        _project(p, project_blocks[item // num_panels], item % num_panels, weight, weight_bytes)
-        _finish(p, PROJECT)
-        item = _take(p, PROJECT)
-    _wait(p, PROJECT, num_items)
+    _multiply(p, counts, bend_blocks, project_blocks, numbers, weight, weight_bytes)
 
     num_items = (num_tokens + COPIED_ROWS - 1) // COPIED_ROWS
     item = _take(p, ADD_UP)
