@@ -8,7 +8,18 @@ from numba import carray, njit
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel, exp
 from engine.kernels.lanes import LANES
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
-from engine.kernels.row_loops import GELU_CUBE, GELU_LINE, clamped_gate_row, gelu_gate_row, gelu_row, silu_gate_row
+from engine.kernels.row_loops import (
+    ERROR_POLYNOMIAL,
+    ERROR_SLOPE,
+    GELU_CUBE,
+    GELU_LINE,
+    clamped_gate_row,
+    gelu_gate_row,
+    gelu_row,
+    gelu_tanh_gate_row,
+    gelu_tanh_row,
+    silu_gate_row,
+)
 
 PART = 1024
 """Columns that one thread takes at a time."""
@@ -22,9 +33,56 @@ ALPHA, LIMIT = range(2)
 NUM_CLAMP_NUMBERS = 2
 """What lies at NUMBERS, as float32: those of a clamped gate; others do not look at them."""
 
-SILU_GATE, GELU_TANH_GATE, GELU_TANH, CLAMPED_GATE = range(4)
-"""Kinds: silu(gate) * up, gelu(gate) * up, gelu, and what ``GateClamp`` says. GELU by its approximation with a
-hyperbolic tangent."""
+SILU_GATE, GELU_TANH_GATE, GELU_TANH, CLAMPED_GATE, GELU_GATE, GELU = range(6)
+"""Kinds: silu(gate) * up, gelu(gate) * up, gelu, and what ``GateClamp`` says; see ``Activation`` for both GELUs."""
+
+
+_ERROR_POLYNOMIAL = np.array(ERROR_POLYNOMIAL, dtype=np.float32)
+
+
+@njit(**PART_OPTIONS)
+def _gelu_share(g):
+    """As ``row_loops`` has it, for one number."""
+    half_z = abs(g) * np.float32(ERROR_SLOPE)
+    t = np.float32(1.0) / (half_z + np.float32(1.0))
+    p = np.float32(0.0)
+    for coefficient in _ERROR_POLYNOMIAL:
+        p = p * t + coefficient
+    below = t * np.float32(0.5) * exp(np.float32(-4.0) * half_z * half_z + p)
+    return np.float32(1.0) - below if g >= np.float32(0.0) else below
+
+
+@njit(**PART_OPTIONS)
+def _share(kind, g):
+    """What part of a number is left of it."""
+    if kind in (GELU_GATE, GELU):
+        return _gelu_share(g)
+    bent = g if kind == SILU_GATE else g * (np.float32(GELU_CUBE) * (g * g) + np.float32(GELU_LINE))
+    small = exp(-abs(bent))  # never above one, whatever the sign of the gate
+    return (np.float32(1.0) if bent >= np.float32(0.0) else small) / (np.float32(1.0) + small)
+
+
+@njit(**PART_OPTIONS)
+def is_plain(kind):
+    """True of a kind without a gate."""
+    return kind in (GELU_TANH, GELU)
+
+
+@njit(**PART_OPTIONS)
+def bend_row(kind, gate, up, output, count, like):
+    """Bend a row whose length is a multiple of ``LANES``, of numbers of the type of ``like``; all but it are addresses
+    and a count.
+    """
+    if kind == SILU_GATE:
+        silu_gate_row(gate, up, output, count, like)
+    elif kind == GELU_TANH_GATE:
+        gelu_tanh_gate_row(gate, up, output, count, like)
+    elif kind == GELU_GATE:
+        gelu_gate_row(gate, up, output, count, like)
+    elif kind == GELU_TANH:
+        gelu_tanh_row(gate, up, output, count, like)
+    else:
+        gelu_row(gate, up, output, count, like)
 
 
 @njit(**PART_OPTIONS)
@@ -32,19 +90,11 @@ def _bend(kind, gate, up, output):
     """``up`` is not looked at where there is no gate."""
     whole = len(gate) // LANES * LANES
     if whole > 0:
-        if kind == SILU_GATE:
-            silu_gate_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
-        elif kind == GELU_TANH_GATE:
-            gelu_gate_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
-        else:
-            gelu_row(gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
+        bend_row(kind, gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
     for i in range(whole, len(gate)):
         g = widen(gate[i])
-        bent = g if kind == SILU_GATE else g * (np.float32(GELU_CUBE) * (g * g) + np.float32(GELU_LINE))
-        small = exp(-abs(bent))  # never above one, whatever the sign of the gate
-        share = (np.float32(1.0) if bent >= np.float32(0.0) else small) / (np.float32(1.0) + small)
-        other = np.float32(1.0) if kind == GELU_TANH else widen(up[i])
-        output[i] = narrow(g * share * other, output[i])
+        other = np.float32(1.0) if is_plain(kind) else widen(up[i])
+        output[i] = narrow(g * _share(kind, g) * other, output[i])
 
 
 @njit(**PART_OPTIONS)
@@ -67,7 +117,7 @@ def _run(p, source, numbers, output):
     [num_rows, size]; output: [num_rows, size].
     """
     size, kind = p[SIZE], p[KIND]
-    behind = 0 if kind == GELU_TANH else size
+    behind = 0 if is_plain(kind) else size
     parts = (size + PART - 1) // PART
     item = take_next(p[COUNTER])
     while item < p[NUM_ROWS] * parts:
@@ -88,7 +138,7 @@ def compiled_activation(dtype):
 
     def bend(address):
         p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
-        width = p[SIZE] if p[KIND] == GELU_TANH else 2 * p[SIZE]
+        width = p[SIZE] if is_plain(p[KIND]) else 2 * p[SIZE]
         source = carray(pointer(p[INPUT]), (p[NUM_ROWS], width), dtype=storage)
         numbers = carray(pointer(p[NUMBERS]), (NUM_CLAMP_NUMBERS,), dtype=np.float32)
         _run(p, source, numbers, carray(pointer(p[OUTPUT]), (p[NUM_ROWS], p[SIZE]), dtype=storage))

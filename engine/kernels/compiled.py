@@ -27,7 +27,7 @@ def cache_folder(wanted: str) -> Path | None:
         None if no place can be written; all that costs is compiling at every start.
     """
     package = Path(__file__).parent
-    sources = b"".join(source.read_bytes() for source in sorted(package.glob("*.py")))
+    sources = b"".join(source.read_bytes() for source in sorted(package.rglob("*.py")))
     name = f"baton-kernels-{blake2b(sources, digest_size=8).hexdigest()}"
     beside, of_user = package / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     for place in (Path(wanted), beside, of_user) if wanted else (beside, of_user):

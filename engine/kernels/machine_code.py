@@ -122,3 +122,26 @@ def prefetch(typing_context: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+@intrinsic
+def add_to(typing_context: Any, address: Any) -> Any:
+    """Add one to the 64-bit counter at an address, so that whoever sees it sees all that was written before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        counter = builder.inttoptr(arguments[0], _I64.as_pointer())
+        builder.atomic_rmw("add", counter, ir.Constant(_I64, 1), "acq_rel")
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def look_at(typing_context: Any, address: Any) -> Any:
+    """The 64-bit counter at an address; what was written before it was added to is seen from here on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        counter = builder.inttoptr(arguments[0], _I64.as_pointer())
+        return builder.load_atomic(counter, "acquire", 8)
+
+    return types.int64(types.int64), generate

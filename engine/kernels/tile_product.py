@@ -23,14 +23,13 @@ UNROLLED = 4
 """Columns of the input between two jumps; their number must be a multiple of it."""
 
 _PREFETCH_COLUMNS = 32
-_LANES = 8
+_LINE_BYTES = 64
 _F32, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_VECTOR, _SHORTS, _INTS = (ir.VectorType(kind, _LANES) for kind in (_F32, _I16, _I32))
 _BYTES = ir.IntType(8).as_pointer()
 _BF16_SHIFT = 16
 
 
-def tile_product(num_rows: int, *, prefetches: bool) -> Any:
+def tile_product(num_rows: int, *, prefetches: bool, panel_size: int = PANEL) -> Any:
     """``tile(x, x_stride, panel, in_size, bias, y, y_stride, weight_like, output_like)`` for so many rows.
 
     All but the last two are addresses, strides in bytes and a count. x and bias are float32; the last two are numbers
@@ -54,7 +53,8 @@ def tile_product(num_rows: int, *, prefetches: bool) -> Any:
         """One tile."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _Tile(builder, num_rows, weight_like, output_like, prefetches=prefetches).build(*arguments[:7])
+            tile = _Tile(builder, num_rows, panel_size // 2, weight_like, output_like, prefetches=prefetches)
+            tile.build(*arguments[:7])
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 7, weight_like, output_like), generate
@@ -65,13 +65,17 @@ def tile_product(num_rows: int, *, prefetches: bool) -> Any:
 class _Tile:
     """Builds the machine code of one tile."""
 
-    def __init__(self, builder: Any, num_rows: int, weight: Any, output: Any, *, prefetches: bool) -> None:
+    def __init__(
+        self, builder: Any, num_rows: int, num_lanes: int, weight: Any, output: Any, *, prefetches: bool
+    ) -> None:
         self._builder = builder
+        self._num_lanes = num_lanes
+        self._floats, self._shorts, self._ints = (ir.VectorType(kind, num_lanes) for kind in (_F32, _I16, _I32))
         self._rows = range(num_rows)
         self._weight, self._output = weight, output
         self._prefetches = prefetches
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        self._fma = get_or_insert_function(builder.module, kind, f"llvm.fma.v{_LANES}f32")
+        kind = ir.FunctionType(self._floats, [self._floats] * 3)
+        self._fma = get_or_insert_function(builder.module, kind, f"llvm.fma.v{num_lanes}f32")
 
     def build(self, x: Any, x_stride: Any, panel: Any, in_size: Any, bias: Any, y: Any, y_stride: Any) -> None:
         """A loop over the input's columns that keeps the sums in registers, then the stores."""
@@ -82,7 +86,7 @@ class _Tile:
         b.branch(body)
         b.position_at_end(body)
         column = b.phi(_I64)
-        sums = [[b.phi(_VECTOR) for _ in range(2)] for _ in self._rows]
+        sums = [[b.phi(self._floats) for _ in range(2)] for _ in self._rows]
         results = [list(row) for row in sums]
         for step in range(UNROLLED):
             self._add_column(b.add(column, _int(step)), starts, panel, results)
@@ -100,50 +104,51 @@ class _Tile:
                 self._store(results[row][half], b.add(y, b.mul(y_stride, _int(row))), half)
 
     def _add_column(self, column: Any, starts: list[Any], panel: Any, results: list[list[Any]]) -> None:
-        """Add one column of the input, times a panel's 16 numbers."""
+        """Add one column of the input, times a panel's numbers."""
         b = self._builder
-        num_bytes = PANEL * _num_bytes(self._weight)
+        num_bytes = 2 * self._num_lanes * _num_bytes(self._weight)
         place = b.add(panel, b.mul(column, _int(num_bytes)))
         if self._prefetches:
-            self._prefetch(b.add(place, _int(_PREFETCH_COLUMNS * num_bytes)))
+            for line in range(0, num_bytes, _LINE_BYTES):
+                self._prefetch(b.add(place, _int(_PREFETCH_COLUMNS * num_bytes + line)))
         weights = [self._load(place, half, self._weight) for half in range(2)]
         offset = b.mul(column, _int(_num_bytes(types.float32)))
         for row in self._rows:
             number = b.load(b.inttoptr(b.add(starts[row], offset), _F32.as_pointer()), align=4)
-            unset = ir.Constant(_VECTOR, ir.Undefined)
+            unset = ir.Constant(self._floats, ir.Undefined)
             first = b.insert_element(unset, number, ir.Constant(_I32, 0))
-            everywhere = b.shuffle_vector(first, unset, ir.Constant(_INTS, [0] * _LANES))
+            everywhere = b.shuffle_vector(first, unset, self._all(0))
             for half in range(2):
                 results[row][half] = b.call(self._fma, [everywhere, weights[half], results[row][half]])
 
     def _load(self, address: Any, half: int, like: Any) -> Any:
-        """Eight stored numbers as float32."""
+        """A register's stored numbers as float32."""
         b = self._builder
-        stored = _stored(like)
-        place = b.add(address, _int(half * _LANES * _num_bytes(like)))
+        stored = self._stored(like)
+        place = b.add(address, _int(half * self._num_lanes * _num_bytes(like)))
         numbers = b.load(b.inttoptr(place, stored.as_pointer()), align=_num_bytes(like))
         if like == types.uint16:
-            return b.bitcast(b.shl(b.zext(numbers, _INTS), _all(_BF16_SHIFT)), _VECTOR)
-        return b.fpext(numbers, _VECTOR) if like == types.int16 else numbers
+            return b.bitcast(b.shl(b.zext(numbers, self._ints), self._all(_BF16_SHIFT)), self._floats)
+        return b.fpext(numbers, self._floats) if like == types.int16 else numbers
 
     def _store(self, numbers: Any, address: Any, half: int) -> None:
-        """Eight float32 rounded to the nearest stored numbers."""
+        """A register of float32 rounded to the nearest stored numbers."""
         b, like = self._builder, self._output
         if like == types.uint16:
             numbers = self._to_bfloat16(numbers)
         elif like == types.int16:
-            numbers = b.fptrunc(numbers, _stored(like))
-        place = b.add(address, _int(half * _LANES * _num_bytes(like)))
-        b.store(numbers, b.inttoptr(place, _stored(like).as_pointer()), align=_num_bytes(like))
+            numbers = b.fptrunc(numbers, self._stored(like))
+        place = b.add(address, _int(half * self._num_lanes * _num_bytes(like)))
+        b.store(numbers, b.inttoptr(place, self._stored(like).as_pointer()), align=_num_bytes(like))
 
     def _to_bfloat16(self, numbers: Any) -> Any:
         """Half to even: add just under half, and one more if the last bit that stays is odd."""
         b = self._builder
-        bits = b.bitcast(numbers, _INTS)
-        odd = b.and_(b.lshr(bits, _all(_BF16_SHIFT)), _all(1))
-        rounded = b.lshr(b.add(b.add(bits, _all(0x7FFF)), odd), _all(_BF16_SHIFT))
+        bits = b.bitcast(numbers, self._ints)
+        odd = b.and_(b.lshr(bits, self._all(_BF16_SHIFT)), self._all(1))
+        rounded = b.lshr(b.add(b.add(bits, self._all(0x7FFF)), odd), self._all(_BF16_SHIFT))
         is_nan = b.fcmp_unordered("uno", numbers, numbers)
-        return b.trunc(b.select(is_nan, _all(0x7FC0), rounded), _SHORTS)
+        return b.trunc(b.select(is_nan, self._all(0x7FC0), rounded), self._shorts)
 
     def _prefetch(self, address: Any) -> None:
         b = self._builder
@@ -152,12 +157,14 @@ class _Tile:
         for_reading, keep_close, is_data = (ir.Constant(_I32, value) for value in (0, 3, 1))
         b.call(function, [b.inttoptr(address, _BYTES), for_reading, keep_close, is_data])
 
+    def _stored(self, like: Any) -> Any:
+        """A register's numbers as they lie in memory."""
+        if like == types.int16:
+            return ir.VectorType(ir.HalfType(), self._num_lanes)
+        return self._shorts if like == types.uint16 else self._floats
 
-def _stored(like: Any) -> Any:
-    """Eight numbers as they lie in memory."""
-    if like == types.int16:
-        return ir.VectorType(ir.HalfType(), _LANES)
-    return _SHORTS if like == types.uint16 else _VECTOR
+    def _all(self, value: int) -> Any:
+        return ir.Constant(self._ints, [value] * self._num_lanes)
 
 
 def _num_bytes(like: Any) -> int:
@@ -166,7 +173,3 @@ def _num_bytes(like: Any) -> int:
 
 def _int(value: int) -> Any:
     return ir.Constant(_I64, value)
-
-
-def _all(value: int) -> Any:
-    return ir.Constant(_INTS, [value] * _LANES)

@@ -14,8 +14,27 @@ from engine.kernels.call import KernelCall
 from engine.layers.fused_ops import FusedOps, activate_halves, activate_plain
 from engine.layers.layer_spec import Activation, GateClamp
 
-_GATED_KINDS = {Activation.SILU: kernel.SILU_GATE, Activation.GELU_TANH: kernel.GELU_TANH_GATE}
-_PLAIN_KINDS = {Activation.GELU_TANH: kernel.GELU_TANH}
+_GATED_KINDS = {
+    Activation.SILU: kernel.SILU_GATE,
+    Activation.GELU: kernel.GELU_GATE,
+    Activation.GELU_TANH: kernel.GELU_TANH_GATE,
+}
+_PLAIN_KINDS = {Activation.GELU: kernel.GELU, Activation.GELU_TANH: kernel.GELU_TANH}
+
+
+def gate_kind(activation: Activation, clamp: GateClamp | None) -> int:
+    """What compiled kernels call a gate."""
+    return _GATED_KINDS[activation] if clamp is None else kernel.CLAMPED_GATE
+
+
+class ClampNumbers:
+    """What a clamped gate goes by, where compiled kernels read it."""
+
+    def __init__(self, clamp: GateClamp | None) -> None:
+        self._numbers = (ctypes.c_float * kernel.NUM_CLAMP_NUMBERS)()
+        if clamp is not None:
+            self._numbers[kernel.ALPHA], self._numbers[kernel.LIMIT] = clamp.alpha, clamp.limit
+        self.address = ctypes.addressof(self._numbers)
 
 
 class ActivationLayer:
@@ -31,19 +50,16 @@ class ActivationLayer:
         device: torch.device,
         fused_ops: FusedOps | None = None,
     ) -> None:
-        kinds = _GATED_KINDS if is_gated else _PLAIN_KINDS
-        kind = kinds.get(activation) if clamp is None else kernel.CLAMPED_GATE
+        kind = gate_kind(activation, clamp) if is_gated else _PLAIN_KINDS.get(activation)
         self._activation, self._is_gated, self._clamp = activation, is_gated, clamp
         self._fused_ops = fused_ops
         self._call: KernelCall | None = None
         if device.type == "cpu" and kind is not None:
-            self._numbers = (ctypes.c_float * kernel.NUM_CLAMP_NUMBERS)()
-            if clamp is not None:
-                self._numbers[kernel.ALPHA], self._numbers[kernel.LIMIT] = clamp.alpha, clamp.limit
+            self._numbers = ClampNumbers(clamp)
             address = kernel.compiled_activation(str(dtype).removeprefix("torch."))
             self._call = KernelCall(address, kernel.NUM_PARAMETERS)
             self._call.parameters[kernel.KIND] = kind
-            self._call.parameters[kernel.NUMBERS] = ctypes.addressof(self._numbers)
+            self._call.parameters[kernel.NUMBERS] = self._numbers.address
 
     def __call__(self, source: torch.Tensor) -> torch.Tensor:
         """[num_tokens, 2 * size], the gate first, or [num_tokens, size] without a gate, to [num_tokens, size]."""

@@ -25,7 +25,9 @@ Compile = Callable[[Function], Function]
 
 def activate_plain(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     """An activation, element by element."""
-    return F.silu(x) if activation is Activation.SILU else F.gelu(x, approximate="tanh")
+    if activation is Activation.SILU:
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation is Activation.GELU_TANH else "none")
 
 
 def activate_halves(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -7,9 +7,10 @@ from enum import StrEnum
 
 
 class Activation(StrEnum):
-    """What bends an MLP. ``GELU_TANH`` is the approximation of GELU by a hyperbolic tangent."""
+    """What bends an MLP. ``GELU`` is by the error function, ``GELU_TANH`` its approximation by a hyperbolic tangent."""
 
     SILU = "silu"
+    GELU = "gelu"
     GELU_TANH = "gelu_tanh"
 
 

@@ -23,9 +23,7 @@ class PanelWeight:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._out_size, self._in_size = weight.shape
         self._dtype = weight.dtype
-        stored = weight
-        if weight.dtype is torch.float32 and torch.equal(weight.bfloat16().float(), weight):
-            stored = weight.bfloat16()
+        stored = weight.to(narrowest_exact(weight))
         panels = stored.view(self._out_size // PANEL, PANEL, self._in_size).transpose(1, 2)
         self._panels = panels.contiguous()
         self._bias = torch.zeros(self._out_size) if bias is None else bias.float()
@@ -49,6 +47,13 @@ class PanelWeight:
         parameters[kernel.NUM_ROWS] = len(x)
         self._call.run_over(self._panels.numel())
         return output
+
+
+def narrowest_exact(*weights: torch.Tensor) -> torch.dtype:
+    """bfloat16 if it holds all these numbers exactly, else their own dtype."""
+    dtype = weights[0].dtype
+    is_exact = dtype is torch.float32 and all(torch.equal(weight.bfloat16().float(), weight) for weight in weights)
+    return torch.bfloat16 if is_exact else dtype
 
 
 def fits_panels(weight: torch.Tensor) -> bool:

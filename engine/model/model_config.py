@@ -21,6 +21,8 @@ from kv_transfer.layout import KEYS_AND_VALUES, LATENTS
 SUPPORTED_ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_python": Activation.GELU,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from engine.layers.activation import ActivationLayer
+from engine.layers.experts.compiled import CompiledExperts, Matrices, fits_compiled
 from engine.layers.experts.mxfp4 import BLOCK_BYTES, dequantize
 from engine.layers.experts.products import ExpertProducts, ExpertsPacker, pack_experts
 from engine.layers.experts.routing import choose_experts
@@ -35,7 +36,8 @@ class Mixture:
         fused_ops: FusedOps | None,
         packer: ExpertsPacker = pack_experts,
     ) -> None:
-        self._spec, self._packer = spec, packer
+        self._spec, self._packer, self._activation = spec, packer, activation
+        self._compiled: CompiledExperts | None = None
         fused = spec.names.are_fused
         # Choices among groups are near each other: those routers compute in float32, and so do the oracles.
         router_dtype = dtype if spec.router is None else torch.float32
@@ -62,14 +64,20 @@ class Mixture:
     def pack(self) -> None:
         """See ``FeedForward``."""
         self._router.pack()
-        self._gate_up.pack(self._packer, alternates=self._spec.names.are_fused)
-        self._down.pack(self._packer, alternates=False)
+        gate_up = self._gate_up.take(alternates=self._spec.names.are_fused)
+        down = self._down.take(alternates=False)
+        if self._packer is pack_experts and fits_compiled(gate_up[0], down[0]):
+            self._compiled = CompiledExperts(gate_up, down, activation=self._activation, clamp=self._spec.clamp)
+            return
+        self._gate_up.multiply, self._down.multiply = self._packer(*gate_up), self._packer(*down)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``FeedForward``."""
         router_dtype = x.dtype if self._spec.router is None else torch.float32
         scores = self._router(x.to(router_dtype)).float()
         experts, weights = choose_experts(scores, self._spec, self._correction)
+        if self._compiled is not None:
+            return self._compiled(x, experts, weights)
         num_active = self._spec.num_active
         experts, order = experts.flatten().sort(stable=True)
         rows = x.index_select(0, order.div(num_active, rounding_mode="floor"))
@@ -99,7 +107,7 @@ class _Experts:
         self._weight = torch.empty(0 if spec.is_mxfp4 else count, out_size, in_size, dtype=dtype, device=device)
         has_bias = spec.names.are_fused
         self._bias = torch.empty(count, out_size, dtype=dtype, device=device) if has_bias else None
-        self._multiply: ExpertProducts | None = None
+        self.multiply: ExpertProducts | None = None
 
     def targets(self, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
         """Where tensors called as ``ExpertNames`` says are loaded: side by side if there are two of an expert."""
@@ -115,8 +123,8 @@ class _Experts:
             return {**places, name: self._weight.transpose(1, 2)}
         return {**places, f"{name}{BLOCKS_SUFFIX}": self._blocks, f"{name}{SCALES_SUFFIX}": self._scales}
 
-    def pack(self, packer: ExpertsPacker, *, alternates: bool) -> None:
-        """Hand the matrices to the matrix library; of rows that alternate, the even ones are put first."""
+    def take(self, *, alternates: bool) -> Matrices:
+        """The loaded matrices and biases, which are not kept here; the even ones of rows that alternate come first."""
         weight, bias = self._weight, self._bias
         if self._blocks is not None and self._scales is not None:
             parts = zip(self._blocks, self._scales, strict=True)  # one by one: what it takes meanwhile is a multiple
@@ -125,9 +133,9 @@ class _Experts:
         if alternates:
             weight = torch.cat((weight[:, ::2], weight[:, 1::2]), dim=1)
             bias = None if bias is None else torch.cat((bias[:, ::2], bias[:, 1::2]), dim=1)
-        self._multiply = packer(weight, bias)
+        return weight, bias
 
     def __call__(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """See ``ExpertProducts``."""
-        assert self._multiply is not None, "pack() comes after loading"
-        return self._multiply(rows, experts)
+        assert self.multiply is not None, "pack() comes after loading"
+        return self.multiply(rows, experts)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from engine.attention.cpu import CPUAttention
 from engine.attention.reference import ReferenceAttention
 from engine.layers.activation import ActivationLayer
+from engine.layers.fused_ops import activate_plain
 from engine.layers.heads import HeadTransform
 from engine.layers.layer_spec import Activation, NormSpec
 from engine.layers.norm import RMSNorm
@@ -85,18 +86,38 @@ def test_columns_are_normalised_where_they_are(dtype: str) -> None:
 def test_the_gate(dtype: str, activation: Activation, num_tokens: int, size: int, scale: float) -> None:
     gate_up = (torch.randn(num_tokens, 2 * size) * scale).to(DTYPES[dtype])
     gate, up = gate_up.double().chunk(2, dim=-1)
-    bent = F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
+    bent = activate_plain(gate, activation)
     result = ActivationLayer(activation, is_gated=True, dtype=DTYPES[dtype], device=CPU)(gate_up)
     torch.testing.assert_close(result.double(), bent * up, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("size", [1, 24, 31, 1100])
-def test_an_activation_without_a_gate(dtype: str, size: int) -> None:
+@pytest.mark.parametrize(("activation", "approximate"), [(Activation.GELU_TANH, "tanh"), (Activation.GELU, "none")])
+def test_an_activation_without_a_gate(dtype: str, size: int, activation: Activation, approximate: str) -> None:
     x = (torch.randn(20, size) * 4).to(DTYPES[dtype])
-    result = ActivationLayer(Activation.GELU_TANH, is_gated=False, dtype=DTYPES[dtype], device=CPU)(x)
-    expected = F.gelu(x.double(), approximate="tanh")
+    result = ActivationLayer(activation, is_gated=False, dtype=DTYPES[dtype], device=CPU)(x)
+    expected = F.gelu(x.double(), approximate=approximate)
     torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+def test_what_the_error_function_leaves_of_small_numbers_is_right_in_its_own_digits() -> None:
+    x = torch.linspace(-8.0, 8.0, 20_003)
+    expected = 0.5 * x.double() * torch.special.erfc(-x.double() * 0.5**0.5)
+    for width in (20_000, 7):  # by registers, and one by one
+        parts = torch.stack(list(x[: 20_003 // width * width].split(width)))
+        result = ActivationLayer(Activation.GELU, is_gated=False, dtype=torch.float32, device=CPU)(parts).flatten()
+        torch.testing.assert_close(result.double(), expected[: len(result)], atol=0.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [Activation.GELU, Activation.GELU_TANH])
+def test_what_is_no_number_stays_visible(activation: Activation) -> None:
+    x = torch.tensor([[0.0, torch.nan, torch.inf, -torch.inf, 1.0] * 20])
+    result = ActivationLayer(activation, is_gated=False, dtype=torch.float32, device=CPU)(x)[0].view(20, 5)
+    assert result[:, 1].isnan().all()
+    assert (result[:, 2] == torch.inf).all()
+    assert result[:, 0].eq(0.0).all()
+    assert result[:, 4].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

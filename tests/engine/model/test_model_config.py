@@ -37,7 +37,7 @@ def _config(**changes: Any) -> dict[str, Any]:
             "architecture OPTForCausalLM is not among those that Baton computes: Deepseek",
         ),
         ({"architectures": None}, "architecture none is not among"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported: silu"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\) are not supported"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -93,7 +93,7 @@ def test_refusals_name_what_is_wrong(changes: dict[str, Any], message: str) -> N
     ("architecture", "changes", "message"),
     [
         ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
-        ("Gemma2ForCausalLM", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
         ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping must be a positive number, got 0"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50\.0 is not supported"),
         ("Gemma3ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types must name one of"),

@@ -1,0 +1,135 @@
+"""A layer's experts on a CPU, from the router's choice to the weighted sum, by one compiled kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from functools import cache
+
+import torch
+from llvmlite import binding
+
+from engine.kernels.call import KernelCall
+from engine.kernels.experts import mixture as kernel
+from engine.kernels.experts.wide_tile import PANEL
+from engine.kernels.tile_product import UNROLLED
+from engine.layers.activation import ClampNumbers, gate_kind
+from engine.layers.layer_spec import Activation, GateClamp
+from engine.layers.panel_weight import is_panel_machine, narrowest_exact
+
+CACHED_NUMBERS = 1 << 18
+"""Of the input of a product, what a core's own cache keeps while all panels go over it."""
+
+SPARE_NUMBERS = 16
+"""Between rows: of rows that begin a power of two apart only a few are in a cache together."""
+
+Matrices = tuple[torch.Tensor, torch.Tensor | None]
+"""The weights of all experts, [num_experts, out_size, in_size], and their biases [num_experts, out_size], if any."""
+
+
+class CompiledExperts:
+    """The gated MLPs of all experts. Products are summed in float32; between them and after the sum nothing is rounded
+    but the result.
+
+    float32 weights that bfloat16 holds exactly are kept in it, as in ``PanelWeight``.
+    """
+
+    def __init__(self, gate_up: Matrices, down: Matrices, *, activation: Activation, clamp: GateClamp | None) -> None:
+        weight = gate_up[0]
+        self._num_experts, self._hidden_size = weight.shape[0], weight.shape[2]
+        self._inner_size = weight.shape[1] // 2
+        self._dtype = weight.dtype
+        stored = narrowest_exact(gate_up[0], down[0])
+        self._gate_up, self._gate_up_bias = _pair_panels(*gate_up, stored)
+        self._down, self._down_bias = _panels(*down, stored)
+        self._numbers = ClampNumbers(clamp)
+        self._counters = (ctypes.c_int64 * kernel.NUM_COUNTERS)()
+        address = kernel.compiled_mixture(_name(weight.dtype), _name(stored))
+        self._call = KernelCall(address, kernel.NUM_PARAMETERS)
+        self._set_constants(gate_kind(activation, clamp))
+
+    def _set_constants(self, kind: int) -> None:
+        p = self._call.parameters
+        p[kernel.COUNTERS], p[kernel.NUMBERS] = ctypes.addressof(self._counters), self._numbers.address
+        p[kernel.GATE_UP], p[kernel.GATE_UP_BIAS] = self._gate_up.data_ptr(), self._gate_up_bias.data_ptr()
+        p[kernel.DOWN], p[kernel.DOWN_BIAS] = self._down.data_ptr(), self._down_bias.data_ptr()
+        p[kernel.NUM_EXPERTS], p[kernel.KIND] = self._num_experts, kind
+        p[kernel.HIDDEN_SIZE], p[kernel.INNER_SIZE] = self._hidden_size, self._inner_size
+        p[kernel.ROW_STRIDE] = self._hidden_size + SPARE_NUMBERS
+        p[kernel.INNER_STRIDE] = self._inner_size + SPARE_NUMBERS
+        p[kernel.GATE_UP_HEIGHT] = _height(self._hidden_size)
+        p[kernel.DOWN_HEIGHT] = _height(self._inner_size)
+
+    def __call__(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of the experts of each token.
+
+        x: [num_tokens, hidden_size]; experts, int64, and weights, float32: [num_tokens, num_active].
+
+        Returns:
+            [num_tokens, hidden_size], added up from the first expert of a token to its last.
+        """
+        x, experts, weights = x.contiguous(), experts.contiguous(), weights.contiguous()
+        num_rows, p = experts.numel(), self._call.parameters
+        output = torch.empty_like(x)
+        room = torch.empty(num_rows, p[kernel.ROW_STRIDE] + p[kernel.INNER_STRIDE] + self._hidden_size)
+        blocks = sum(
+            kernel.max_blocks(num_rows, self._num_experts, p[field])
+            for field in (kernel.GATE_UP_HEIGHT, kernel.DOWN_HEIGHT)
+        )
+        tables = torch.empty(kernel.tables_size(num_rows, self._num_experts, blocks), dtype=torch.int64)
+        p[kernel.INPUT], p[kernel.OUTPUT] = x.data_ptr(), output.data_ptr()
+        p[kernel.EXPERTS], p[kernel.WEIGHTS] = experts.data_ptr(), weights.data_ptr()
+        p[kernel.NUM_TOKENS], p[kernel.NUM_ACTIVE] = experts.shape
+        p[kernel.ROWS] = room.data_ptr()
+        p[kernel.INNER] = p[kernel.ROWS] + num_rows * p[kernel.ROW_STRIDE] * kernel.FLOAT32_BYTES
+        p[kernel.RESULTS] = p[kernel.INNER] + num_rows * p[kernel.INNER_STRIDE] * kernel.FLOAT32_BYTES
+        p[kernel.TABLES] = tables.data_ptr()
+        ctypes.memset(self._counters, 0, ctypes.sizeof(self._counters))
+        self._call.run_over(num_rows * self._inner_size * self._hidden_size)
+        return output
+
+
+def fits_compiled(gate_up: torch.Tensor, down: torch.Tensor) -> bool:
+    """True when matrices can lie in panels, and this machine multiplies them faster so than by its matrix library.
+
+    With a unit for bfloat16, and where the library knows AVX-512 well, that is so of float32 only.
+    """
+    sizes = down.shape[1:]
+    is_even = all(size > 0 and size % PANEL == 0 and size % UNROLLED == 0 for size in sizes)
+    is_faster = is_panel_machine() or (gate_up.dtype is torch.float32 and _has_wide_registers())
+    return is_even and gate_up.device.type == "cpu" and is_faster
+
+
+@cache
+def _has_wide_registers() -> bool:
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    return bool(binding.get_host_cpu_features().get("avx512f", False))
+
+
+def _height(in_size: int) -> int:
+    return max(CACHED_NUMBERS // in_size, 1)
+
+
+def _panels(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """[num_experts, out_size / PANEL, in_size, PANEL] and the biases in float32."""
+    num_experts, out_size, in_size = weight.shape
+    panels = weight.new_empty(num_experts, out_size // PANEL, in_size, PANEL, dtype=dtype)
+    panels.copy_(weight.view(num_experts, -1, PANEL, in_size).transpose(2, 3))
+    return panels, torch.zeros(num_experts, out_size) if bias is None else bias.float().contiguous()
+
+
+def _pair_panels(
+    weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``_panels``, of both halves of the outputs in turn: [num_experts, out_size / 2 / PANEL, 2, in_size, PANEL]."""
+    num_experts, out_size, in_size = weight.shape
+    panels = weight.new_empty(num_experts, out_size // 2 // PANEL, 2, in_size, PANEL, dtype=dtype)
+    panels.copy_(weight.view(num_experts, 2, -1, PANEL, in_size).permute(0, 2, 1, 4, 3))
+    if bias is None:
+        return panels, torch.zeros(num_experts, out_size)
+    return panels, bias.float().view(num_experts, 2, -1, PANEL).transpose(1, 2).contiguous()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
