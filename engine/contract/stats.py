@@ -14,6 +14,16 @@ from typing import Any, Final
 from kv_transfer.stats import Counted, TransferStats, counted, counters_of
 
 
+def _accepted_at(place: str) -> int:
+    """Declare the counter of right drafts that were the first of their request in a step, the second, and so on."""
+    text, metric = (
+        "Draft tokens that were right, by their place among those of a step.",
+        "accepted_draft_tokens_by_place",
+    )
+    counter: int = counted(text, metric=metric, labels=(("place", place),))
+    return counter
+
+
 @dataclass(kw_only=True)
 class Counters:
     """What the scheduler counts since its start.
@@ -21,7 +31,8 @@ class Counters:
     Prefix counts are in tokens. Those of requests that resumed, after a preemption or a load that was given
     up, are apart: they would flatter the rate.
     ``num_adopted_blocks`` failed to load and were computed by another request with the same prompt.
-    Of ``num_draft_tokens`` that were computed to be verified, ``num_accepted_draft_tokens`` became output.
+    Of ``num_draft_tokens`` that were computed to be verified, ``num_accepted_draft_tokens`` became output; of these
+    ``num_accepted_at_1`` were the first drafts of their requests in a step, and so on.
     ``sampled_lifetime_s`` sums, over ``num_sampled_lifetimes`` evicted blocks, the time since they were published.
     ``num_dropped_early_loads`` gave their blocks back before their request came: it was late, or others lacked them.
     """
@@ -65,8 +76,24 @@ class Counters:
     num_adopted_blocks: int = counted()
     num_dropped_early_loads: int = counted()
     num_unknown_ids: int = counted()
-    num_draft_tokens: int = counted()
-    num_accepted_draft_tokens: int = counted()
+    num_drafted_rows: int = counted(
+        "Times that a request's draft tokens were verified.", metric="drafts", vllm="spec_decode_num_drafts"
+    )
+    num_draft_tokens: int = counted(
+        "Draft tokens that were verified.", metric="draft_tokens", vllm="spec_decode_num_draft_tokens"
+    )
+    num_accepted_draft_tokens: int = counted(
+        "Draft tokens that were right.", metric="accepted_draft_tokens", vllm="spec_decode_num_accepted_tokens"
+    )
+    num_accepted_at_1: int = _accepted_at("1")
+    num_accepted_at_2: int = _accepted_at("2")
+    num_accepted_at_3: int = _accepted_at("3")
+    num_accepted_at_4: int = _accepted_at("4")
+    num_accepted_at_5: int = _accepted_at("5")
+    num_accepted_at_6: int = _accepted_at("6")
+    num_accepted_at_7: int = _accepted_at("7")
+    num_accepted_at_8: int = _accepted_at("8")
+    num_accepted_later: int = _accepted_at("9+")
     num_nan_logits: int = counted(
         "Sampled tokens whose logits held a NaN.", metric="nan_logits", vllm="corrupted_requests"
     )

@@ -23,6 +23,9 @@ from engine.scheduler.step_draft import Batch, StepInFlight
 from engine.scheduler.step_result import StepResult, tokens_of
 from kv_transfer.cache_groups import ABSENT_BLOCK
 
+ACCEPTED_AT = (*(f"num_accepted_at_{place}" for place in range(1, 9)), "num_accepted_later")
+"""The counters of right drafts by their place."""
+
 
 class StepOutputProcessor:
     """Applies the results of steps to rows, blocks and requests."""
@@ -116,10 +119,9 @@ class StepOutputProcessor:
 
     def _take_in_drafts(self, batch: Batch, num_samples: IntArray, num_appended: IntArray) -> None:
         """Count the drafts of a step, and give back the blocks that only rejected ones needed."""
-        self._counters.num_draft_tokens += batch.draft_token_ids.size
-        self._counters.num_accepted_draft_tokens += int(num_appended.sum()) - num_appended.size
         is_drafted = num_samples > 1
         num_accepted = num_appended[is_drafted[num_samples > 0]] - 1
+        self._count_drafts(batch.draft_token_ids.size, num_accepted)
         verified = zip(batch.rows[is_drafted], num_samples[is_drafted] - 1, num_accepted, strict=True)
         for row, num_drafts, num_right in ((int(row), int(drafts), int(right)) for row, drafts, right in verified):
             surplus = self._table.trim_blocks(row)
@@ -128,6 +130,16 @@ class StepOutputProcessor:
             if self._draft_lengths is not None:
                 request_id = self._table.owner(row).request_id
                 self._draft_lengths.note_verified(request_id, num_drafts=num_drafts, num_accepted=num_right)
+
+    def _count_drafts(self, num_drafts: int, num_accepted: IntArray) -> None:
+        counters = self._counters
+        counters.num_drafted_rows += num_accepted.size
+        counters.num_draft_tokens += num_drafts
+        counters.num_accepted_draft_tokens += int(num_accepted.sum())
+        places = range(1, int(num_accepted.max(initial=0)) + 1)
+        for place in places:
+            name = ACCEPTED_AT[min(place, len(ACCEPTED_AT)) - 1]
+            setattr(counters, name, getattr(counters, name) + int(np.count_nonzero(num_accepted >= place)))
 
     def publish_loaded(self, request: Request) -> None:
         """Offer the blocks of a loaded request that its load confirmed."""

@@ -26,6 +26,9 @@ FIRST_ACCEPTANCE = 0.8
 NUM_TIMES = 5
 """Steps of one size whose median is its time: one that was interrupted does not count."""
 
+CLOCK_TICK_S = 1e-9
+"""No step takes less, whatever the clock says."""
+
 ROWS_PER_REST_STEP = 2
 """Once drafts did not pay for so many requests, nothing is proposed for a step."""
 
@@ -72,7 +75,8 @@ class StepTimes:
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """Take in one step."""
-        self._times.setdefault(_class_of(num_tokens), deque(maxlen=NUM_TIMES)).append(seconds)
+        times = self._times.setdefault(_class_of(num_tokens), deque(maxlen=NUM_TIMES))
+        times.append(max(seconds, CLOCK_TICK_S))
         sizes = sorted(self._times)
         medians = [statistics.median(self._times[size]) for size in sizes]
         self._sizes = np.array([0, *sizes], float)

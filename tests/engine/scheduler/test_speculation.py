@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -226,3 +227,38 @@ def test_f3_only_accepted_tokens_are_published() -> None:
 def test_f3_as_many_drafts_as_zero_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_draft_tokens"):
         Drafting(proposer=RepeatLast(), max_draft_tokens=0)
+
+
+@pytest.mark.behaviour("F3", "C13")
+def test_f3_right_drafts_are_counted_by_their_place() -> None:
+    world = make_world(max_draft_tokens=11, max_num_batched_tokens=64)
+    world.add(request(max_tokens=13))
+
+    most_drafts_in_a_step(world)
+
+    stats = world.scheduler.stats()
+    assert (stats.num_drafted_rows, stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (1, 11, 11)
+    assert [getattr(stats, f"num_accepted_at_{place}") for place in range(1, 9)] == [1] * 8
+    assert stats.num_accepted_later == 3
+
+
+@pytest.mark.behaviour("F3")
+@pytest.mark.parametrize("accuracy", [0.0, 0.6, 1.0])
+def test_f3_drafts_as_many_as_pay_change_no_output(accuracy: float) -> None:
+    drafting = drafts_for_worlds(6, accuracy=accuracy, proposes_all=True)
+    assert drafting is not None
+    world = SchedulerWorld(
+        SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4, watermark=0.0),
+        num_blocks=32,
+        block_size=BLOCK_SIZE,
+        drafting=replace(drafting, is_adaptive=True),
+    )
+    names = ("a", "b", "c")
+    for name in names:
+        world.add(request(name, max_tokens=24))
+
+    most_drafts_in_a_step(world)
+
+    for name in names:
+        world.check_output(name)
+    assert world.scheduler.stats().num_draft_tokens > 0
