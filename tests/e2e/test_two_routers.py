@@ -37,6 +37,7 @@ def cluster(served_model: Path) -> Iterator[ClusterProcess]:
         security=security,
         metrics={"compat": "vllm"},
         router={"peer_period_s": 0.2, "default_max_tokens": 8},
+        speculative={"method": "suffix", "num_tokens": 4},
         max_model_len=128,
     ) as running:
         yield running
@@ -103,6 +104,25 @@ def answers_of_both(client: httpx.Client) -> list[dict[str, Any]]:
         answer = read_status(client)
         answers[answer["router"]["router_id"]] = answer
     return list(answers.values())
+
+
+def test_an_answer_that_was_given_before_comes_in_fewer_steps(client: httpx.Client) -> None:
+    """Drafts out of earlier answers, in a real cluster: the same text, and some of it was guessed."""
+    body = {"prompt": [7] * 9, "max_tokens": 16, "ignore_eos": True, "temperature": 0}
+
+    texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(3)}
+
+    assert len(texts) == 1
+    deadline_s = time.monotonic() + WAIT_S
+    while num_accepted_drafts(client) == 0:
+        assert time.monotonic() < deadline_s, client.get("/metrics").text
+        time.sleep(POLL_PERIOD_S)
+
+
+def num_accepted_drafts(client: httpx.Client) -> float:
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    name = "baton:accepted_draft_tokens_total"
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
 def wait_for_replacement(client: httpx.Client, router_id: str) -> dict[str, Any]:
