@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+T = TypeVar("T")
 State: TypeAlias = Sequence[object] | Mapping[str, object]
+
+
+def across_versions(cls: type[T]) -> type[T]:
+    """Have a dataclass with slots read by :func:`take_state`: the outermost decorator, since that of dataclasses puts a
+    ``__setstate__`` of its own in the place of any (Python 3.11.2)."""
+    cls.__setstate__ = take_state  # type: ignore[attr-defined]
+    return cls
 
 
 def take_state(self: Any, state: State) -> None:
@@ -14,8 +22,7 @@ def take_state(self: Any, state: State) -> None:
     those that this one does not have are left out.
 
     A dataclass that is read by this adds fields at its end, with a default, and never drops one, moves one, or gives
-    one another meaning: frozen ones are pickled by position. Assign it in the class body:
-    ``__setstate__ = take_state``.
+    one another meaning: frozen ones are pickled by position.
     """
     told = _by_name(fields(self), state)
     for item in fields(self):

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from router.versions import take_state
+from router.versions import across_versions
 
 _MAX_REMEMBERED = 64
 """So many departed processes can come back (a look-up of the members that missed one) without being counted twice."""
@@ -15,6 +15,7 @@ _MAX_FOLDED = 256
 """Of those before them so many are known by name, so that another router that still lists one adds nothing."""
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartedWorker:
     """What a process counted before it went."""
@@ -23,17 +24,14 @@ class DepartedWorker:
     incarnation: str
     counters: Mapping[str, float]
 
-    __setstate__ = take_state
 
-
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgottenWorkers:
     """The sums of those that departed long ago, and the names of the last of them: replica id and incarnation."""
 
     counters: Mapping[str, float]
     names: tuple[tuple[str, str], ...] = ()
-
-    __setstate__ = take_state
 
 
 class PoolCounters:

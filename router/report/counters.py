@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from kv_transfer.stats import Counted, counted, counters_of
-from router.versions import take_state
+from router.versions import across_versions
 
 
+@across_versions
 @dataclass(slots=True, kw_only=True)
 class RouterCounters:
     """Sequences and tokens. ``num_failed`` ended with an error, ``num_cancelled`` were given up by their client.
@@ -46,8 +47,6 @@ class RouterCounters:
         metric="local_prefills",
         total="local_prefills",
     )
-
-    __setstate__ = take_state
 
     def plus(self, other: RouterCounters) -> RouterCounters:
         """The sums of both."""

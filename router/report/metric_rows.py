@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from router.report.distribution import Distribution
-from router.versions import take_state
+from router.versions import across_versions
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -29,6 +29,7 @@ class MetricRow(NamedTuple):
     value: float
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFamily:
     """All rows of one name."""
@@ -37,8 +38,6 @@ class MetricFamily:
     kind: Kind
     text: str
     rows: tuple[MetricRow, ...]
-
-    __setstate__ = take_state
 
     def labelled(self, **labels: str) -> MetricFamily:
         """The same rows with more labels."""

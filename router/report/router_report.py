@@ -14,7 +14,7 @@ from router.report.counters import RouterCounters
 from router.report.metric_rows import MetricFamily
 from router.stored_responses.directory import ResponsePeers
 from router.stored_responses.store import Order, StoredResponse
-from router.versions import take_state
+from router.versions import across_versions
 
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
 
@@ -25,14 +25,13 @@ _MAX_FORGOTTEN_NAMES = 256
 """Of those before them so many names are known, so that another router that still tells of one adds nothing."""
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgottenRouters:
     """What routers counted that are gone for long, in sum, and the names of the last of them."""
 
     counters: RouterCounters = field(default_factory=RouterCounters)
     names: tuple[str, ...] = ()
-
-    __setstate__ = take_state
 
     def with_more(self, reports: Sequence[RouterReport]) -> ForgottenRouters:
         """These, too."""
@@ -43,6 +42,7 @@ class ForgottenRouters:
         return ForgottenRouters(counters=counters, names=names[-_MAX_FORGOTTEN_NAMES:])
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
     """One router at one moment. ``number`` grows with each report of the same router.
@@ -67,8 +67,6 @@ class RouterReport:
     gone: tuple[RouterReport, ...] = ()
     node_ip: str | None = None
     forgotten_routers: ForgottenRouters = field(default_factory=ForgottenRouters)
-
-    __setstate__ = take_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

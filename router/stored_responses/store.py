@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from router.versions import take_state
+from router.versions import across_versions
 
 Order: TypeAlias = Literal["read", "delete", "cancel"]
 """What can be asked of the router that has a response."""
@@ -18,6 +18,7 @@ _OVERHEAD_BYTES = 1024
 """What a stored response takes beside its JSON, roughly."""
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
     """One response as it is kept, and told to other routers (``router.versions``).
@@ -31,8 +32,6 @@ class StoredResponse:
     owner: str
     body: bytes
     items: tuple[bytes, ...]
-
-    __setstate__ = take_state
 
     @property
     def num_bytes(self) -> int:
