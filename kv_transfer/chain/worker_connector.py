@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kv_transfer.connector import (
     NO_EVENTS,
@@ -66,15 +66,19 @@ class ChainWorker:
         return any(source.has_hung_read for source in self.sources)
 
     def execute(self, orders: ConnectorOrders) -> None:
-        """Start what was ordered, copies of evicted blocks first: the loads of others may write these blocks."""
+        """Start what was ordered. All sources copy what was evicted before any of them begins to load: loads run in
+        threads of their own, and may write these very blocks."""
         if orders.is_empty:
             return
         for part in orders.parts:
             for load in part.loads:
                 self._loads.setdefault(load.request_id, _OpenLoad()).num_open += 1
         pairs = list(zip(self.sources, orders.parts, strict=True))
-        for source, part in sorted(pairs, key=lambda pair: not pair[1].stores):
-            source.execute(part)
+        for source, part in pairs:
+            if part.stores:
+                source.execute(ConnectorOrders(stores=part.stores))
+        for source, part in pairs:
+            source.execute(replace(part, stores=()))
 
     def collect(self) -> ConnectorEvents:
         """Take what ended; a load ends with the last of its parts."""
