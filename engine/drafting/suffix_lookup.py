@@ -22,7 +22,7 @@ Key = tuple[str | None, int, int, int]
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """The output of one request as far as it was seen, and how many of its tokens can be found."""
+    """The output of one request, as far as it was seen."""
 
     salt: str | None
     token_ids: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class SuffixLookup:
         self._min_match = min_match
         self._max_match = max_match
         self._max_kept_tokens = max_kept_tokens
-        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        self._answers: OrderedDict[tuple[str | None, str], _Answer] = OrderedDict()  # by salt and request
         self._places: dict[Key, list[tuple[_Answer, int]]] = {}
         self._num_kept_tokens = 0
 
@@ -68,10 +68,9 @@ class SuffixLookup:
 
     def _learn(self, context: DraftContext) -> None:
         """Keep what the request has said since it was seen last."""
-        answer = self._answers.get(context.request_id)
-        if answer is None:
-            answer = self._answers[context.request_id] = _Answer(context.salt)
-        self._answers.move_to_end(context.request_id)
+        name = context.salt, context.request_id
+        answer = self._answers.setdefault(name, _Answer(context.salt))
+        self._answers.move_to_end(name)
         kept = answer.token_ids
         num_before = len(kept)
         kept.extend(context.token_ids[context.num_prompt_tokens + num_before :].tolist())
@@ -100,7 +99,7 @@ class SuffixLookup:
         if len(tail) < KEY_TOKENS:
             return NO_MATCH
         longest, found = 0, None
-        own = self._answers.get(context.request_id)
+        own = self._answers.get((context.salt, context.request_id))
         for answer, stop in reversed(self._places.get(_key(context.salt, tail, len(tail)), ())):
             if answer is own:
                 continue

@@ -30,9 +30,11 @@ CLOCK_TICK_S = 1e-9
 """No step takes less, whatever the clock says."""
 
 ROWS_PER_REST_STEP = 2
-"""Once drafts did not pay for so many requests, nothing is proposed for a step."""
+"""Once drafts did not pay, nothing is proposed for one step for each so many requests."""
 
 STEPS_BEFORE_PROBE = 64
+"""Without any drafts; then some are verified although they are not expected to pay."""
+
 PROBE_SHARE = 0.02
 """Of the time since the last probe, so much may be spent on one."""
 

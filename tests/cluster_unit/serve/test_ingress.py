@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
 
 from cluster.serve.ingress import after_first_lists
-from cluster.serve.replica_caller import LIST_POLL_S
 from tests.support.router.fake_caller import FakeCaller
 
 NUM_LOOKS = 5
+
+
+class WatchedCaller(FakeCaller):
+    """Tells when it was asked often for its list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_asked_often = asyncio.Event()
+        self._num_looks = 0
+
+    def replica_ids(self) -> Sequence[str]:
+        """Count, and answer."""
+        self._num_looks += 1
+        if self._num_looks == NUM_LOOKS:
+            self.was_asked_often.set()
+        return super().replica_ids()
 
 
 class Lifespan:
@@ -29,7 +44,7 @@ class Lifespan:
 
 
 async def test_a_router_serves_once_workers_of_every_role_are_listed() -> None:
-    prefill, decode = FakeCaller(), FakeCaller()
+    prefill, decode = FakeCaller(), WatchedCaller()
     inner = Lifespan()
     over = asyncio.Event()
 
@@ -39,9 +54,9 @@ async def test_a_router_serves_once_workers_of_every_role_are_listed() -> None:
 
     living = asyncio.create_task(live())
     prefill.replicas["p"] = {}
-    for _ in range(NUM_LOOKS):
-        await asyncio.sleep(LIST_POLL_S)
-        assert not inner.has_begun.is_set()
+    async with asyncio.timeout(60.0):
+        await decode.was_asked_often.wait()
+    assert not inner.has_begun.is_set()
     decode.replicas["d"] = {}
     async with asyncio.timeout(60.0):
         await inner.has_begun.wait()

@@ -97,6 +97,17 @@ def test_f3_nobody_learns_of_an_answer_with_another_salt(salt: str | None) -> No
 
 
 @pytest.mark.behaviour("F3")
+def test_f3_a_request_whose_id_comes_again_with_another_salt_is_another_one() -> None:
+    lookup = SuffixLookup()
+    lookup.propose([context([1, 2], name="a", salt="theirs")])
+    lookup.propose([context([5, 6, 7, 8, 9, 4], name="a", salt="mine")])
+
+    (drafts,) = lookup.propose([context([6, 7, 8], name="b", salt="theirs")])
+
+    assert len(drafts.token_ids) == 0
+
+
+@pytest.mark.behaviour("F3")
 @given(st.lists(st.tuples(st.integers(0, 5), TOKENS), max_size=12), st.integers(0, 60))
 def test_f3_what_is_kept_of_answers_is_bounded(steps: list[tuple[int, list[int]]], max_kept_tokens: int) -> None:
     """Requests that say more and more, also after they were forgotten: every draft stood somewhere behind its match."""
