@@ -1,0 +1,69 @@
+"""How long an engine's step takes, by what it computes: a model that a worker fits and a router predicts by. Free of
+torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one step computes.
+
+    num_rows: requests that get one token, the next of their answers.
+    num_context_tokens: tokens that these read, all together.
+    num_prompt_tokens: tokens of prompts.
+    num_prompt_reads: tokens that those read, all together: x new ones behind L that are computed read L * x + x * x / 2.
+    """
+
+    num_rows: float = 0.0
+    num_context_tokens: float = 0.0
+    num_prompt_tokens: float = 0.0
+    num_prompt_reads: float = 0.0
+
+
+def prompt_reads(num_tokens: float, *, after: float) -> float:
+    """What ``num_tokens`` of a prompt read that come ``after`` so many: those, and on average half of themselves."""
+    return num_tokens * (after + num_tokens / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeModel:
+    """Seconds of a step as a sum of what it computes, each at its price; the prices are never negative.
+
+    error: mean absolute error of late predictions as a share of the time they predicted; 1.0 before anything is known.
+    num_steps: steps that it was fitted to; 0 means that nothing is known, and all predictions are 0.
+    Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
+    """
+
+    base_s: float = 0.0
+    row_s: float = 0.0
+    context_token_s: float = 0.0
+    prompt_token_s: float = 0.0
+    prompt_read_s: float = 0.0
+    error: float = 1.0
+    num_steps: int = 0
+
+    def seconds(self, work: StepWork) -> float:
+        """The predicted time of one step."""
+        return (
+            self.base_s
+            + self.row_s * work.num_rows
+            + self.context_token_s * work.num_context_tokens
+            + self.prompt_token_s * work.num_prompt_tokens
+            + self.prompt_read_s * work.num_prompt_reads
+        )
+
+    def prompt_seconds(self, num_tokens: float, *, after: float = 0.0, chunk: float = 2048.0) -> float:
+        """The predicted time of a prompt's tokens that come ``after`` cached ones, alone, in steps of ``chunk``."""
+        num_steps = max(-(-num_tokens // chunk), 1.0)
+        return (
+            self.base_s * num_steps
+            + self.prompt_token_s * num_tokens
+            + self.prompt_read_s * prompt_reads(num_tokens, after=after)
+        )
+
+
+UNKNOWN_STEP_TIME = StepTimeModel()
+"""Of a worker that has not made enough steps."""
