@@ -14,7 +14,8 @@ class StepWork:
     num_rows: requests that get one token, the next of their answers.
     num_context_tokens: tokens that these read, all together.
     num_prompt_tokens: tokens of prompts.
-    num_prompt_reads: tokens that those read, all together: x new ones behind L that are computed read L * x + x * x / 2.
+    num_prompt_reads: tokens that those read, all together: x new ones behind L that are computed read L * x + x * x / 2
+        of them.
     """
 
     num_rows: float = 0.0
