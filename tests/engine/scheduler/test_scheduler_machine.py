@@ -18,25 +18,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import PromptTooLongError, RequestRefusedError
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
-from engine.contract.step_time import StepTimeModel
 from engine.contract.token_ids import TokenIds
 from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
-from tests.support.scheduler.fixed_step_time import know_step_times
+from tests.support.scheduler.promising_world import PromisingWorld
 from tests.support.scheduler.scheduler_strategies import (
     BLOCK_SIZE,
     CONFIGS,
     FAILED_BLOCKS,
     MAX_MODEL_LEN,
     PRIORITIES,
-    PROMISES,
     PROMPTS,
     SAMPLING,
     SHARES,
-    STEP_TIMES,
     WINDOWS,
 )
-from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds, undisturbed_output
+from tests.support.scheduler.scheduler_world import drafts_for_worlds, undisturbed_output
 from tests.support.scheduler.scripted_connector import PEER
 
 NUM_WORLDS = int(os.environ.get("BATON_SCHEDULER_WORLDS", "2000"))
@@ -47,9 +44,9 @@ pytestmark = pytest.mark.timeout(max(900, NUM_WORLDS))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, lengths, priorities, aborts, small pools, loads and leases, drafts, resets, promises."""
+    """Random arrivals, lengths, priorities, aborts, pools, loads, leases, drafts, resets, promises, steps ahead."""
 
-    world: SchedulerWorld
+    world: PromisingWorld
 
     @initialize(
         config=CONFIGS,
@@ -58,7 +55,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_tier_slots=st.sampled_from([0, 0, 3, 12]),
         max_draft_tokens=st.sampled_from([0, 3, 1, 9]),
         windows=WINDOWS,
-        step_time=STEP_TIMES,
     )
     def start(
         self,
@@ -68,9 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_tier_slots: int,
         max_draft_tokens: int,
         windows: tuple[int | None, ...],
-        step_time: StepTimeModel,
     ) -> None:
-        self.world = SchedulerWorld(
+        self.world = PromisingWorld(
             config,
             num_blocks=num_blocks * len(windows),
             windows=windows,
@@ -80,7 +75,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_tier_slots=num_tier_slots,
             drafting=drafts_for_worlds(max_draft_tokens),
         )
-        know_step_times(self.world.scheduler, step_time)
         self.num_added = 0
         self.ended: list[str] = []
         self.ended_leases: list[tuple[str, str]] = []
@@ -117,7 +111,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrival_s=float(self.num_added),
             client_id=f"client-{self.num_added % 2}",
             hand_over=hand_over,
-            promise=PROMISES[self.num_added % len(PROMISES)],
         )
         output = tuple(undisturbed_output(request, self.world.max_total_tokens)[:num_output_tokens])
         request = replace(request, output_token_ids=output)

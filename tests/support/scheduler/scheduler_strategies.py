@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import SamplingParams
-from engine.contract.promise import NO_PROMISE, Promise
-from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 40
@@ -64,24 +62,6 @@ SAMPLING = st.sampled_from(
 )
 WINDOWS = st.sampled_from([(None,), (None,), (None, 5), (7,), (None, 4, 4), (None, 6, 11), (3,)])
 """The windows of KV cache groups, in tokens: most prompts are several of them long."""
-
-STEP_TIMES = st.sampled_from(
-    [
-        UNKNOWN_STEP_TIME,
-        StepTimeModel(base_s=0.01, row_s=0.001, prompt_token_s=0.002, error=0.0, num_steps=1),
-        StepTimeModel(base_s=0.001, row_s=0.001, prompt_token_s=0.004, prompt_read_s=1e-4, error=0.5, num_steps=1),
-    ]
-)
-"""What a scheduler takes its steps to take."""
-
-PROMISES = (
-    NO_PROMISE,
-    Promise(itl_ms=20.0),
-    Promise(ttft_ms=100.0, itl_ms=30.0),
-    Promise(ttft_ms=2000.0),
-    Promise(itl_ms=1.0),
-)
-"""What one request after the other is promised."""
 
 SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.7, 0.4])
 """How much of a prompt a peer hands over."""
