@@ -27,7 +27,7 @@ PROMISES: Final = (
 
 
 class PromisingWorld(SchedulerWorld):
-    """The size of the pool says what steps are taken to last; one request after the other is promised something else."""
+    """The size of the pool says what steps are taken to last; each request is promised something else than the last."""
 
     def __init__(self, config: SchedulerConfig, *, num_blocks: int, **options: Any) -> None:
         super().__init__(config, num_blocks=num_blocks, **options)
