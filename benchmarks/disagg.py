@@ -16,8 +16,8 @@ serve: a stream brings 64 + 0.4 x 1,024 prompt tokens.
 
 ``--matrix`` instead measures ``apart`` (as ``disagg``), ``one`` (as ``single``), ``one_small``, ``two`` and ``elastic``
 (``roles: elastic``) under one promise (``--ttft-limit-ms``, ``--itl-limit-ms``) in cells of {low, mid, saturated} x
-{prompt_heavy, balanced, decode_heavy} x {steady, bursts, step}. The rates come from a short calibration by ``two``. Rows
-are ``<layout>/<figure>/<level>/<mix>/<shape>``; ``regret/goodput/<cell>`` is elastic's goodput over the best of the
+{prompt_heavy, balanced, decode_heavy} x {steady, bursts, step}. The rates come from a short calibration by ``two``.
+Rows are ``<layout>/<figure>/<level>/<mix>/<shape>``; ``regret/goodput/<cell>`` is elastic's goodput over the best of the
 others, ``regret/itl_p99/<cell>`` its p99 gap over the least of those that reach 0.95 of the best goodput. ``--layouts``
 and ``--cells`` choose some of it, and ``--merge`` keeps what ``--json FILE`` already has of others.
 """
@@ -161,7 +161,7 @@ def add_matrix_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="of the matrix")
     parser.add_argument("--cells", nargs="+", default=["*"], metavar="PATTERN", help="of the matrix: low/*/steady")
     parser.add_argument("--cell-seconds", type=positive, default=8.0, help="how long requests arrive in a cell")
-    parser.add_argument("--calibrate-seconds", type=positive, default=6.0, help="of each mix")
+    parser.add_argument("--calibrate-seconds", type=positive, default=8.0, help="of each mix")
     parser.add_argument("--capacity", nargs="+", default=[], metavar="MIX=RATE", help="instead of a calibration")
     parser.add_argument("--merge", action="store_true", help="keep the rows of other layouts and cells in --json FILE")
 

@@ -22,12 +22,12 @@ from simulation.loads import MIXES, LoadSpec, make_load
 CALIBRATED_BY = TWO
 """The layout that says what the machine can serve."""
 
-CONCURRENCY = 16
+CONCURRENCY = 8
 WARM_UP_REQUESTS = 6
 
 
 def measure_capacity(url: str, *, seconds: float) -> dict[str, float]:
-    """Requests a second of each mix that a cluster serves to 16 clients that are never idle."""
+    """Requests a second of each mix that a cluster serves to 8 clients that are never idle."""
     capacity: dict[str, float] = {}
     for number, name in enumerate(MIXES):
         spec = LoadSpec(mix=name, shape="steady", rates={name: 200.0}, seconds=seconds, seed=1000 + number)
@@ -37,18 +37,19 @@ def measure_capacity(url: str, *, seconds: float) -> dict[str, float]:
 
 
 def served_per_s(timings: Sequence[Timing]) -> float:
-    """Answers a second between the first answer's end and the last one's.
+    """Answers a second from the first request until the last token.
 
     Raises:
         SystemExit: There are too few of them to tell.
     """
     failed = [timing.error for timing in timings if timing.error is not None]
-    ends = sorted(timing.token_times[-1] for timing in timings if timing.error is None)
-    if failed or len(ends) < 3:
+    if failed or len(timings) <= CONCURRENCY:
         raise SystemExit(
-            f"calibration: {len(ends)} answers and {len(failed)} errors {failed[:1]}: give it more seconds"
+            f"calibration: {len(timings)} answers, {len(failed)} of them errors {failed[:1]}, to {CONCURRENCY} clients: "
+            "give it more --calibrate-seconds"
         )
-    return (len(ends) - 1) / (ends[-1] - ends[0])
+    began_s = min(timing.sent for timing in timings)
+    return len(timings) / (max(timing.token_times[-1] for timing in timings) - began_s)
 
 
 def parse_capacity(entries: Sequence[str]) -> dict[str, float]:
