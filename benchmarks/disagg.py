@@ -17,9 +17,9 @@ serve: a stream brings 64 + 0.4 x 1,024 prompt tokens.
 ``--matrix`` instead measures ``apart`` (as ``disagg``), ``one`` (as ``single``), ``one_small``, ``two`` and ``elastic``
 (``roles: elastic``) under one promise (``--ttft-limit-ms``, ``--itl-limit-ms``) in cells of {low, mid, saturated} x
 {prompt_heavy, balanced, decode_heavy} x {steady, bursts, step}. The rates come from a short calibration by ``two``.
-Rows are ``<layout>/<figure>/<level>/<mix>/<shape>``; ``regret/goodput/<cell>`` is elastic's goodput over the best of the
-others, ``regret/itl_p99/<cell>`` its p99 gap over the least of those that reach 0.95 of the best goodput. ``--layouts``
-and ``--cells`` choose some of it, and ``--merge`` keeps what ``--json FILE`` already has of others.
+Rows are ``<layout>/<figure>/<level>/<mix>/<shape>``; ``regret/goodput/<cell>`` is elastic's goodput over the best of
+the others, ``regret/itl_p99/<cell>`` its p99 gap over the least of those that reach 0.95 of the best goodput.
+``--layouts`` and ``--cells`` choose some of it, and ``--merge`` keeps what ``--json FILE`` already has of others.
 """
 
 from __future__ import annotations

@@ -93,6 +93,7 @@ class VirtualCluster:
         self.pools = pools
         self.routers = [VirtualRouter(pools, layout) for _ in range(layout.num_routers)]
         self._turns = itertools.cycle(self.routers)
+        self._numbers = itertools.count()
 
     def _pool(self, role: str, pool: Pool, seed: int) -> VirtualPool:
         workers: dict[str, VirtualWorker] = {}
@@ -121,17 +122,15 @@ class VirtualCluster:
             worker.close()
 
     async def send(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
-        """Send every request at its time, and wait for every answer; the routers take turns."""
+        """Send every request at its time from now on, and wait for every answer."""
         started_s = asyncio.get_running_loop().time()
-        return await asyncio.gather(
-            *(
-                self._ask(number, arrival, started_s + arrival.at_s, next(self._turns))
-                for number, arrival in enumerate(arrivals)
-            )
-        )
+        return await asyncio.gather(*(self.ask(arrival, sent_s=started_s + arrival.at_s) for arrival in arrivals))
 
-    async def _ask(self, number: int, arrival: Arrival, sent_s: float, router: VirtualRouter) -> Outcome:
+    async def ask(self, arrival: Arrival, *, sent_s: float | None = None) -> Outcome:
+        """Send a request, now unless it is said when, to the router whose turn it is, and wait for the answer."""
+        router, number = next(self._turns), next(self._numbers)
         loop, model = asyncio.get_running_loop(), self.layout.decode.machine.router
+        sent_s = loop.time() if sent_s is None else sent_s
         outcome = Outcome(sent_s=sent_s, kind=arrival.kind, num_prompt_tokens=len(arrival.prompt))
         await asyncio.sleep(max(sent_s + model.accept_s - loop.time(), 0.0))
         request = GenerateRequest(

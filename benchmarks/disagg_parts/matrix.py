@@ -45,8 +45,8 @@ def served_per_s(timings: Sequence[Timing]) -> float:
     failed = [timing.error for timing in timings if timing.error is not None]
     if failed or len(timings) <= CONCURRENCY:
         raise SystemExit(
-            f"calibration: {len(timings)} answers, {len(failed)} of them errors {failed[:1]}, to {CONCURRENCY} clients: "
-            "give it more --calibrate-seconds"
+            f"calibration: {len(timings)} answers, {len(failed)} of them errors {failed[:1]}, to {CONCURRENCY} "
+            "clients: give it more --calibrate-seconds"
         )
     began_s = min(timing.sent for timing in timings)
     return len(timings) / (max(timing.token_times[-1] for timing in timings) - began_s)
