@@ -19,8 +19,10 @@ from router.roles import ROLES
 from router.wire.worker_link import WorkerLink
 from simulation.layout import Layout, Pool
 from simulation.loads import Arrival
+from simulation.machine import Machine
 from simulation.outcome import Outcome
 from simulation.pool import VirtualPool
+from simulation.step_runner import Host
 from simulation.transfers import VirtualFabric
 from simulation.virtual_loop import run_virtually
 from simulation.worker import VirtualWorker, WorkerSpec
@@ -86,6 +88,7 @@ class VirtualCluster:
         self.layout = layout
         self.fabric = VirtualFabric(asyncio.get_running_loop())
         self.workers: dict[str, VirtualWorker] = {}
+        self._host, self._num_on_host = Host(), 0
         pools = {
             "prefill": self._pool("prefill", layout.prefill, seed),
             "decode": self._pool("decode", layout.decode, seed),
@@ -107,9 +110,16 @@ class VirtualCluster:
                 report_period_s=self.layout.settings.report_period_s,
                 seed=seed * 1009 + len(self.workers) + number,
             )
-            workers[spec.name] = VirtualWorker(spec, self.fabric)
+            workers[spec.name] = VirtualWorker(spec, self.fabric, self._next_host(pool.machine))
         self.workers |= workers
         return VirtualPool(workers, pool.machine.router, moves_out=ROLES[role].moves_out)
+
+    def _next_host(self, machine: Machine) -> Host:
+        """Workers fill hosts in the order in which they are made."""
+        if self._num_on_host >= machine.workers_per_host:
+            self._host, self._num_on_host = Host(), 0
+        self._num_on_host += 1
+        return self._host
 
     async def start(self) -> None:
         """Let the routers meet the workers."""

@@ -47,12 +47,16 @@ class RouterModel:
 class Machine:
     """One worker's machine.
 
+    shared_step_time: of steps that begin while another worker of the same host computes; None: others do not matter.
+    workers_per_host: how many share a host, where that makes a difference.
     step_noise: standard deviation of the logarithm of a step's time over the predicted one.
     kv_bytes_per_token: of the model's KV cache. num_blocks: of ``block_size`` tokens each.
     """
 
     name: str
     step_time: StepTimeModel
+    shared_step_time: StepTimeModel | None = None
+    workers_per_host: int = 1
     transfer: TransferModel = field(default_factory=TransferModel)
     router: RouterModel = field(default_factory=RouterModel)
     step_noise: float = 0.0
@@ -62,21 +66,22 @@ class Machine:
     max_model_len: int = 2048
 
     def __post_init__(self) -> None:
-        counts = ("kv_bytes_per_token", "block_size", "num_blocks", "max_model_len")
+        counts = ("workers_per_host", "kv_bytes_per_token", "block_size", "num_blocks", "max_model_len")
         for name in counts:
             if getattr(self, name) < 1:
                 raise MachineFileError(f"{self.name}: {name} must be at least 1, got {getattr(self, name)}")
         if self.transfer.bytes_per_s <= 0.0:
             raise MachineFileError(f"{self.name}: bytes_per_s must be above 0, got {self.transfer.bytes_per_s}")
-        if self.step_time.num_steps < 1:
-            raise MachineFileError(
-                f"{self.name}: its step times were fitted to {self.step_time.num_steps} steps, so that nothing would "
-                "take any time; fit them, or say in num_steps how many steps the prices come from"
-            )
+        for model in (self.step_time, self.shared_step_time):
+            if model is not None and model.num_steps < 1:
+                raise MachineFileError(
+                    f"{self.name}: its step times were fitted to {model.num_steps} steps, so that nothing would take "
+                    "any time; fit them, or say in num_steps how many steps the prices come from"
+                )
 
-    def prompt_s(self, num_tokens: int, *, chunk: int) -> float:
-        """Time of a prompt that is computed alone."""
-        return self.step_time.prompt_seconds(num_tokens, chunk=chunk)
+    def step_time_beside(self, num_computing: int) -> StepTimeModel:
+        """The prices of a step that begins while so many other workers of the host compute."""
+        return self.step_time if self.shared_step_time is None or not num_computing else self.shared_step_time
 
     def save(self, file: Path) -> None:
         """Write it as JSON, which ``load_machine`` reads."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.contract.step import ModelRunnerOutput, SchedulerOutput
-from engine.contract.step_time import StepTimeModel, StepWork
+from engine.contract.step_time import StepWork
+from simulation.machine import Machine
 
 VOCAB_SIZE = 32_000
 
@@ -59,6 +60,13 @@ def work_of(output: SchedulerOutput) -> StepWork:
     )
 
 
+class Host:
+    """The workers that share cores and memory: how many of them compute now."""
+
+    def __init__(self) -> None:
+        self.num_computing = 0
+
+
 class _LaunchedStep:
     """Implements ``PendingStep``: its time passes when somebody waits for it."""
 
@@ -76,17 +84,16 @@ class _LaunchedStep:
 class VirtualRunner:
     """Implements ``StepRunner``. Tokens depend on their row's seed and on their position alone.
 
-    ``noise`` is the standard deviation of the logarithm of a step's time over the predicted one. ``busy_s`` is the time
-    of all steps so far.
+    A step's time is what ``machine`` predicts beside those workers of the ``host`` that compute when it is launched,
+    more or less by its noise. ``busy_s`` is the time of all steps so far.
     """
 
-    def __init__(
-        self, step_time: StepTimeModel, clock: WorkerClock, *, max_num_seqs: int, noise: float = 0.0, seed: int = 0
-    ) -> None:
+    def __init__(self, machine: Machine, clock: WorkerClock, *, host: Host, max_num_seqs: int, seed: int = 0) -> None:
         self.busy_s = 0.0
-        self._step_time = step_time
+        self._machine = machine
         self._clock = clock
-        self._noise = noise
+        self._host = host
+        self._noise = machine.step_noise
         self._random = random.Random(seed)
         self._seeds = np.zeros(max_num_seqs, dtype=np.int64)
 
@@ -96,7 +103,7 @@ class VirtualRunner:
             self._seeds[new_row.row] = new_row.sampling.seed % VOCAB_SIZE
         if not output.has_work:
             return _LaunchedStep(ModelRunnerOutput(sampled_token_ids=np.empty(0, np.int32)), 0.0, self._clock)
-        seconds = self._step_time.seconds(work_of(output))
+        seconds = self._machine.step_time_beside(self._host.num_computing).seconds(work_of(output))
         if self._noise:
             seconds *= math.exp(self._random.gauss(-self._noise * self._noise / 2, self._noise))
         self.busy_s += seconds

@@ -18,7 +18,7 @@ from engine.scheduler.step_result import NOTHING_NEW, StepResult
 from kv_transfer.layout import KVCacheGroup, KVLayout
 from kv_transfer.params import PeerIdentity
 from simulation.machine import Machine
-from simulation.step_runner import VOCAB_SIZE, VirtualRunner, WorkerClock
+from simulation.step_runner import VOCAB_SIZE, Host, VirtualRunner, WorkerClock
 from simulation.transfers import VirtualFabric, VirtualTransfers
 
 INCARNATION = "1"
@@ -67,9 +67,10 @@ class VirtualWorker:
     tokens, its load and what it changed in the cache are told when it ends.
     """
 
-    def __init__(self, spec: WorkerSpec, fabric: VirtualFabric) -> None:
+    def __init__(self, spec: WorkerSpec, fabric: VirtualFabric, host: Host | None = None) -> None:
         machine = spec.machine
         self.spec = spec
+        self._host = host or Host()
         self._loop = fabric.loop
         self._clock = WorkerClock(self._loop.time)
         identity = PeerIdentity(engine_id=spec.name, incarnation=INCARNATION)
@@ -85,11 +86,7 @@ class VirtualWorker:
             streamed=spec.streamed,
         )
         self.runner = VirtualRunner(
-            machine.step_time,
-            self._clock,
-            max_num_seqs=spec.scheduler.max_num_seqs,
-            noise=machine.step_noise,
-            seed=spec.seed,
+            machine, self._clock, host=self._host, max_num_seqs=spec.scheduler.max_num_seqs, seed=spec.seed
         )
         self.core = EngineCore(
             scheduler=Scheduler(
@@ -321,9 +318,11 @@ class VirtualWorker:
         result = self.core.step()
         load, changes = self._load_feed.after_step(), self.core.cache_changes()
         end_s = self._clock.return_to_loop()
+        self._host.num_computing += 1
         self._loop.call_at(end_s, self._end_step, result, load, changes)
 
     def _end_step(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
+        self._host.num_computing -= 1
         if self.is_gone:
             return
         self._is_computing = False

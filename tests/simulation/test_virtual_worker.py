@@ -18,7 +18,7 @@ from simulation.layout import Layout, apart, unified
 from simulation.loads import Arrival
 from simulation.machine import CPU_CORE, Machine
 from simulation.outcome import Outcome
-from simulation.step_runner import VirtualRunner, WorkerClock, work_of
+from simulation.step_runner import Host, VirtualRunner, WorkerClock, work_of
 from simulation.virtual_loop import run_virtually
 
 STEADY = StepTimeModel(base_s=0.01, row_s=0.001, context_token_s=0.0, prompt_token_s=0.0005, num_steps=1)
@@ -68,7 +68,7 @@ def test_a_prompt_reads_what_is_behind_it_and_half_of_itself() -> None:
 
 def test_a_step_takes_the_predicted_time() -> None:
     clock = WorkerClock(lambda: 5.0)
-    runner = VirtualRunner(STEADY, clock, max_num_seqs=4)
+    runner = VirtualRunner(SMALL, clock, host=Host(), max_num_seqs=4)
     clock.go_ahead()
 
     runner.launch(output(first=[0], counts=[100], samples=[1])).result()
@@ -79,7 +79,7 @@ def test_a_step_takes_the_predicted_time() -> None:
 
 def test_noise_spreads_the_times_of_steps_and_leaves_their_mean() -> None:
     clock = WorkerClock(lambda: 0.0)
-    runner = VirtualRunner(STEADY, clock, max_num_seqs=4, noise=0.3)
+    runner = VirtualRunner(replace(SMALL, step_noise=0.3), clock, host=Host(), max_num_seqs=4)
     clock.go_ahead()
     for _ in range(4000):
         runner.launch(output(first=[0], counts=[100], samples=[1])).result()
@@ -106,6 +106,16 @@ def test_a_prompt_is_computed_in_chunks_beside_running_streams() -> None:
     assert max(whole[0].gaps_s) > 256 * 0.0005
     assert max(chunked[0].gaps_s) < 0.01 + 2 * 0.001 + 32 * 0.0005
     assert chunked[1].ttft_s > whole[1].ttft_s
+
+
+def test_workers_of_one_host_slow_each_other_down_while_both_compute() -> None:
+    shared = replace(SMALL, shared_step_time=replace(STEADY, base_s=0.03), workers_per_host=2)
+    alone, *both = arrivals((0.0, 16, 20), (10.0, 16, 20), (10.0, 16, 20))
+
+    outcomes = simulate(unified(2, shared), [alone, *both]).outcomes
+
+    assert max(outcomes[0].gaps_s) == pytest.approx(0.011)
+    assert max(outcomes[1].gaps_s) == max(outcomes[2].gaps_s) == pytest.approx(0.031)
 
 
 def test_what_is_cached_is_not_computed_again() -> None:

@@ -1,0 +1,135 @@
+"""How far virtual runs are from real ones: the cells that ``benchmarks.disagg --matrix`` measured, simulated.
+
+    python -m benchmarks.disagg --matrix --cell-seconds 15 --json real.json
+    python -m benchmarks.virtual_fit --threads 1 --save one_thread.json
+    python -m benchmarks.virtual_fit --threads 2 --save two_threads.json
+    python -m benchmarks.virtual_check --real real.json --machines one_thread.json two_threads.json --cell-seconds 15
+
+The same requests, at the same times, go to virtual workers of the same layouts. ``error/<figure>/<layout>/<cell>`` is
+the virtual figure over the real one, less 1, with both; ``error/<figure>/mean`` and ``.../worst`` are of all cells, by
+their size. What the router adds to a first token is fitted to ``--overhead-cell``, where workers are seldom busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.arguments import count, positive
+from benchmarks.disagg_parts.cells import ALL_CELLS, Cell
+from benchmarks.disagg_parts.layouts import APART, ONE, ONE_SMALL, TWO
+from benchmarks.report import Row, add_json_option, publish
+from engine.contract.promise import Promise
+from simulation.cluster import simulate
+from simulation.layout import SMALL_CHUNK, Layout, apart, unified
+from simulation.machine import Machine, MachineFileError, load_machine
+from simulation.outcome import Figures, figures
+
+COMPARED = ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms", "goodput")
+
+
+def layouts_of(one_thread: Machine, two_threads: Machine, small_chunk: int) -> dict[str, Layout]:
+    """The layouts of two threads, virtually."""
+    return {
+        APART: apart(1, 1, one_thread),
+        ONE: unified(1, two_threads),
+        ONE_SMALL: unified(1, two_threads, chunk=small_chunk),
+        TWO: unified(2, one_thread),
+    }
+
+
+def real_values(file: Path) -> dict[str, float]:
+    """The rows of a real run, by name.
+
+    Raises:
+        SystemExit: They are not there.
+    """
+    try:
+        return {row["name"]: row["value"] for row in json.loads(file.read_text())}
+    except OSError as error:
+        raise SystemExit(f"--real {file} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise SystemExit(f"--real {file} has no rows of a benchmark: {error!r}") from error
+
+
+def predict(layout: Layout, cell: Cell, capacity: Mapping[str, float], args: argparse.Namespace) -> Figures:
+    """What a layout makes of a cell, virtually."""
+    run = simulate(layout, cell.load(capacity, seconds=args.cell_seconds))
+    return figures(run.outcomes, Promise(ttft_ms=args.ttft_limit_ms, itl_ms=args.itl_limit_ms))
+
+
+def with_overhead(machine: Machine, seconds: float) -> Machine:
+    """The machine behind a router that takes so much longer until a request is accepted."""
+    router = replace(machine.router, accept_s=max(machine.router.accept_s + seconds, 0.0))
+    return replace(machine, router=router)
+
+
+def error_row(figure: str, place: str, virtual: float, real: float) -> Row:
+    """One figure of one cell."""
+    return Row(
+        name=f"error/{figure}/{place}",
+        value=100 * (virtual / real - 1),
+        unit="percent",
+        detail={"real": real, "virtual": virtual},
+    )
+
+
+def summary_rows(rows: list[Row]) -> list[Row]:
+    """Mean and worst of each figure over all cells."""
+    out: list[Row] = []
+    for figure in COMPARED:
+        sizes = [abs(row.value) for row in rows if row.name.startswith(f"error/{figure}/")]
+        out.append(Row(name=f"error/{figure}/mean", value=statistics.fmean(sizes), unit="percent"))
+        out.append(Row(name=f"error/{figure}/worst", value=max(sizes), unit="percent"))
+    return out
+
+
+def main() -> None:
+    """Simulate what was measured, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", type=Path, required=True, help="the rows of a real matrix")
+    parser.add_argument("--machines", type=Path, nargs=2, required=True, help="a worker of one thread, and one of two")
+    parser.add_argument("--cell-seconds", type=positive, required=True, help="as in the real run")
+    parser.add_argument("--overhead-cell", default="low/balanced/steady", help="fits what the router adds")
+    parser.add_argument("--small-chunk", type=count, default=SMALL_CHUNK)
+    parser.add_argument("--ttft-limit-ms", type=positive, default=2000.0)
+    parser.add_argument("--itl-limit-ms", type=positive, default=100.0)
+    add_json_option(parser)
+    args = parser.parse_args()
+    try:
+        one_thread, two_threads = map(load_machine, args.machines)
+    except MachineFileError as error:
+        raise SystemExit(f"--machines: {error}") from error
+    real = real_values(args.real)
+    capacity = {name.removeprefix("capacity/"): value for name, value in real.items() if name.startswith("capacity/")}
+    layouts = layouts_of(one_thread, two_threads, args.small_chunk)
+    measured = [(name, cell) for name in layouts for cell in ALL_CELLS if f"{name}/goodput/{cell.name}" in real]
+    if not measured or not capacity:
+        raise SystemExit(f"--real {args.real} has no cell of a matrix with its capacity")
+    quiet = next((cell for _, cell in measured if cell.name == args.overhead_cell), measured[0][1])
+    lacks = [
+        real[f"{name}/ttft_p50_ms/{quiet.name}"] - predict(layout, quiet, capacity, args).ttft_p50_ms
+        for name, layout in layouts.items()
+        if f"{name}/goodput/{quiet.name}" in real
+    ]
+    overhead_s = statistics.median(lacks) / 1e3
+    layouts = layouts_of(
+        with_overhead(one_thread, overhead_s), with_overhead(two_threads, overhead_s), args.small_chunk
+    )
+    rows: list[Row] = []
+    for name, cell in measured:
+        values = predict(layouts[name], cell, capacity, args).values()
+        rows += [
+            error_row(figure, f"{name}/{cell.name}", values[figure], real[f"{name}/{figure}/{cell.name}"])
+            for figure in COMPARED
+        ]
+    rows += [*summary_rows(rows), Row(name="router/overhead", value=overhead_s * 1e3, unit="ms")]
+    publish(rows, packages=("numpy",), json_file=args.json, title="virtual runs beside real ones")
+
+
+if __name__ == "__main__":
+    main()
