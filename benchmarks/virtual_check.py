@@ -1,13 +1,12 @@
 """How far virtual runs are from real ones: the cells that ``benchmarks.disagg --matrix`` measured, simulated.
 
     python -m benchmarks.disagg --matrix --cell-seconds 15 --json real.json
-    python -m benchmarks.virtual_fit --threads 1 --save one_thread.json
-    python -m benchmarks.virtual_fit --threads 2 --save two_threads.json
-    python -m benchmarks.virtual_check --real real.json --machines one_thread.json two_threads.json --cell-seconds 15
+    python -m benchmarks.virtual_check --real real.json --cell-seconds 15
 
 The same requests, at the same times, go to virtual workers of the same layouts. ``error/<figure>/<layout>/<cell>`` is
 the virtual figure over the real one, less 1, with both; ``error/<figure>/mean`` and ``.../worst`` are of all cells, by
-their size. What the router adds to a first token is fitted to ``--overhead-cell``, where workers are seldom busy.
+their size. Steps take what deployed workers fitted to their own steps (``--prices FILE``: in another run), or what
+``--machines`` say (benchmarks.virtual_fit). What the router adds to a first token is fitted to ``--overhead-cell``, where workers are seldom busy.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from benchmarks.arguments import count, positive
@@ -24,9 +23,10 @@ from benchmarks.disagg_parts.cells import ALL_CELLS, Cell
 from benchmarks.disagg_parts.layouts import APART, ONE, ONE_SMALL, TWO
 from benchmarks.report import Row, add_json_option, publish
 from engine.contract.promise import Promise
+from engine.contract.step_time import StepTimeModel
 from simulation.cluster import simulate
 from simulation.layout import SMALL_CHUNK, Layout, apart, unified
-from simulation.machine import Machine, MachineFileError, load_machine
+from simulation.machine import CPU_CORE, Machine, MachineFileError, load_machine
 from simulation.outcome import Figures, figures
 
 COMPARED = ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms", "goodput")
@@ -68,6 +68,40 @@ def with_overhead(machine: Machine, seconds: float) -> Machine:
     return replace(machine, router=router)
 
 
+def deployed_step_time(real: Mapping[str, float], layout: str, role: str) -> StepTimeModel:
+    """The prices that a deployed worker of a role fitted to its own steps: of several the one that made most steps.
+
+    Raises:
+        SystemExit: None did.
+    """
+    names = {name.rpartition("/")[2] for name in real if name.startswith(f"worker/num_steps/{layout}/{role}-")}
+    if not names:
+        raise SystemExit(f"--prices of {layout}: the file has no {role} worker with step times")
+    worker = max(names, key=lambda name: real[f"worker/num_steps/{layout}/{name}"])
+    prices = {item.name: real[f"worker/{item.name}/{layout}/{worker}"] for item in fields(StepTimeModel)}
+    return StepTimeModel(**prices | {"num_steps": int(prices["num_steps"])})  # type: ignore[arg-type]
+
+
+def machines_of(args: argparse.Namespace) -> tuple[Machine, Machine]:
+    """A worker of one thread, and one of two: from files, or as deployed workers measured themselves.
+
+    Raises:
+        SystemExit: They are not there.
+    """
+    if args.machines is not None:
+        try:
+            one, two = map(load_machine, args.machines)
+        except MachineFileError as error:
+            raise SystemExit(f"--machines: {error}") from error
+        return one, two
+    prices = real_values(args.prices or args.real)
+    noise = replace(CPU_CORE, shared_step_time=None, step_noise=0.1)
+    return (
+        replace(noise, name="one_thread", step_time=deployed_step_time(prices, TWO, "decode")),
+        replace(noise, name="two_threads", step_time=deployed_step_time(prices, ONE, "decode")),
+    )
+
+
 def error_row(figure: str, place: str, virtual: float, real: float) -> Row:
     """One figure of one cell."""
     return Row(
@@ -92,7 +126,10 @@ def main() -> None:
     """Simulate what was measured, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", type=Path, required=True, help="the rows of a real matrix")
-    parser.add_argument("--machines", type=Path, nargs=2, required=True, help="a worker of one thread, and one of two")
+    parser.add_argument("--machines", type=Path, nargs=2, help="a worker of one thread, and one of two")
+    parser.add_argument(
+        "--prices", type=Path, help="without --machines: rows of a matrix whose workers' prices to take"
+    )
     parser.add_argument("--cell-seconds", type=positive, required=True, help="as in the real run")
     parser.add_argument("--overhead-cell", default="low/balanced/steady", help="fits what the router adds")
     parser.add_argument("--small-chunk", type=count, default=SMALL_CHUNK)
@@ -100,10 +137,7 @@ def main() -> None:
     parser.add_argument("--itl-limit-ms", type=positive, default=100.0)
     add_json_option(parser)
     args = parser.parse_args()
-    try:
-        one_thread, two_threads = map(load_machine, args.machines)
-    except MachineFileError as error:
-        raise SystemExit(f"--machines: {error}") from error
+    one_thread, two_threads = machines_of(args)
     real = real_values(args.real)
     capacity = {name.removeprefix("capacity/"): value for name, value in real.items() if name.startswith("capacity/")}
     layouts = layouts_of(one_thread, two_threads, args.small_chunk)

@@ -8,7 +8,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx
 import yaml
 
 from benchmarks.disagg_parts.cells import ALL_CELLS, Cell, cell_rows, cells_named, outcome_of, over_http, regret_rows
@@ -52,6 +54,19 @@ def served_per_s(timings: Sequence[Timing]) -> float:
     return len(timings) / (max(timing.token_times[-1] for timing in timings) - began_s)
 
 
+def worker_rows(layout: str, status: Mapping[str, Any]) -> list[Row]:
+    """What each worker of a cluster did, and the prices that it fitted to its own steps."""
+    rows: list[Row] = []
+    for role, workers in status["pools"].items():
+        for number, worker in enumerate(workers):
+            place = f"{layout}/{role}-{number}"
+            counters, prices = worker["counters"], worker["step_time"]
+            rows.append(Row(name=f"worker/num_requests/{place}", value=counters["num_requests"], unit="requests"))
+            rows.append(Row(name=f"worker/step_s/{place}", value=counters["step_s"], unit="s"))
+            rows += [Row(name=f"worker/{name}/{place}", value=value, unit="s") for name, value in prices.items()]
+    return rows
+
+
 def parse_capacity(entries: Sequence[str]) -> dict[str, float]:
     """``mix=requests/s`` of every mix.
 
@@ -92,6 +107,7 @@ def run_layout(
                 rows.extend(cell_rows(name, cell.name, outcomes, promise))
                 took_s = time.perf_counter() - began_s
                 print(f"{name} {cell.name}: {len(outcomes)} requests in {took_s:.1f} s", flush=True)
+            rows.extend(worker_rows(name, httpx.get(f"{url}/status", timeout=30, trust_env=False).json()))
     return rows, capacity
 
 
