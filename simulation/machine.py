@@ -121,22 +121,25 @@ def _keys(content: Mapping[str, object], prefix: str = "") -> set[str]:
 CPU_CORE = Machine(
     name="cpu_core",
     step_time=StepTimeModel(
-        base_s=6.4e-3, row_s=9e-4, context_token_s=1.2e-6, prompt_token_s=6.6e-4, prompt_read_s=1.2e-7,
-        error=0.1, num_steps=1,
+        base_s=1.5e-2, row_s=1e-4, context_token_s=3.6e-6, prompt_token_s=8.7e-4, prompt_read_s=2.2e-7,
+        error=0.08, num_steps=294,
     ),
-    step_noise=0.05,
+    step_noise=0.12,
 )  # fmt: skip
-"""One core with a random Llama of 125 M parameters in bfloat16; ``benchmarks.virtual_fit`` measures it anew."""
+"""A worker with one thread, deployed beside others on a machine of two cores, and a random Llama of 125 M parameters in
+bfloat16: what ``benchmarks.virtual_fit`` measured, times the least that deploying it cost in
+``benchmarks.virtual_check``.
+"""
 
 CPU_PAIR = replace(
     CPU_CORE,
     name="cpu_pair",
     step_time=StepTimeModel(
-        base_s=5e-3, row_s=6e-4, context_token_s=8e-7, prompt_token_s=3.6e-4, prompt_read_s=7e-8,
-        error=0.1, num_steps=1,
+        base_s=1.17e-2, row_s=0.0, context_token_s=2.1e-6, prompt_token_s=5.5e-4, prompt_read_s=4.7e-8,
+        error=0.09, num_steps=458,
     ),
 )  # fmt: skip
-"""Two cores that compute with the same model together."""
+"""A worker with two threads on such a machine, alone."""
 
 GPU = Machine(
     name="gpu",

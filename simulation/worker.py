@@ -47,9 +47,9 @@ class WorkerSpec:
 
 
 def layout_of(machine: Machine) -> KVLayout:
-    """A layout of blocks as large as the machine's model has them."""
+    """A layout of blocks as large as the machine's model has them: all machines of a cluster serve the same one."""
     return KVLayout(
-        model_hash=machine.name,
+        model_hash="virtual",
         groups=(KVCacheGroup(layers=(0,), window=None),),
         num_kv_heads=1,
         head_dim=machine.kv_bytes_per_token,
