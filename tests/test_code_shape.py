@@ -12,7 +12,7 @@ import pytest
 from tests.support.cluster.side_by_side import LONGEST, SHARED
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("cluster", "prefill", "decode", "kv_transfer", "router", "engine")
+PACKAGES = ("cluster", "simulation", "prefill", "decode", "kv_transfer", "router", "engine")
 CHECKED = (*PACKAGES, "tests", "benchmarks", "scripts")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
