@@ -355,7 +355,7 @@ class Admission:
         if not self.num_admitted:
             return 0
         table, rows = self._table, self._table.order
-        num_growing = int((table.limit[rows] - 1 > table.capacity[rows]).sum())
+        num_growing = int(np.count_nonzero(table.limit[rows] - 1 > table.capacity[rows]))
         grows = request.limit - 1 > self._kv_cache.num_blocks_for(request.num_tokens) * self._kv_cache.block_size
         num_growing += len(self._live_requests.ready) + self._remote.num_loading + grows
         return self._watermark + num_growing * self._kv_cache.groups.num_groups
