@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.contract.block_hash import BlockHash
 from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups
 
 
 class CachedPrefix(NamedTuple):
-    """The longest prefix of a request whose KV is in the cache, not yet held. ``tables`` end with ``num_blocks``."""
+    """The longest prefix of a request whose KV is in the cache, not yet held. ``tables`` end with ``num_blocks``.
+
+    ``hashes`` are the addresses that were looked for.
+    """
 
     num_blocks: int
     tables: BlockTables
+    hashes: Sequence[BlockHash] = ()
 
 
 class BlockNeed(NamedTuple):

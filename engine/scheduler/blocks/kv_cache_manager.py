@@ -100,7 +100,7 @@ class KVCacheManager:
         groups, block_of = self.groups, self._index.block_of
         if groups.is_plain:
             blocks = self._index.longest_prefix(hashes)
-            return CachedPrefix(len(blocks), [blocks])
+            return CachedPrefix(len(blocks), [blocks], hashes)
         num_blocks = groups.longest_prefix(
             len(hashes), 0, lambda group, index: block_of(group_hash(hashes[index], group)) is not None
         )
@@ -109,7 +109,7 @@ class KVCacheManager:
             first = groups.first_block(group, num_blocks * self.block_size)
             found = [block_of(group_hash(block_hash, group)) for block_hash in hashes[first:num_blocks]]
             tables.append([ABSENT_BLOCK] * first + [block_id for block_id in found if block_id is not None])
-        return CachedPrefix(num_blocks, tables)
+        return CachedPrefix(num_blocks, tables, hashes)
 
     def find_column(self, block_hash: BlockHash) -> list[int | None]:
         """The published blocks with this content, one a group; None where there is none."""
