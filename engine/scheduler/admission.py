@@ -147,7 +147,8 @@ class Admission:
         request.num_computed_tokens = num_local_tokens
         self._count_hits(request, num_local_tokens)
         if match.num_tokens:
-            self._load(request, num_local_blocks=local.num_blocks, num_tokens=num_known_tokens)
+            shared = frozenset(need.held(local.num_blocks)) if has_windows else frozenset()
+            self._load(request, num_local_blocks=local.num_blocks, num_tokens=num_known_tokens, shared=shared)
         else:
             self._remote.release(request)
             self._run(request, draft)
@@ -174,7 +175,15 @@ class Admission:
             self._ask_again_at_s = self._clock() + self._config.ask_again_s
         self._live_requests.set_undecided(request)
 
-    def _load(self, request: Request, *, num_local_blocks: int, num_tokens: int, stream_id: str | None = None) -> None:
+    def _load(
+        self,
+        request: Request,
+        *,
+        num_local_blocks: int,
+        num_tokens: int,
+        stream_id: str | None = None,
+        shared: frozenset[int] = frozenset(),
+    ) -> None:
         """Load the KV of known tokens up to ``num_tokens``; who brings the same along waits for it."""
         block_size = self._kv_cache.block_size
         self._remote.begin(
@@ -183,6 +192,7 @@ class Admission:
             num_tokens=num_tokens,
             block_size=block_size,
             stream_id=stream_id,
+            shared=shared,
         )
         if self._kv_cache.enable_prefix_caching:
             request.hashes(block_size)

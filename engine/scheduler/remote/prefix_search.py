@@ -24,11 +24,14 @@ class PrefixSearch:
     def match(self, request: Request, local: CachedPrefix) -> RemoteMatch | None:
         """What the source supplies beyond the cached prefix; None when it does not know yet."""
         num_local_tokens = local.num_blocks * self._kv_cache.block_size
-        return self._remote.match(request, num_local_tokens, local.hashes)
+        return self._remote.match(request, num_local_tokens, local)
 
     def need(self, request: Request, local: CachedPrefix, *, start: int) -> BlockNeed:
-        """The blocks that a request must hold whose first position to compute is ``start``."""
-        return self._kv_cache.needs.need(local, start=start, num_tokens=request.num_tokens)
+        """The blocks that a request must hold whose first position to compute is ``start``.
+
+        What is cached between the prefix and ``start`` need not be loaded.
+        """
+        return self._kv_cache.needs.need(local, start=start, num_tokens=request.num_tokens, behind=local.behind)
 
     def _shareable_hashes(self, request: Request) -> list[BlockHash]:
         """Addresses of the full blocks that need no computing if somebody has them."""
