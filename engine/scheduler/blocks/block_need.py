@@ -99,7 +99,7 @@ class BlockNeeds:
         blocks ``behind`` the prefix.
         """
         end = self.groups.num_blocks_for(num_tokens)
-        if self.groups.is_plain:
+        if self.groups.is_one_full_group:
             return BlockNeed(prefix.tables, (end - prefix.num_blocks,))
         cached: BlockTables = []
         num_fresh: list[int] = []

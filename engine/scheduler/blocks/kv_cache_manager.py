@@ -98,7 +98,7 @@ class KVCacheManager:
     def prefix(self, hashes: Sequence[BlockHash]) -> CachedPrefix:
         """The longest prefix that can be used: all blocks of it, or those that a window still sees behind it."""
         groups, block_of = self.groups, self._index.block_of
-        if groups.is_plain:
+        if groups.is_one_full_group:
             blocks = self._index.longest_prefix(hashes)
             return CachedPrefix(len(blocks), [blocks], hashes)
         num_blocks = groups.longest_prefix(

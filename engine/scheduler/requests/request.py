@@ -1,4 +1,4 @@
-"""A request as the scheduler knows it: what is rare. What changes at every step lives in the row table."""
+"""A request as the scheduler knows it. What changes at every step of a running one is kept in the row table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kv_transfer.params import KVTransferParams
 
 
 class RequestState(Enum):
-    """Where a request is. It leaves FINISHED never."""
+    """Where a request is. FINISHED is the last state."""
 
     WAITING = auto()
     LOADING = auto()
