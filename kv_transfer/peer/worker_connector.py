@@ -123,7 +123,7 @@ class TransferWorker:
         )
         leases.on_change = self._notify
         announcements.on_change = self._notify
-        transport.on_news = self._notify
+        transport.on_event = self._notify
         self._thread = threading.Thread(target=self._run, name=f"baton-kv-{identity.engine_id}", daemon=True)
         self._thread.start()
 
