@@ -27,6 +27,12 @@ LONG_FUNCTIONS: dict[str, str] = {
 """Functions (``path:name``) that may be longer, each with the reason."""
 
 
+CATALOGUES = {
+    "engine/model/architectures": "a file an architecture, each read by itself; the registry lists them",
+}
+"""Folders that may have more modules, each with the reason."""
+
+
 def python_files() -> list[Path]:
     return [file for folder in CHECKED for file in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -76,7 +82,7 @@ def test_exceptions_are_still_needed() -> None:
 def test_folder_can_be_read_at_a_glance(folder: Path) -> None:
     modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
 
-    assert len(modules) <= MAX_MODULES
+    assert len(modules) <= MAX_MODULES or name_of(folder) in CATALOGUES
 
 
 @pytest.mark.parametrize("package", PACKAGES)

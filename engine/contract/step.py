@@ -63,8 +63,8 @@ class SchedulerOutput(NamedTuple):
         block_table[group, row, column] = block_id; with empty ``append_groups`` all are of group 0. Nothing is said
         when a block leaves its group's window and is given to somebody else: entries before the window of what a step
         computes must not be used.
-    is_decode: True where it is known that every row computes one token and samples one; what is laid out is the same
-        if nobody knows it.
+    is_decode: True when every row computes one token and samples one, as far as the scheduler knows: a shorter way to
+        the same result. False may be said of any step.
     """
 
     step_id: int

@@ -27,6 +27,7 @@ from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.remote.prefix_search import PrefixSearch
 from engine.scheduler.remote_events import RemoteEvents
 from engine.scheduler.request_validation import RequestValidator
 from engine.scheduler.requests.row_table import RowTable
@@ -207,6 +208,7 @@ def _admission(
         kv_cache=state.kv_cache,
         live_requests=state.live_requests,
         remote=state.remote,
+        search=PrefixSearch(state.kv_cache, state.remote),
         pending=state.pending,
         early=state.early,
         announcer=state.announcer,

@@ -18,7 +18,6 @@ from engine.scheduler.policy.preemption import PreemptionPolicy
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
-from kv_transfer.cache_groups import held_blocks
 
 MAX_ASKED: Final = 16
 """How many undecided requests a step looks behind."""
@@ -178,7 +177,7 @@ class Room:
         self._headroom = 0 if start.holds_blocks else admission.headroom(request)
         self._num_others = admission.num_admitted
         self._num_kept_for_others = 0
-        self._kept = frozenset(held_blocks(start.need.cached))
+        self._kept = frozenset(start.need.held())
         self._num_released: Counter[int] = Counter()
 
     @property

@@ -189,7 +189,7 @@ class Scheduler:
         return output
 
     def _launch(self, output: SchedulerOutput, batch: Batch) -> None:
-        self._table.leave_finished_holes()
+        self._table.leave_computed_spans()
         self._counters.num_scheduled_tokens += batch.num_tokens
         self._kv_cache.step_scheduled(output.step_id)
         if self._prompt_delay is not None:
@@ -229,9 +229,9 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """True when a step would do something now: something can compute, or the runner or a client must be told."""
-        if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_news:
+        if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_finished:
             return True
-        if self._grammar_gate is not None and self._grammar_gate.has_news:
+        if self._grammar_gate is not None and self._grammar_gate.is_due:
             return True
         due = self._next_due_s()
         return due is not None and self._clock() >= due

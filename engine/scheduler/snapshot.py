@@ -24,12 +24,12 @@ def take_snapshot(
     """What is, and what has been counted since the start."""
     num_free, held_by_group = kv_cache.num_free, kv_cache.pool.num_held_by_group
     rows = table.measure()
-    counted: dict[str, float] = dict(vars(counters))
-    counted["num_dropped_early_loads"] = early.num_dropped
-    counted["num_allocated_blocks"] = kv_cache.pool.num_allocated
-    counted["num_evicted_blocks"] = kv_cache.pool.num_evicted
-    counted["num_sampled_lifetimes"] = kv_cache.lifetimes.num_sampled
-    counted["sampled_lifetime_s"] = kv_cache.lifetimes.total_s
+    # Those that their owners count come to the others here: a copy of all in every step would cost more.
+    counters.num_dropped_early_loads = early.num_dropped
+    counters.num_allocated_blocks = kv_cache.pool.num_allocated
+    counters.num_evicted_blocks = kv_cache.pool.num_evicted
+    counters.num_sampled_lifetimes = kv_cache.lifetimes.num_sampled
+    counters.sampled_lifetime_s = kv_cache.lifetimes.total_s
     return SchedulerStats(
         num_running=len(table),
         num_waiting=live_requests.num_waiting + len(live_requests.ready),
@@ -44,7 +44,7 @@ def take_snapshot(
         queued_prefill_tokens=live_requests.queued_prefill_tokens + rows.num_prefill_tokens,
         num_decoding=rows.num_decoding,
         num_context_tokens=rows.num_context_tokens,
-        **counted,
+        **vars(counters),
     )
 
 

@@ -69,7 +69,9 @@ class TextOutput:
         sampling = generation.request.sampling
         self.turn = turn
         counts_thinking = turn is not None and turn.has_reasoning
-        self._is_plain = not (stops.are_any or shows_logprobs or counts_thinking) and sampling.num_logprobs is None
+        self._shows_text_only = (
+            not (stops.are_any or shows_logprobs or counts_thinking) and sampling.num_logprobs is None
+        )
         self._is_prompt_only = is_prompt_only
         self._leader = leader
         self._prompt_logprobs: LogprobTable | None = None
@@ -123,7 +125,7 @@ class TextOutput:
     def _pieces(self, deltas: list[TokenDelta]) -> list[TextPiece]:
         self._observe(deltas)
         pieces: list[TextPiece] = []
-        for delta in deltas if self._is_plain else chain.from_iterable(map(_one_by_one, deltas)):
+        for delta in deltas if self._shows_text_only else chain.from_iterable(map(_one_by_one, deltas)):
             piece = self._piece(delta)
             if self.turn is not None:
                 piece = self._taken_apart(piece, self.turn)
@@ -179,7 +181,7 @@ class TextOutput:
             self.is_finished = True
             return TextPiece(text="", token_ids=(), num_output_tokens=0, finish_reason="length")
         self.num_output_tokens += len(delta.token_ids)
-        if self._is_plain and delta.finish_reason is None:
+        if self._shows_text_only and delta.finish_reason is None:
             return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids, self.num_output_tokens)
         match = self._search(delta)
         if match.stop is not None:

@@ -1,4 +1,4 @@
-"""A request as the scheduler knows it: what is rare. What changes at every step lives in the row table."""
+"""A request as the scheduler knows it. What changes at every step of a running one is kept in the row table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kv_transfer.params import KVTransferParams
 
 
 class RequestState(Enum):
-    """Where a request is. It leaves FINISHED never."""
+    """Where a request is. FINISHED is the last state."""
 
     WAITING = auto()
     LOADING = auto()
@@ -45,6 +45,7 @@ class Request:
     it gets a row. ``num_preempted_tokens`` were computed when it was preempted last, if it waits since then.
     ``queue_s`` is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind
     an invalid span that a load already published.
+    ``is_load_lost``: a load brought nothing that could be used, and none is begun for it any more.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
     ``grammar`` is what its grammar was compiled to, from the time on when it is. ``prompt_logprobs`` collects what was
@@ -60,6 +61,7 @@ class Request:
         "full_limit",
         "grammar",
         "invalid_spans",
+        "is_load_lost",
         "is_unanswered",
         "kv_transfer",
         "limit",
@@ -112,6 +114,7 @@ class Request:
         self.num_remote_tokens = 0
         self.queue_s: float | None = None
         self.is_unanswered = True
+        self.is_load_lost = False
         is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first
         self.prompt_logprobs = PromptLogprobs(self.num_prompt_tokens) if wants_prompt else None

@@ -92,9 +92,9 @@ class RowTable:
         self.block_table = np.empty((len(windows), max_num_seqs, _width(max_blocks)), np.int32)
         self.num_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
         self.first_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
-        self.silent_rows: set[int] = set()
+        self.unanswered_rows: set[int] = set()
         self.wide_rows: set[int] = set()
-        self.holed_rows: set[int] = set()
+        self.damaged_rows: set[int] = set()
         self.num_releases = 0
         self.num_promised = 0
         self._flat_token_ids = self.token_ids.reshape(-1)
@@ -184,7 +184,7 @@ class RowTable:
         self.owners[row] = request
         self._set_stop_ids(row, request.stop_ids)
         if request.is_unanswered:
-            self.silent_rows.add(row)
+            self.unanswered_rows.add(row)
         request.row = row
         self._running[row] = request
         self._forget_order()
@@ -197,14 +197,14 @@ class RowTable:
         if request.invalid_spans:
             span = request.invalid_spans.pop(0)
             self.num_computed[row], self.ceiling[row] = span.start, span.end
-            self.holed_rows.add(row)
+            self.damaged_rows.add(row)
         else:
             self.num_computed[row], self.ceiling[row] = request.num_computed_tokens, request.limit - 1
-            self.holed_rows.discard(row)
+            self.damaged_rows.discard(row)
 
-    def leave_finished_holes(self) -> None:
+    def leave_computed_spans(self) -> None:
         """Send the rows whose invalid span is computed, as of the step just scheduled, to what comes next."""
-        for row in tuple(self.holed_rows):
+        for row in tuple(self.damaged_rows):
             if self.num_computed[row] >= self.ceiling[row]:
                 self.begin_next_span(row)
 
@@ -222,9 +222,9 @@ class RowTable:
         self.num_promised -= request.promised_gap != NEVER
         self.epoch[row] += 1
         self.num_releases += 1
-        self.silent_rows.discard(row)
+        self.unanswered_rows.discard(row)
         self.wide_rows.discard(row)
-        self.holed_rows.discard(row)
+        self.damaged_rows.discard(row)
         self._free_rows.append(row)
         self._forget_order()
         return tables
