@@ -266,7 +266,7 @@ class Admission:
             self._pending.claim(request, self._kv_cache.block_size)
         end = min(int(self._table.num_expected[row]), int(self._table.ceiling[row]))
         num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
-        for cap in (self._config.long_prefill_token_threshold, draft.prefill_share):
+        for cap in (self._config.long_prefill_token_threshold, draft.prefill_share, max(draft.prompt_budget, 1)):
             num_tokens = min(num_tokens, cap or num_tokens)
         draft.start(self._table, request, num_tokens)
         if request.message.hand_over:
@@ -275,8 +275,7 @@ class Admission:
 
     def _can_compute(self, num_tokens: int, draft: StepDraft) -> bool:
         """There is a row, and something left of the budget; without chunked prefill all of the prompt fits."""
-        is_chunked = self._config.enable_chunked_prefill
-        has_tokens = draft.token_budget > 0 and (is_chunked or num_tokens <= draft.token_budget)
+        has_tokens = draft.has_tokens(num_tokens, is_chunked=self._config.enable_chunked_prefill)
         return has_tokens and self._table.num_free_rows > 0
 
     def prospect(self, request: Request) -> Start | None:

@@ -20,6 +20,7 @@ from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
+from engine.scheduler.policy.promised_budget import PromisedBudget
 from engine.scheduler.policy.step_timer import StepTimer
 from engine.scheduler.priority_preemption import PriorityPreemption
 from engine.scheduler.remote.announcer import Announcer
@@ -114,13 +115,15 @@ def assemble(
         preemption=state.preemption,
         partial_prefills=partial_prefills,
     )
+    timer = StepTimer(clock=clock)
+    promised = _promised_budget(config, state, timer, clock)
     draft_lengths = DraftLengths() if drafting is not None and drafting.is_adaptive else None
     step_output = _step_output(state, draft_lengths)
     grammar_gate = _grammar_gate(grammars, state, clock)
     return Parts(
         state=state,
         validator=_validator(config, state, grammar_gate, max_model_len=max_model_len, clock=clock),
-        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate),
+        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate, promised),
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
@@ -128,7 +131,7 @@ def assemble(
         step_output=step_output,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
-        timer=StepTimer(clock=clock),
+        timer=timer,
         migration=Migration(
             table=state.table, live_requests=state.live_requests, remote=state.remote, counters=state.counters
         ),
@@ -288,14 +291,23 @@ def _partial_prefills(config: SchedulerConfig, cache: CacheConfig, state: State)
     )
 
 
+def _promised_budget(
+    config: SchedulerConfig, state: State, timer: StepTimer, clock: Callable[[], float]
+) -> PromisedBudget | None:
+    if not config.enable_chunked_prefill:
+        return None  # a prompt that is computed whole cannot leave others room
+    return PromisedBudget(config, table=state.table, live_requests=state.live_requests, timer=timer, clock=clock)
+
+
 def _preparations(
     config: SchedulerConfig,
     state: State,
     admission: Admission,
     partial_prefills: PartialPrefills | None,
     grammar_gate: GrammarGate | None,
+    promised: PromisedBudget | None,
 ) -> list[Preparation]:
-    preparations: list[Preparation] = [] if grammar_gate is None else [grammar_gate]
+    preparations: list[Preparation] = [part for part in (grammar_gate, promised) if part is not None]
     if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
         preparations.append(
             ArtificialPreemption(

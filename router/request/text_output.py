@@ -73,7 +73,7 @@ class TextOutput:
         self._is_prompt_only = is_prompt_only
         self._leader = leader
         self._prompt_logprobs: LogprobTable | None = None
-        self._last_s = 0.0
+        self._first_s = self._last_s = 0.0
         self._is_counted = False
         self.is_finished = False
         self.num_prompt_tokens = len(generation.request.prompt_token_ids)
@@ -157,7 +157,12 @@ class TextOutput:
         if not self._is_counted:
             self._is_counted = True
             self._metrics.ended(reason)
+            promise = self._generation.request.promise
+            if reason == "error" and self.num_output_tokens == 0:
+                self._metrics.first_token_of(promise, None)
             if reason in ("stop", "length"):
+                if self.num_output_tokens > 1:
+                    self._metrics.gaps_of(promise, (self._last_s - self._first_s) / (self.num_output_tokens - 1))
                 self._metrics.finished(
                     self._generation.times,
                     num_prompt_tokens=self.num_prompt_tokens,
@@ -233,6 +238,8 @@ class TextOutput:
         if self.num_output_tokens == 0:
             seconds = now_s - self._generation.times.accepted_s
             self._metrics.first_tokens(seconds, num_prompt_tokens=self.num_prompt_tokens, num_tokens=num_tokens)
+            self._metrics.first_token_of(self._generation.request.promise, seconds)
+            self._first_s = now_s
         else:
             self._metrics.more_tokens(now_s - self._last_s, num_tokens=num_tokens)
         self._last_s = now_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -11,6 +12,7 @@ from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
 from engine.contract.grammar import CompiledGrammar
 from engine.contract.messages import GenerateRequest
 from engine.contract.step import IntArray
+from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
 from kv_transfer.cache_groups import BlockTables
 from kv_transfer.params import KVTransferParams
@@ -135,6 +137,12 @@ class Request:
         """
         sampling = self.message.sampling
         return self.num_prompt_tokens + (1 if sampling.grammar is not None else max(sampling.min_tokens, 1))
+
+    @property
+    def promised_gap(self) -> int:
+        """Microseconds that it was promised between two tokens, as a row keeps them."""
+        itl_ms = self.message.promise.itl_ms
+        return row_passes.NO_GAP if itl_ms is None else min(math.ceil(itl_ms * 1e3), row_passes.NO_GAP)
 
     @property
     def is_waiting(self) -> bool:

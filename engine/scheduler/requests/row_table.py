@@ -20,8 +20,8 @@ from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups, fir
 RowArray: TypeAlias = npt.NDArray[np.intp]
 """Row numbers as numpy indexes them fastest."""
 
-NEVER: Final = int(np.iinfo(np.int32).max)
-"""A position that no request reaches."""
+NEVER: Final = row_passes.NO_GAP
+"""A position that no request reaches, and a gap that none was promised."""
 
 STOP_COLUMNS: Final = 8
 """Stop ids compared by array; a request with more is checked by itself."""
@@ -57,6 +57,7 @@ class RowTable:
     first_stop: total tokens from which on stop ids count.
     publish_goal: positions that must be computed before the next block is full.
     epoch: how many requests have left the row.
+    promised_gap: microseconds that the row was promised between two tokens.
     is_stalled: 1 while the row gets no tokens in the step that is being put together.
     columns: [num_columns, max_num_seqs] all of these, as the passes take them.
     block_table: [num_groups, max_num_seqs, width] block ids, of which those from first_blocks to num_blocks, both
@@ -81,6 +82,7 @@ class RowTable:
         self.publish_goal: IntArray = self.columns[row_passes.PUBLISH_GOAL]
         self.epoch: IntArray = self.columns[row_passes.EPOCH]
         self.is_stalled: IntArray = self.columns[row_passes.IS_STALLED]
+        self.promised_gap: IntArray = self.columns[row_passes.PROMISED_GAP]
         self.stop_ids: IntArray = self.columns[row_passes.FIRST_STOP_ID :]
         self.stop_ids[:] = _NO_TOKEN
         self.num_stop_columns = 0
@@ -94,6 +96,7 @@ class RowTable:
         self.wide_rows: set[int] = set()
         self.holed_rows: set[int] = set()
         self.num_releases = 0
+        self.num_promised = 0
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._token_stride = self.token_ids.shape[1]
         self._block_offsets = np.arange(block_size)
@@ -174,6 +177,8 @@ class RowTable:
             self.block_table[group, row, : len(table)] = table
         self.limit[row] = request.limit
         self.first_stop[row] = request.first_stop
+        self.promised_gap[row] = request.promised_gap
+        self.num_promised += request.promised_gap != NEVER
         self.token_ids[row, :num_tokens] = request.token_ids
         self.publish_goal[row] = (request.num_published_blocks + 1) * self.block_size if publishes else NEVER
         self.owners[row] = request
@@ -214,6 +219,7 @@ class RowTable:
         request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
         request.row = None
         self.owners[row] = None
+        self.num_promised -= request.promised_gap != NEVER
         self.epoch[row] += 1
         self.num_releases += 1
         self.silent_rows.discard(row)
