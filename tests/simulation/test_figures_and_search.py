@@ -168,7 +168,7 @@ def test_a_machine_is_read_as_it_was_saved(name: str, tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_a_machine_is_named(before: str, after: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
-    CPU_CORE.save(file)
+    MACHINES["gpu"].save(file)
     content = file.read_text()
     assert before in content
     file.write_text(content.replace(before, after))
