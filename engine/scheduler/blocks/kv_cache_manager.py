@@ -95,8 +95,11 @@ class KVCacheManager:
         """Blocks that hold the KV of so many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def prefix(self, hashes: Sequence[BlockHash]) -> CachedPrefix:
-        """The longest prefix that can be used: all blocks of it, or those that a window still sees behind it."""
+    def prefix(self, hashes: Sequence[BlockHash], *, looks_behind: bool = False) -> CachedPrefix:
+        """The longest prefix that can be used: all blocks of it, or those that a window still sees behind it.
+
+        looks_behind: where groups have windows, also find what is cached behind it.
+        """
         groups, block_of = self.groups, self._index.block_of
         if groups.is_one_full_group:
             blocks = self._index.longest_prefix(hashes)
@@ -109,7 +112,8 @@ class KVCacheManager:
             first = groups.first_block(group, num_blocks * self.block_size)
             found = [block_of(group_hash(block_hash, group)) for block_hash in hashes[first:num_blocks]]
             tables.append([ABSENT_BLOCK] * first + [block_id for block_id in found if block_id is not None])
-        return CachedPrefix(num_blocks, tables, hashes, self._behind(hashes[num_blocks:]) if self.has_windows else ())
+        behind = self._behind(hashes[num_blocks:]) if looks_behind and self.has_windows else ()
+        return CachedPrefix(num_blocks, tables, hashes, behind)
 
     def _behind(self, hashes: Sequence[BlockHash]) -> BlockTables:
         """The blocks with these contents, one table a group, ABSENT_BLOCK for those that are not cached."""

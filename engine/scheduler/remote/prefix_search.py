@@ -19,7 +19,7 @@ class PrefixSearch:
 
     def local(self, request: Request) -> CachedPrefix:
         """The longest cached prefix; the last token is always computed."""
-        return self._kv_cache.prefix(self._shareable_hashes(request))
+        return self._kv_cache.prefix(self._shareable_hashes(request), looks_behind=self._remote.can_load)
 
     def match(self, request: Request, local: CachedPrefix) -> RemoteMatch | None:
         """What the source supplies beyond the cached prefix; None when it does not know yet."""
