@@ -24,6 +24,7 @@ from cluster.config.settings_sections import (
 )
 from engine.contract.config import (
     CacheConfig,
+    CoreSharing,
     DeviceName,
     DTypeName,
     EngineConfig,
@@ -33,6 +34,7 @@ from engine.contract.config import (
     ModelImplName,
     SchedulerConfig,
     SpeculativeConfig,
+    Switch,
 )
 from engine.contract.errors import ConfigError
 from engine.contract.promise import MAX_PROMISE_MS, Promise
@@ -146,6 +148,12 @@ class BatonConfig(Section):
     )
     trust_remote_code: bool = Field(
         default=False, description="Run code for transformers that comes with a checkpoint: it can do whatever you can."
+    )
+    borrow_idle_cores: Switch = Field(
+        default="auto",
+        description="Let a CPU worker compute with the cores of the host's idle workers as well, until they have "
+        "something to compute. `auto`: where the system can, and the pool has no `num_threads`, which is an order; "
+        "`true`: in every pool, or fail to start; `false`: never.",
     )
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
@@ -284,6 +292,10 @@ class BatonConfig(Section):
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:
+        if self.borrow_idle_cores is True and self.device == "cuda":
+            raise ValueError(
+                "borrow_idle_cores is true, but device is cuda, where no model computes on cores: leave it out"
+            )
         for pool in ROLES:
             section = self.pool(pool)
             if section.num_gpus is not None and (section.num_gpus > 0) == (self.device == "cpu"):
@@ -297,6 +309,13 @@ class BatonConfig(Section):
         """What is said of one pool, by the name of its role."""
         section: PoolSection = getattr(self, name)
         return section
+
+    def core_sharing(self, pool: str) -> CoreSharing | None:
+        """How the workers of a pool share the cores of their host with others; None: not at all."""
+        wanted = self.borrow_idle_cores
+        if wanted is False:
+            return None
+        return CoreSharing(borrows=wanted is True or self.pool(pool).num_threads is None, is_required=wanted is True)
 
     def num_replicas(self, pool: str) -> int:
         """So many workers a pool has where it does not follow its load."""

@@ -259,7 +259,8 @@ class WorkerInfo:
 
     ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
     ``transport``: over what its KV travels, for people to read.
-    ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does).
+    ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does), and with
+    ``borrows_cores`` more of them while other workers of the host are idle.
     """
 
     role: str
@@ -279,3 +280,4 @@ class WorkerInfo:
     transport: str = ""
     num_threads: int = 0
     thread_speedup: float = 0.0
+    borrows_cores: bool = False

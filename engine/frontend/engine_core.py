@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.contract.executor import StepRunner
+from engine.contract.executor import StepRunner, StepThreads
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport
 from engine.contract.stats import GAUGES, EngineStats, StepCounters
 from engine.contract.step import PendingStep, SchedulerOutput
@@ -55,9 +55,14 @@ class EngineCore:
         self._clock = clock
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
         self._launches_nothing = False
+        self._threads: StepThreads | None = None
         self._counters = StepCounters()
         self._next_cache_event = 0
         self.num_load_changes = 0
+
+    def share_cores(self, threads: StepThreads) -> None:
+        """Let ``threads`` choose the threads of every step, and tell it when there is none; closed with this engine."""
+        self._threads = threads
 
     def add_request(self, request: GenerateRequest) -> None:
         """Accept a request.
@@ -143,6 +148,8 @@ class EngineCore:
         if output.new_rows or output.released_rows.size:
             self.num_load_changes += 1
         if has_work:
+            if self._threads is not None:
+                self._counters.num_borrowed_steps += self._threads.begin_step()
             self._in_flight.append((output, self.runner.launch(output)))
         elif output.released_rows.size:
             self.runner.launch(output)
@@ -164,6 +171,11 @@ class EngineCore:
         if self.connector is not None and not orders.is_empty:
             self.num_load_changes += 1
             self.connector.execute(orders)
+
+    def lend_cores(self) -> None:
+        """Called when there is nothing to compute now, though requests may wait for something."""
+        if self._threads is not None:
+            self._threads.rest()
 
     def rest(self) -> None:
         """Called when there is nothing to do: check that every block is where it is recorded, and count it if not."""
@@ -203,5 +215,7 @@ class EngineCore:
         """Stop the connector's threads, then end what they read from and wrote to. Idempotent."""
         if self.connector is not None:
             self.connector.close()
+        if self._threads is not None:
+            self._threads.close()
         if self._on_close is not None:
             self._on_close()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from cluster import cli
 from cluster.config.config import BatonConfig
 from cluster.config.settings_sections import CacheSection, GPUSection, RouterSection, SchedulerSection, TransferSection
-from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig
+from engine.contract.config import CacheConfig, CoreSharing, GPUConfig, SchedulerConfig
 from engine.contract.promise import NO_PROMISE, Promise
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
@@ -107,6 +107,26 @@ def test_configuration_page_is_current() -> None:
     page = Path(__file__).parents[3] / "docs" / "configuration.md"
 
     assert page.read_text() == configuration_page(), "run: python -m scripts.config_page > docs/configuration.md"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, CoreSharing(borrows=True)),
+        ({"decode": {"num_threads": 1}}, CoreSharing(borrows=False)),
+        ({"decode": {"num_threads": 1}, "borrow_idle_cores": True}, CoreSharing(borrows=True, is_required=True)),
+        ({"borrow_idle_cores": False}, None),
+    ],
+)
+def test_workers_without_a_number_of_threads_borrow_cores_unless_told_otherwise(
+    config: dict[str, object], expected: CoreSharing | None
+) -> None:
+    assert BatonConfig.model_validate(config).core_sharing("decode") == expected
+
+
+def test_cores_are_not_borrowed_for_gpus() -> None:
+    with pytest.raises(ValidationError, match="borrow_idle_cores is true, but device is cuda"):
+        BatonConfig.model_validate({"borrow_idle_cores": True, "device": "cuda"})
 
 
 @pytest.mark.parametrize(
