@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.contract.beams import BeamParams, BeamResult
 from engine.contract.logits_params import AllowedTokensParams, BadWordsParams, LogitBiasParams, PenaltyParams
 from engine.contract.stats import Gauges
 from engine.contract.token_ids import TokenIds
@@ -28,6 +29,7 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
     ``num_logprobs`` asks for the log-probability of every output token and of that many most likely ones beside it,
     ``num_prompt_logprobs`` for the same of the prompt; None asks for nothing.
     ``grammar`` is what the output's text must match, in the form that llguidance reads: Lark text, or its JSON.
+    ``beams`` asks for a beam search, which draws nothing: its outputs come at its end, all at once.
     """
 
     max_tokens: int
@@ -43,6 +45,13 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     grammar: str | None = None
+    beams: BeamParams | None = None
+
+    @property
+    def all_stop_ids(self) -> frozenset[int]:
+        """The tokens that end the output."""
+        ends_at_eos = not self.ignore_eos or self.grammar is not None
+        return frozenset(self.stop_token_ids + (self.eos_token_ids if ends_at_eos else ()))
 
     @property
     def is_greedy(self) -> bool:
@@ -144,7 +153,8 @@ class TokenDelta(NamedTuple):
     The end of a request is reported exactly once. ``stop_token_id`` is the token that stopped it.
     ``num_cached_tokens`` counts the prompt tokens that needed no computing here, ``num_remote_tokens`` those of them
     whose KV came from another engine, ``queue_s`` is how long the request waited before it was first admitted; all are
-    set on a request's first delta on this engine.
+    set on a request's first delta on this engine. ``beams`` are the outputs of a beam search, the best first; then the
+    delta has no tokens of its own.
     """
 
     request_id: str
@@ -157,6 +167,7 @@ class TokenDelta(NamedTuple):
     num_remote_tokens: int | None = None
     logprobs: DeltaLogprobs | None = None
     queue_s: float | None = None
+    beams: tuple[BeamResult, ...] = ()
 
 
 def joined(deltas: Sequence[TokenDelta]) -> TokenDelta:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.contract.stats import Counters, SchedulerStats
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.live_requests import LiveRequests
@@ -9,6 +11,7 @@ from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests.row_table import RowTable
+from kv_transfer.cache_groups import ABSENT_BLOCK
 
 
 def take_snapshot(
@@ -30,7 +33,7 @@ def take_snapshot(
     counted["num_sampled_lifetimes"] = kv_cache.lifetimes.num_sampled
     counted["sampled_lifetime_s"] = kv_cache.lifetimes.total_s
     return SchedulerStats(
-        num_running=len(table),
+        num_running=table.num_requests,
         num_waiting=live_requests.num_waiting + len(live_requests.ready),
         num_loading=remote.num_loading,
         num_blocks=kv_cache.num_blocks,
@@ -43,6 +46,17 @@ def take_snapshot(
         queued_prefill_tokens=live_requests.queued_prefill_tokens + table.num_prefill_tokens_left(),
         **counted,
     )
+
+
+def num_common_blocks(table: RowTable) -> int:
+    """Leading blocks of the first group that the tables of all running rows share."""
+    rows = table.order
+    if rows.size == 0:
+        return 0
+    num_columns = int(table.num_blocks[0, rows].min())
+    tables = table.block_table[0, rows, :num_columns]
+    differs = np.flatnonzero((tables != tables[0]).any(axis=0) | (tables[0] == ABSENT_BLOCK))
+    return int(differs[0]) if differs.size else num_columns
 
 
 def _num_window_blocks(kv_cache: KVCacheManager, held_by_group: tuple[int, ...]) -> int:

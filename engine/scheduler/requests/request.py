@@ -11,6 +11,7 @@ from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
 from engine.contract.grammar import CompiledGrammar
 from engine.contract.messages import GenerateRequest
 from engine.contract.step import IntArray
+from engine.scheduler.beams.group import BeamGroup
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
 from kv_transfer.cache_groups import BlockTables
 from kv_transfer.params import KVTransferParams
@@ -47,10 +48,13 @@ class Request:
     does (a hand-over ends after one token).
     ``grammar`` is what its grammar was compiled to, from the time on when it is. ``prompt_logprobs`` collects what was
     asked for about the prompt, on the engine that samples the first token.
+    ``beams`` is the search of a request that asks for one: while it is on, there are ``more_rows`` beside ``row``, and
+    ``token_ids`` are those of the prompt all the time.
     """
 
     __slots__ = (
         "arrival_index",
+        "beams",
         "block_hashes",
         "block_tables",
         "client_id",
@@ -62,6 +66,7 @@ class Request:
         "kv_transfer",
         "limit",
         "message",
+        "more_rows",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preempted_tokens",
@@ -89,12 +94,16 @@ class Request:
         self.queued_at_s = queued_at_s
         self.state = RequestState.WAITING
         self.row: int | None = None
+        self.more_rows: tuple[int, ...] = ()
         self.token_ids = _known_tokens(message)
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.full_limit = full_limit
         self.limit = min(full_limit, self.num_tokens + 1) if message.hand_over else full_limit
-        ends_at_eos = not sampling.ignore_eos or sampling.grammar is not None
-        self.stop_ids = frozenset(sampling.stop_token_ids + (sampling.eos_token_ids if ends_at_eos else ()))
+        self.stop_ids = sampling.all_stop_ids
+        self.beams: BeamGroup | None = None
+        if sampling.beams is not None:
+            max_tokens = full_limit - self.num_prompt_tokens
+            self.beams = BeamGroup(sampling, max_tokens=max_tokens)
         self.grammar: CompiledGrammar | None = None
         self.root: BlockHash = prompt_root(message.cache_salt)
         self.block_hashes: list[BlockHash] = []
@@ -135,6 +144,22 @@ class Request:
         """
         sampling = self.message.sampling
         return self.num_prompt_tokens + (1 if sampling.grammar is not None else max(sampling.min_tokens, 1))
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """All rows that it has."""
+        return () if self.row is None else (self.row, *self.more_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has, or may have, while it runs."""
+        beams, has_steps = self.message.sampling.beams, self.limit > self.num_prompt_tokens + 1
+        return beams.width if beams is not None and has_steps else 1
+
+    @property
+    def hands_over_first(self) -> bool:
+        """True when its output goes on elsewhere behind what this engine computes."""
+        return self.message.hand_over and self.limit < self.full_limit
 
     @property
     def is_waiting(self) -> bool:
