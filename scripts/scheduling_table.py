@@ -46,7 +46,7 @@ BEHAVIOURS = {
     "O2": "priority preemption before admission",
     "O3": "limits on partial prefills",
     "O4": "delay factor",
-    "O5": "choices of a prompt share its blocks",
+    "O5": "choices and beams of a prompt share its blocks",
     "O6": "artificial preemption",
     "F1": "grammars: waits while they compile, masks in the step",
     "F3": "draft tokens are scheduled and verified in one step",
