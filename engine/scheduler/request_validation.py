@@ -137,7 +137,7 @@ class RequestValidator:
         if beams.width > self._config.max_num_seqs:
             raise RequestRefusedError(
                 f"{beams.width} beams are asked for, and a step computes at most {self._config.max_num_seqs} "
-                "(engine.max_num_seqs)",
+                "(decode.scheduler.max_num_seqs)",
                 code=TOO_MANY_BEAMS,
             )
         if self._max_beam_tokens(num_prompt_tokens, beams.width) < num_prompt_tokens:

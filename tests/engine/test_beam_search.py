@@ -124,3 +124,42 @@ def test_finds_what_transformers_finds(core: EngineCore, oracle: PreTrainedModel
             penalty = asked.sampling.beams.length_penalty  # type: ignore[union-attr]
             assert beam.score == pytest.approx(beam.cumulative_logprob / len(beam.token_ids) ** penalty, abs=1e-4)
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}, "some outputs end by themselves, some are cut"
+
+
+def test_rules_change_log_probabilities_as_in_transformers(core: EngineCore, oracle: PreTrainedModel) -> None:
+    requests: list[GenerateRequest] = []
+    for number in range(12):
+        asked = request(number, oracle, repetition_penalty=1.7, logit_bias=((9, 2.5), (10, -3.0)))
+        fewest = min(3, asked.sampling.max_tokens)
+        requests.append(replace(asked, sampling=replace(asked.sampling, min_tokens=fewest)))
+
+    deltas = found(core, requests)
+
+    for asked in requests:
+        rules = expected(
+            oracle,
+            asked,
+            repetition_penalty=1.7,
+            sequence_bias=[[[9], 2.5], [[10], -3.0]],
+            min_new_tokens=asked.sampling.min_tokens,
+        )
+        assert_same(deltas[asked.request_id].beams, rules)
+
+
+def test_a_small_pool_costs_time_and_changes_nothing(checkpoint: Path, oracle: PreTrainedModel) -> None:
+    """Searches that take each other's blocks, chunks of prompts, and others in the same steps."""
+    config = small_engine_config(checkpoint, block_size=4, num_blocks=24, max_num_batched_tokens=24)
+    built = build_engine(replace(config, scheduler=replace(config.scheduler, max_model_len=48)))
+    searches = [request(number, oracle, max_tokens=16) for number in range(16)]
+    others = [
+        replace(asked, request_id=f"other-{asked.request_id}", sampling=SamplingParams(max_tokens=9))
+        for asked in searches[:6]
+    ]
+
+    deltas = list(run_requests(built.core, [*searches[:6], *others, *searches[6:]]))
+
+    assert built.core.scheduler.stats().num_preemptions > 0
+    beams = {delta.request_id: delta.beams for delta in deltas if delta.beams}
+    for asked in searches:
+        assert_same(beams[asked.request_id], expected(oracle, asked))
+    built.core.close()

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from engine.contract.beams import BeamParams
 from engine.contract.call_frame import (
     CALL_VERSION,
     Abort,
@@ -43,6 +44,7 @@ SAMPLING = SamplingParams(
     num_logprobs=2,
     num_prompt_logprobs=0,
     grammar="start: /ä+/",
+    beams=BeamParams(width=4, num_results=2, length_penalty=-0.5, early_stopping="never"),
 )
 
 REQUEST = GenerateRequest(
