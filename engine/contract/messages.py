@@ -5,16 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.contract.beams import BeamParams, BeamResult
 from engine.contract.logits_params import AllowedTokensParams, BadWordsParams, LogitBiasParams, PenaltyParams
 from engine.contract.stats import Gauges
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams
+
+TOO_MANY_BEAMS: Final = "too_many_beams"
+"""The code of a refusal: the engine has no room for so many beams."""
+
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """A beam search instead of one token after the other. The names mean what they mean in transformers.
+
+    ``width`` outputs are followed at the same time, and the ``num_results`` best ones are given. An output's score is
+    the sum of its tokens' log-probabilities over ``length ** length_penalty``. ``early_stopping`` says when the search
+    ends once ``width`` outputs are complete: True, at once; False, when no output that goes on has a better score at
+    the length it has now; "never", when none can have a better one at any length.
+    """
+
+    width: int
+    num_results: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+
+    def num_candidates(self, num_stop_ids: int) -> int:
+        """Tokens of each beam that a step has to tell: as many that go on as there are beams are among them."""
+        return max(2, 1 + num_stop_ids) * self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +166,18 @@ class DeltaLogprobs(NamedTuple):
 
     tokens: tuple[TokenLogprobs, ...] = ()
     prompt: LogprobTable | None = None
+
+
+class BeamResult(NamedTuple):
+    """An output that a beam search found. ``stop_token_id`` is the token that ended it; None where it is too long.
+
+    ``cumulative_logprob`` is the sum of its tokens' log-probabilities, ``score`` what it was ranked by.
+    """
+
+    token_ids: tuple[int, ...]
+    stop_token_id: int | None
+    cumulative_logprob: float
+    score: float
 
 
 class TokenDelta(NamedTuple):

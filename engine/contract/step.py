@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.contract.beams import BeamCandidates
 from engine.contract.grammar import RowFailure
 from engine.contract.messages import LogprobTable, SamplingParams
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 EMPTY_INTS: IntArray = np.empty(0, dtype=np.int32)
@@ -115,6 +115,18 @@ class PromptLogprobsChunk(NamedTuple):
     row: int
     start: int
     table: LogprobTable
+
+
+class BeamCandidates(NamedTuple):
+    """The most likely next tokens of the rows that are beams, best first.
+
+    rows: [num_rows]; token_ids, logprobs: [num_rows, num_candidates], logarithms of the model's probabilities after
+    penalties and rules. There are as many columns as some row wants.
+    """
+
+    rows: IntArray
+    token_ids: IntArray
+    logprobs: FloatArray
 
 
 class ModelRunnerOutput(NamedTuple):

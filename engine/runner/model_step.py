@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.contract.beams import BeamCandidates
 from engine.contract.messages import LogprobTable
 from engine.contract.step import (
     EMPTY_INTS,
+    BeamCandidates,
     BoolArray,
     ModelRunnerOutput,
     PromptLogprobsChunk,

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from engine.contract.beams import BeamCandidates
 from engine.contract.messages import FinishReason
 from engine.contract.stats import Counters
-from engine.contract.step import NewRow
+from engine.contract.step import BeamCandidates, NewRow
 from engine.scheduler.beams.group import BeamGroup, NextBeam
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.live_requests import LiveRequests, Reports

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.contract.beams import BeamResult
 from engine.contract.config import QueuePolicy
-from engine.contract.messages import FinishReason, RequestError, TokenDelta
+from engine.contract.messages import BeamResult, FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
 from engine.contract.step import EMPTY_INTS, IntArray
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager

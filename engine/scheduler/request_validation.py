@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from engine.contract.beams import TOO_MANY_BEAMS, BeamParams
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import DuplicateRequestError, PromptTooLongError, RequestRefusedError
 from engine.contract.grammar import GRAMMAR_REFUSED
-from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.contract.messages import TOO_MANY_BEAMS, BeamParams, FinishReason, GenerateRequest, SamplingParams
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.remote.early_loads import EarlyLoads

@@ -7,12 +7,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.contract.beams import BeamCandidates
 from engine.contract.block_hash import BlockHash, group_hash, hash_block, hash_chain
 from engine.contract.grammar import GRAMMAR_FAILED
 from engine.contract.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
-from engine.contract.step import BoolArray, IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
+from engine.contract.step import (
+    BeamCandidates,
+    BoolArray,
+    IntArray,
+    ModelRunnerOutput,
+    PromptLogprobsChunk,
+    SampledLogprobs,
+)
 from engine.scheduler.beam_rows import BeamRows
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes

@@ -9,8 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from engine.contract.beams import BeamParams
-from engine.contract.messages import SamplingParams
+from engine.contract.messages import BeamParams, SamplingParams
 from engine.contract.token_ids import TokenIds
 from router.api.answers.answer_format import AnswerHead
 from router.api.bodies.generate_body import GenerateBody

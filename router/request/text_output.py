@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
-from engine.contract.beams import BeamResult
-from engine.contract.messages import DeltaLogprobs, FinishReason, LogprobTable, TokenDelta
+from engine.contract.messages import BeamResult, DeltaLogprobs, FinishReason, LogprobTable, TokenDelta
 from engine.contract.token_ids import TokenIds
 from router.errors import RequestCancelledError, RouterError, is_refusal
 from router.report.metrics import RouterMetrics

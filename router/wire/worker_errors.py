@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from engine.contract.beams import TOO_MANY_BEAMS
 from engine.contract.grammar import GRAMMAR_FAILED, GRAMMAR_REFUSED
-from engine.contract.messages import FinishReason, TokenDelta
+from engine.contract.messages import TOO_MANY_BEAMS, FinishReason, TokenDelta
 from router.errors import InvalidRequestError, QueueFullError, RouterError, WorkerFailedError
 from router.pool.workers import WorkerRefusedError
 

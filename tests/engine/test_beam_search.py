@@ -12,8 +12,15 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.build import build_engine
-from engine.contract.beams import BeamParams, BeamResult, EarlyStopping
-from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams, TokenDelta
+from engine.contract.messages import (
+    BeamParams,
+    BeamResult,
+    EarlyStopping,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenDelta,
+)
 from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import run_requests

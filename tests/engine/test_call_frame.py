@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 
 import pytest
 
-from engine.contract.beams import BeamParams
 from engine.contract.call_frame import (
     CALL_VERSION,
     Abort,
@@ -18,7 +17,7 @@ from engine.contract.call_frame import (
     unpack_answer,
     unpack_call,
 )
-from engine.contract.messages import GenerateRequest, RequestError, SamplingParams
+from engine.contract.messages import BeamParams, GenerateRequest, RequestError, SamplingParams
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams, PeerIdentity
 

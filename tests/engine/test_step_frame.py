@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract.beams import BeamResult
 from engine.contract.messages import (
+    BeamResult,
     CacheChanges,
     DeltaLogprobs,
     FinishReason,

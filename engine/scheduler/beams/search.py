@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.contract.beams import BeamParams, BeamResult
+from engine.contract.messages import BeamParams, BeamResult
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.contract.beams import BeamParams
+from engine.contract.messages import BeamParams
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.completion_body import CompletionBody
 from router.api.bodies.generate_body import GenerateBody

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.contract.beams import BeamParams
-from engine.contract.messages import SamplingParams
+from engine.contract.messages import BeamParams, SamplingParams
 from router.api.bodies.generate_body import GenerateBody
 from router.errors import InvalidRequestError
 from router.settings import RouterSettings

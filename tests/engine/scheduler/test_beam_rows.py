@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.contract.beams import BeamParams
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import RequestRefusedError
-from engine.contract.messages import FinishReason, GenerateRequest
+from engine.contract.messages import BeamParams, FinishReason, GenerateRequest
 from tests.support.scheduler.scheduler_requests import make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld
 

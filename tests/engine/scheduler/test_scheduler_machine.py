@@ -111,8 +111,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             client_id=f"client-{self.num_added % 2}",
             hand_over=hand_over,
         )
-        if sampling.beams is not None:
-            num_output_tokens = 0
         output = tuple(undisturbed_output(request, self.world.max_total_tokens)[:num_output_tokens])
         request = replace(request, output_token_ids=output)
         if share is not None:
@@ -207,8 +205,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         announced = self.announced.pop(data.draw(st.sampled_from(sorted(self.announced))))
         prompt = announced.prompt_token_ids if is_same else TokenIds.of((*announced.prompt_token_ids[1:], 4))
         begun = undisturbed_output(replace(announced, prompt_token_ids=prompt), self.world.max_total_tokens)[:1]
-        if announced.sampling.beams is not None:
-            begun = []
         self.world.add(
             replace(
                 announced,

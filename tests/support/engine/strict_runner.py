@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.contract.beams import BeamCandidates
-from engine.contract.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from engine.contract.step import BeamCandidates, ModelRunnerOutput, NewRow, SchedulerOutput
 from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks
 
 NUM_VALUES = 5

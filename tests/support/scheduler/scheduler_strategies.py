@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from engine.contract.beams import BeamParams
 from engine.contract.config import SchedulerConfig
-from engine.contract.messages import SamplingParams
+from engine.contract.messages import BeamParams, SamplingParams
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 40

@@ -13,9 +13,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from engine.contract.beams import BeamResult
 from engine.contract.config import CacheConfig, SchedulerConfig
-from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.messages import BeamResult, FinishReason, GenerateRequest, TokenDelta
 from engine.contract.step import SchedulerOutput
 from engine.drafting.proposer import Drafting
 from engine.scheduler.beams.search import BeamSearch
@@ -32,8 +31,13 @@ from tests.support.scheduler.scripted_tier import ScriptedTier
 
 
 def undisturbed_output(request: GenerateRequest, max_total_tokens: int) -> list[int]:
-    """All output tokens of a request that nothing disturbs, those that it brought along included."""
+    """All output tokens of a request that nothing disturbs, those that it brought along included.
+
+    A beam search has none that come one after the other: see ``undisturbed_beams``.
+    """
     sampling = request.sampling
+    if sampling.beams is not None:
+        return []
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(sampling.eos_token_ids))
     tokens = list(request.prompt_token_ids)
     output = list(request.output_token_ids)
