@@ -306,8 +306,10 @@ class RouterService:
         for choices in prompts:
             leader: TextOutput | None = None
             for text in choices:
-                outputs.append(self._output(text, next(remaining), leader))
-                leader = leader or outputs[-1]
+                generation = next(remaining)
+                for found in (generation, *generation.others):
+                    outputs.append(self._output(text, found, leader))
+                    leader = leader or outputs[-1]
         return outputs
 
     def _request(self, text: TextRequest, *, is_first: bool) -> GenerateRequest:

@@ -46,7 +46,7 @@ BEHAVIOURS = {
     "O2": "priority preemption before admission",
     "O3": "limits on partial prefills",
     "O4": "delay factor",
-    "O5": "choices of a prompt share its blocks",
+    "O5": "choices and beams of a prompt share its blocks",
     "O6": "artificial preemption",
     "P1": "prompts leave decoding requests the gap that these were promised",
     "F1": "grammars: waits while they compile, masks in the step",

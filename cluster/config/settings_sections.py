@@ -32,7 +32,7 @@ SchedulerSection = section_of(
     omit={"max_model_len"},
     descriptions={
         "max_num_batched_tokens": "Tokens computed in one step at most, over all requests.",
-        "max_num_seqs": "Requests that run at the same time at most.",
+        "max_num_seqs": "Requests that run at the same time at most; a beam search counts as many as it has beams.",
         "max_num_waiting": "New requests that wait in an engine at most; ones that go on there always come in.",
         "enable_chunked_prefill": "Split prompts that do not fit into a step.",
         "long_prefill_token_threshold": "Tokens of one prompt in a step at most; 0 means no such limit.",

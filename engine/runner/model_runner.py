@@ -269,15 +269,18 @@ class ModelRunner:
         Tokens that the step before has not told yet are taken from where it left them. Only sampling that depends on
         them, by penalties or phrases that must not occur, waits for that step, while the device computes this one.
         """
-        if not output.has_work:
-            self._batch.apply(output)
-            return NOTHING_PENDING
         if not self._enters_inference_mode:
             return self._launch(output)
         with torch.inference_mode():
             return self._launch(output)
 
     def _launch(self, output: SchedulerOutput) -> PendingStep:
+        if output.copy_sources.size:
+            ids = (output.copy_sources.astype(np.int64), output.copy_targets.astype(np.int64))
+            self.kv_cache.copy(*map(self._upload, ids))
+        if not output.has_work:
+            self._batch.apply(output)
+            return NOTHING_PENDING
         before = self._last_step
         if before is not None and not before.is_settled:
             self._batch.expect(before.rows, before.positions)

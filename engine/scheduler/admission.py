@@ -81,7 +81,7 @@ class Admission:
 
     def run(self, draft: StepDraft) -> None:
         """Add requests that start to the step: loaded ones first, which hold their blocks and need none."""
-        if len(self._live_requests.live) == len(self._table) and not len(self._early):
+        if len(self._live_requests.live) == self._table.num_requests and not len(self._early):
             return  # everybody runs
         self._ask_again()
         if draft.favoured is not None:
@@ -137,7 +137,7 @@ class Admission:
         num_known_tokens = min(num_local_tokens + match.num_tokens, request.num_tokens)
         if match.num_tokens:
             need = self._search.need(request, local, start=min(num_known_tokens, request.num_tokens - 1))
-        elif not self._can_compute(request.num_tokens - num_local_tokens, draft):
+        elif not self._can_compute(request, request.num_tokens - num_local_tokens, draft):
             return Verdict.BARRIER
         if has_windows and self._make_room(request, need) > 0:
             return Verdict.BARRIER
@@ -228,11 +228,12 @@ class Admission:
         return match.num_tokens
 
     def _begin_early(self) -> None:
-        """Let early loads in while there is room to spare; there will be one more token than is known now."""
+        """Let early loads in while there is room to spare; most of them will have a first token by then."""
         for early in self._early.pending():
             request = early.request
             local = self._search.local(request)
-            need = self._kv_cache.needs.need(local, start=request.num_tokens - 1, num_tokens=request.num_tokens + 1)
+            num_tokens = request.num_tokens + (request.beams is None)
+            need = self._kv_cache.needs.need(local, start=request.num_tokens - 1, num_tokens=num_tokens)
             if need.num_blocks + self.headroom(request) > self._kv_cache.num_free_beside(need):
                 return
             if local.num_blocks >= self._kv_cache.num_blocks_for(request.num_tokens):
@@ -247,7 +248,7 @@ class Admission:
         if self.waits_on_others(request):
             return Verdict.PASSED_OVER
         num_tokens = request.num_tokens - request.num_computed_tokens
-        if not self._can_compute(num_tokens, draft) or self._is_row_kept_from(request, draft):
+        if not self._can_compute(request, num_tokens, draft) or self._is_row_kept_from(request, draft):
             return Verdict.BARRIER
         self._live_requests.ready.remove(request)
         self._run(request, draft)
@@ -262,12 +263,9 @@ class Admission:
 
     def _is_row_kept_from(self, request: Request, draft: StepDraft) -> bool:
         favoured = draft.favoured
-        return (
-            favoured is not None
-            and favoured.is_waiting
-            and self._table.num_free_rows == 1
-            and favoured.message.priority < request.message.priority
-        )
+        if favoured is None or not favoured.is_waiting or favoured.message.priority >= request.message.priority:
+            return False
+        return self._table.num_free_rows < request.num_rows + favoured.num_rows
 
     def _run(self, request: Request, draft: StepDraft) -> None:
         tables, request.block_tables = request.block_tables, []
@@ -284,10 +282,10 @@ class Admission:
             is_complete = int(self._table.num_computed[row]) >= request.num_prompt_tokens
             self._announcer.started(request, is_complete=is_complete)
 
-    def _can_compute(self, num_tokens: int, draft: StepDraft) -> bool:
-        """There is a row, and something left of the budget; without chunked prefill all of the prompt fits."""
+    def _can_compute(self, request: Request, num_tokens: int, draft: StepDraft) -> bool:
+        """There are rows, and something left of the budget; without chunked prefill all of the prompt fits."""
         has_tokens = draft.has_tokens(num_tokens, is_chunked=self._config.enable_chunked_prefill)
-        return has_tokens and self._table.num_free_rows > 0
+        return has_tokens and self._table.num_free_rows >= request.num_rows
 
     def prospect(self, request: Request) -> Start | None:
         """What a waiting request would begin with if it had room.
@@ -354,18 +352,20 @@ class Admission:
         table, rows = self._table, self._table.order
         num_growing = int(np.count_nonzero(table.limit[rows] - 1 > table.capacity[rows]))
         grows = request.limit - 1 > self._kv_cache.num_blocks_for(request.num_tokens) * self._kv_cache.block_size
-        num_growing += len(self._live_requests.ready) + self._remote.num_loading + grows
+        num_growing += self.num_admitted - table.num_requests + table.num_rows_to_come + grows * request.num_rows
         return self._watermark + num_growing * self._kv_cache.groups.num_groups
 
     @property
     def num_admitted(self) -> int:
         """Requests that have blocks."""
-        return len(self._table) + len(self._live_requests.ready) + self._remote.num_loading
+        return self._table.num_requests + len(self._live_requests.ready) + self._remote.num_loading
 
-    def is_kept_a_block(self, request: Request) -> bool:
-        """True when ``headroom`` counts the growth of this running or loaded request."""
-        row = request.row
-        return row is None or bool(self._table.limit[row] - 1 > self._table.capacity[row])
+    def num_rows_kept_a_block(self, request: Request) -> int:
+        """How many rows of this running or loaded request ``headroom`` counts as growing."""
+        if not (rows := list(request.rows)):
+            return 1
+        is_growing = self._table.limit[rows] - 1 > self._table.capacity[rows]
+        return int(is_growing.sum()) + request.num_rows - len(rows)
 
     def rows_that_grow_now(self) -> set[int]:
         """Rows that take a block in the coming step, and ``headroom`` counts one for each of them after it as well."""

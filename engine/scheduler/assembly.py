@@ -11,6 +11,7 @@ from engine.contract.grammar import GrammarCompiler
 from engine.contract.stats import Counters
 from engine.drafting.proposer import Drafting
 from engine.scheduler.admission import Admission
+from engine.scheduler.beam_rows import BeamRows
 from engine.scheduler.blocks.cache_events import CacheEventLog
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
@@ -74,6 +75,7 @@ class Parts:
     admission: Admission
     speculation: Speculation | None
     step_output: StepOutputProcessor
+    beams: BeamRows
     remote_events: RemoteEvents
     prompt_delay: PromptDelay | None
     timer: StepTimer
@@ -119,17 +121,19 @@ def assemble(
     timer = StepTimer(clock=clock)
     promised = _promised_budget(config, state, timer, clock)
     draft_lengths = DraftLengths() if drafting is not None and drafting.is_adaptive else None
-    step_output = _step_output(state, draft_lengths)
+    beams = _beams(state, running)
+    step_output = _step_output(state, beams, draft_lengths)
     grammar_gate = _grammar_gate(grammars, state, clock)
     return Parts(
         state=state,
         validator=_validator(config, state, grammar_gate, max_model_len=max_model_len, clock=clock),
-        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate, promised),
+        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate, promised, beams),
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
         speculation=_speculation(drafting, state, running, draft_lengths),
         step_output=step_output,
+        beams=beams,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
         timer=timer,
@@ -233,6 +237,15 @@ def _validator(
     clock: Callable[[], float],
 ) -> RequestValidator:
     kv_cache, chunk_tokens = state.kv_cache, config.most_tokens_of_request
+
+    def max_beam_tokens(num_prompt_tokens: int, width: int) -> int:
+        return kv_cache.needs.max_beam_tokens(
+            num_prompt_tokens=num_prompt_tokens,
+            width=width,
+            num_blocks=kv_cache.num_blocks,
+            max_tokens=max_model_len,
+        )
+
     return RequestValidator(
         config,
         live_requests=state.live_requests,
@@ -240,13 +253,25 @@ def _validator(
         early=state.early,
         max_model_len=max_model_len,
         max_kv_tokens=kv_cache.groups.max_tokens(kv_cache.num_blocks, chunk_tokens=chunk_tokens),
+        max_beam_tokens=max_beam_tokens,
         has_connector=state.remote.can_load,
         grammars=grammars,
         clock=clock,
     )
 
 
-def _step_output(state: State, draft_lengths: DraftLengths | None) -> StepOutputProcessor:
+def _beams(state: State, running: RunningPass) -> BeamRows:
+    return BeamRows(
+        table=state.table,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        running=running,
+        preemption=state.preemption,
+        counters=state.counters,
+    )
+
+
+def _step_output(state: State, beams: BeamRows, draft_lengths: DraftLengths | None) -> StepOutputProcessor:
     return StepOutputProcessor(
         table=state.table,
         kv_cache=state.kv_cache,
@@ -254,6 +279,7 @@ def _step_output(state: State, draft_lengths: DraftLengths | None) -> StepOutput
         pending=state.pending,
         announcer=state.announcer,
         counters=state.counters,
+        beams=beams,
         draft_lengths=draft_lengths,
     )
 
@@ -308,8 +334,9 @@ def _preparations(
     partial_prefills: PartialPrefills | None,
     grammar_gate: GrammarGate | None,
     promised: PromisedBudget | None,
+    beams: BeamRows,
 ) -> list[Preparation]:
-    preparations: list[Preparation] = [part for part in (grammar_gate, promised) if part is not None]
+    preparations: list[Preparation] = [part for part in (beams, grammar_gate, promised) if part is not None]
     if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
         preparations.append(
             ArtificialPreemption(

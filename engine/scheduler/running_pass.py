@@ -147,13 +147,14 @@ class RunningPass:
         for asker, num_blocks in sorted(askers, key=lambda pair: self._preemption.key(pair[0])):
             if asker.row is None:
                 continue
-            if self._preempt_until(asker, num_taken + num_blocks):
+            if self.find_room(asker, num_taken + num_blocks):
                 num_taken += num_blocks
             else:
                 stalled.add(asker.row)
         return stalled
 
-    def _preempt_until(self, asker: Request, num_blocks: int) -> bool:
+    def find_room(self, asker: Request, num_blocks: int) -> bool:
+        """Preempt whoever is served after ``asker`` until so many blocks are free; False where it has to wait."""
         while self._kv_cache.num_free < num_blocks:
             if self._kv_cache.num_free + self._kv_cache.num_fenced >= num_blocks:
                 return False

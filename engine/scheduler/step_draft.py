@@ -70,6 +70,18 @@ class Appended(NamedTuple):
     group: int
 
 
+class ForkedRow(NamedTuple):
+    """A row in which a beam goes on: ``is_fresh`` where the runner does not know it yet.
+
+    ``copies`` are the blocks whose content the beam needs, each with the block that it goes to.
+    """
+
+    row: int
+    epoch: int
+    is_fresh: bool
+    copies: tuple[tuple[int, int], ...] = ()
+
+
 class StartedRow(NamedTuple):
     """A row whose request starts in the step."""
 
@@ -102,6 +114,8 @@ class StepDraft:
     started: list[StartedRow] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
     appended: list[Appended] = field(default_factory=list)
+    forked: list[ForkedRow] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     def append(self, rows: IntArray, columns: IntArray, block_ids: IntArray, *, group: int) -> None:
         """Tell the runner of blocks that running rows were given."""
@@ -160,6 +174,7 @@ class StepDraft:
     ) -> SchedulerOutput:
         """The message to the runner."""
         append_rows, append_columns, append_block_ids, append_groups = self._joined()
+        copies = np.array(self.copies, np.int32).reshape(-1, 2).T if self.copies else (EMPTY_INTS, EMPTY_INTS)
         return SchedulerOutput(
             step_id=step_id,
             rows=batch.rows_int32,
@@ -174,6 +189,8 @@ class StepDraft:
             append_columns=append_columns,
             append_block_ids=append_block_ids,
             append_groups=append_groups,
+            copy_sources=copies[0],
+            copy_targets=copies[1],
             finished_request_ids=reports.finished_request_ids,
             connector_orders=connector_orders,
         )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
-from engine.contract.messages import DeltaLogprobs, FinishReason, LogprobTable, TokenDelta
+from engine.contract.messages import BeamResult, DeltaLogprobs, FinishReason, LogprobTable, TokenDelta
 from engine.contract.token_ids import TokenIds
 from router.errors import RequestCancelledError, RouterError, is_refusal
 from router.report.metrics import RouterMetrics
@@ -45,6 +45,7 @@ class TextOutput:
 
     ``leader`` is the first output of the same prompt, which is told about the prompt; None for that one itself.
     ``is_prompt_only`` leaves out all that is generated. ``turn`` takes the text apart; None where it is all content.
+    ``beam`` says how a beam search ranked the output, once it is there; None where there is none.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class TextOutput:
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self._sum_logprob = 0.0
+        self.beam: BeamResult | None = None
 
     @property
     def generation(self) -> Generation:
@@ -124,6 +126,7 @@ class TextOutput:
 
     def _pieces(self, deltas: list[TokenDelta]) -> list[TextPiece]:
         self._observe(deltas)
+        self.beam = next((delta.beams[0] for delta in deltas if delta.beams), None)
         pieces: list[TextPiece] = []
         for delta in deltas if self._shows_text_only else chain.from_iterable(map(_one_by_one, deltas)):
             piece = self._piece(delta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -111,6 +112,24 @@ class BlockNeeds:
             num_fresh.append(group_end - max(first, prefix.num_blocks))
         need = BlockNeed(cached, tuple(num_fresh))
         return _extended(need, behind, prefix.num_blocks, start // self.groups.block_size) if behind else need
+
+    def max_beam_tokens(self, *, num_prompt_tokens: int, width: int, num_blocks: int, max_tokens: int) -> int:
+        """Tokens that the outputs of a beam search can have, prompt included, if it has so many blocks to itself.
+
+        The full blocks of the prompt are shared by all beams, wherever no window leaves them behind.
+        """
+        num_shared = num_prompt_tokens // self.groups.block_size
+
+        def num_needed(num_columns: int) -> int:
+            own = max(num_columns - num_shared, 0)
+            return sum(
+                min(num_columns, num_shared) + width * own if most is None else width * min(num_columns, most)
+                for most in self.most_blocks
+            )
+
+        columns = range(self.groups.num_blocks_for(max_tokens) + 1)
+        num_columns = bisect_right(columns, num_blocks, key=num_needed) - 1
+        return min(num_columns * self.groups.block_size, max_tokens)
 
 
 def _extended(need: BlockNeed, behind: Sequence[Sequence[int]], num_local_blocks: int, end: int) -> BlockNeed:

@@ -12,6 +12,7 @@ from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
 from engine.contract.grammar import CompiledGrammar
 from engine.contract.messages import GenerateRequest
 from engine.contract.step import IntArray
+from engine.scheduler.beams.group import BeamGroup
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
 from kv_transfer.cache_groups import BlockTables
@@ -50,10 +51,13 @@ class Request:
     does (a hand-over ends after one token).
     ``grammar`` is what its grammar was compiled to, from the time on when it is. ``prompt_logprobs`` collects what was
     asked for about the prompt, on the engine that samples the first token.
+    ``beams`` is the search of a request that asks for one: while it is on, there are ``more_rows`` beside ``row``, and
+    ``token_ids`` are those of the prompt all the time.
     """
 
     __slots__ = (
         "arrival_index",
+        "beams",
         "block_hashes",
         "block_tables",
         "client_id",
@@ -66,6 +70,7 @@ class Request:
         "kv_transfer",
         "limit",
         "message",
+        "more_rows",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preempted_tokens",
@@ -93,12 +98,16 @@ class Request:
         self.queued_at_s = queued_at_s
         self.state = RequestState.WAITING
         self.row: int | None = None
+        self.more_rows: tuple[int, ...] = ()
         self.token_ids = _known_tokens(message)
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.full_limit = full_limit
         self.limit = min(full_limit, self.num_tokens + 1) if message.hand_over else full_limit
-        ends_at_eos = not sampling.ignore_eos or sampling.grammar is not None
-        self.stop_ids = frozenset(sampling.stop_token_ids + (sampling.eos_token_ids if ends_at_eos else ()))
+        self.stop_ids = sampling.all_stop_ids
+        self.beams: BeamGroup | None = None
+        if sampling.beams is not None:
+            max_tokens = full_limit - self.num_prompt_tokens
+            self.beams = BeamGroup(sampling, max_tokens=max_tokens)
         self.grammar: CompiledGrammar | None = None
         self.root: BlockHash = prompt_root(message.cache_salt)
         self.block_hashes: list[BlockHash] = []
@@ -146,6 +155,22 @@ class Request:
         """Microseconds that it was promised between two tokens, as a row keeps them."""
         itl_ms = self.message.promise.itl_ms
         return row_passes.NO_GAP if itl_ms is None else min(math.ceil(itl_ms * 1e3), row_passes.NO_GAP)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """All rows that it has."""
+        return () if self.row is None else (self.row, *self.more_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has, or may have, while it runs."""
+        beams, has_steps = self.message.sampling.beams, self.limit > self.num_prompt_tokens + 1
+        return beams.width if beams is not None and has_steps else 1
+
+    @property
+    def hands_over_first(self) -> bool:
+        """True when its output goes on elsewhere behind what this engine computes."""
+        return self.message.hand_over and self.limit < self.full_limit
 
     @property
     def is_waiting(self) -> bool:

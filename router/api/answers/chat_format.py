@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from router.api.answers.answer_format import AnswerHead, Collected, EventWriter, finish_fields, finish_name, with_field
+from router.api.answers.answer_format import (
+    AnswerHead,
+    Collected,
+    EventWriter,
+    beam_fields,
+    finish_fields,
+    finish_name,
+    with_field,
+)
 from router.api.answers.turn_json import turn_delta, turn_message
 from router.request.text_output import TextOutput, TextPiece
 
@@ -96,6 +104,7 @@ class ChatFormat:
             "logprobs": None if shows is None else shows.chat(choice.entries),
             "finish_reason": finish_name(choice.finish_reason, choice.stop_reason, choice.output),
             "stop_reason": choice.stop_reason,
+            **beam_fields(choice.output),
         }
         if head.return_token_ids:
             fields["token_ids"] = choice.token_ids

@@ -96,8 +96,6 @@ class GenerateBody(SamplingBody):
     """Parameters of chat and text completions."""
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "use_beam_search": (None, False),
-        "length_penalty": (None, 1, 1.0),
         "spaces_between_special_tokens": (None, True),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(
@@ -107,6 +105,10 @@ class GenerateBody(SamplingBody):
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT64)
     n: int | None = Field(None, ge=1)
     best_of: int | None = Field(None, ge=1)
+    use_beam_search: bool | None = None
+    beam_width: int | None = Field(None, ge=1)
+    length_penalty: float | None = Field(None, ge=-5.0, le=5.0)
+    early_stopping: bool | Literal["never"] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     response_format: ResponseFormat | None = None

@@ -119,12 +119,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             computed = known[: max(int(len(known) * share), 1)]
             request = replace(request, kv_transfer=self.world.connector.offer(computed, is_known=is_known))
         earlier = self.world.requests.get(request.request_id)
-        if len(prompt) <= min(MAX_MODEL_LEN - 1, self.world.max_total_tokens - 1):
+        if self.world.can_serve(request):
             self.world.add(request)
             if earlier is not None:
                 self.ended.append(request.request_id)
         else:
-            with pytest.raises(PromptTooLongError):
+            error = PromptTooLongError if sampling.beams is None else RequestRefusedError
+            with pytest.raises(error):
                 self.world.add(request)
 
     @rule(
@@ -204,12 +205,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def announced_request_comes(self, data: st.DataObject, is_same: bool, priority: int) -> None:
         announced = self.announced.pop(data.draw(st.sampled_from(sorted(self.announced))))
         prompt = announced.prompt_token_ids if is_same else TokenIds.of((*announced.prompt_token_ids[1:], 4))
-        first_token = undisturbed_output(replace(announced, prompt_token_ids=prompt), self.world.max_total_tokens)[0]
+        begun = undisturbed_output(replace(announced, prompt_token_ids=prompt), self.world.max_total_tokens)[:1]
         self.world.add(
             replace(
                 announced,
                 prompt_token_ids=prompt,
-                output_token_ids=(first_token,),
+                output_token_ids=tuple(begun),
                 priority=priority,
                 arrival_s=float(self.num_added),
                 kv_stream=None,
