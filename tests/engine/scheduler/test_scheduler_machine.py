@@ -1,7 +1,7 @@
 """The scheduler in a random world: whatever happens, blocks are conserved and every request ends once.
 
-Covers I1, I2, I3, I4, C1-C14, B1-B3, K1-K4, K6, K7, K9, O2 and known-failures 3-11, 19, 20, 26 together. To try more
-worlds than usual, set BATON_SCHEDULER_WORLDS to their number.
+Covers I1-I4, C1-C14, B1-B3, K1-K4, K6, K7, K9, O2 and known-failures 3-11, 19, 20, 26 together. BATON_SCHEDULER_WORLDS
+is how many worlds are tried.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from tests.support.scheduler.scripted_connector import PEER
 NUM_WORLDS = int(os.environ.get("BATON_SCHEDULER_WORLDS", "2000"))
 MAX_IN_FLIGHT = 3
 ALL = list(HealthCheck)
-
 pytestmark = pytest.mark.timeout(max(900, NUM_WORLDS))
 
 
