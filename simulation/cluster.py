@@ -193,17 +193,23 @@ class Run:
     took_s: float
 
 
-def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0) -> Run:
-    """Serve a load by a layout. The same arguments give the same run, to the last digit."""
+def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0, warm_up: Sequence[Arrival] = ()) -> Run:
+    """Serve a load by a layout, behind another one that does not count and from which workers learn what steps take.
+
+    The same arguments give the same run, to the last digit.
+    """
 
     async def serve() -> Run:
         random.seed(seed)  # what random policies draw from
         began_s = time.perf_counter()
         async with virtual_cluster(layout, seed=seed) as cluster:
+            await cluster.send(warm_up)
+            before_s = [worker.runner.busy_s for worker in cluster.workers.values()]
             outcomes = await cluster.send(arrivals)
             virtual_s = asyncio.get_running_loop().time()
             await cluster.rest()
-            busy_s = [worker.runner.busy_s for worker in cluster.workers.values()]
+            after_s = [worker.runner.busy_s for worker in cluster.workers.values()]
+            busy_s = [after - before for before, after in zip(before_s, after_s, strict=True)]
         return Run(outcomes=outcomes, busy_s=busy_s, virtual_s=virtual_s, took_s=time.perf_counter() - began_s)
 
     return run_virtually(serve())

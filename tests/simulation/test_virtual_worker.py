@@ -234,3 +234,15 @@ def test_a_drained_worker_hands_its_streams_over() -> None:
 
     assert [outcome.num_tokens for outcome in outcomes] == [200] * 4
     assert drained_s < 1.0 < max(outcome.token_times_s[-1] for outcome in outcomes)
+
+
+def test_a_warm_up_is_served_before_and_does_not_count() -> None:
+    same = prompt(1, 200)
+    first = Arrival(at_s=0.0, prompt=same, num_output_tokens=2)
+
+    cold = simulate(unified(1, SMALL), [first])
+    warm = simulate(unified(1, SMALL), [first], warm_up=[first])
+
+    assert len(warm.outcomes) == 1
+    assert warm.outcomes[0].ttft_s < cold.outcomes[0].ttft_s - 150 * 0.0005
+    assert sum(warm.busy_s) < sum(cold.busy_s)
