@@ -100,7 +100,8 @@ def test_threads_are_chosen_between_the_layers_of_transformers_models_too(checkp
         model=ModelConfigSource(
             path=checkpoint("llama"), device="cpu", num_threads=1, code=ModelCode(impl="transformers")
         ),
-        cache=CacheConfig(num_blocks=16, block_size=16),
+        cache=CacheConfig(num_blocks=96, block_size=16),
+        scheduler=SchedulerConfig(max_num_seqs=4),
     )
     built, threads = build_engine(config), Alternating((1, 2))
     built.share_cores(threads)
