@@ -67,7 +67,7 @@ def _obstacles(body: GenerateBody, width: int) -> Iterator[tuple[str, str]]:
         yield "temperature", "nothing is drawn, so that it must be 0 or left out"
     if body.stop:
         yield "stop", "outputs end by tokens alone, so use stop_token_ids"
-    if isinstance(body, CompletionBody | ChatBody) and body.logprobs not in (None, False):
+    if isinstance(body, CompletionBody | ChatBody) and body.logprobs is not None and body.logprobs is not False:
         yield "logprobs", "of each output the sum is told, as cumulative_logprob"
     if body.prompt_logprobs is not None:
         yield "prompt_logprobs", "of the prompt nothing is told"

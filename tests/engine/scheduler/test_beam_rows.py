@@ -17,7 +17,11 @@ WIDTH = 3
 PROMPT_LENGTH = 10
 
 
-def search(request_id: str, prompt: int = PROMPT_LENGTH, *, max_tokens: int = 12, **fields: object) -> GenerateRequest:
+def search(
+    request_id: str, num_tokens: int = PROMPT_LENGTH, *, max_tokens: int = 12, **fields: object
+) -> GenerateRequest:
+    """A search behind the same prompt every time: which beams are dropped when depends on it."""
+    prompt = tuple(range(100, 100 + num_tokens))
     request = make_request(request_id, prompt, max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
     return replace(request, sampling=replace(request.sampling, beams=BeamParams(width=WIDTH)))
 
@@ -123,14 +127,16 @@ def test_o5_a_preempted_search_goes_on_with_the_beams_it_had() -> None:
 
 @pytest.mark.behaviour("O5")
 def test_o5_beams_that_lack_blocks_take_those_of_whoever_came_later() -> None:
-    world = beam_world(num_blocks=9)
+    world = beam_world(num_blocks=16, max_num_seqs=6)
     world.add(search("r0", max_tokens=14))
-    world.add(make_request("later", 6, max_tokens=12))
+    for number in range(3):
+        start = 200 + 20 * number
+        world.add(make_request(f"later-{number}", tuple(range(start, start + 6)), max_tokens=14))
 
     world.run()
 
     assert world.scheduler.stats().num_preemptions > 0
-    for request_id in ("r0", "later"):
+    for request_id in world.requests:
         world.check_output(request_id)
 
 

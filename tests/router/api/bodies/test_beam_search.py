@@ -58,8 +58,7 @@ async def test_what_does_not_go_with_a_search_is_named(
 
     assert response.status_code == 400
     assert response.json()["error"]["param"].split(".")[0] == param
-    assert not rig.decode.submitted
-    assert not rig.prefill.submitted
+    assert rig.service.counters.num_requests == 0
 
 
 @pytest.mark.parametrize(
