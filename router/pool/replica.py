@@ -11,7 +11,8 @@ class Replica:
     """What is known of one replica. Only its pool and its reservations write it.
 
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
-    yet in its reports. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
+    yet in its reports. ``role`` is the one that it was started with, ``leaning`` the one that it reports, which may have
+    changed since. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
     it is also about to go. What policies look at is kept ready in ``num_blocks``, ``num_available_blocks`` (free and
     nobody's; those held for requests to come are promised to these), ``promised_usage`` (share of its KV blocks in use
     or promised; can exceed 1), ``queued_tokens`` (prompt tokens that wait there or are on their way) and ``num_queued``
@@ -22,6 +23,7 @@ class Replica:
         "info",
         "is_in_service",
         "is_left_out",
+        "leaning",
         "load",
         "num_available_blocks",
         "num_blocks",
@@ -36,11 +38,13 @@ class Replica:
         "reported_at_s",
         "reserved_blocks",
         "reserved_tokens",
+        "role",
         "takes_requests",
     )
 
-    def __init__(self, replica_id: str, *, probe_at_s: float = 0.0) -> None:
+    def __init__(self, replica_id: str, *, role: str = "", probe_at_s: float = 0.0) -> None:
         self.replica_id = replica_id
+        self.role = self.leaning = role
         self.info: WorkerInfo | None = None
         self.load = LoadReport()
         self.reported_at_s = 0.0
