@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from engine.contract.messages import CacheReset
 from kv_transfer.fault_options import FaultOptions
 from router.errors import InvalidRequestError, NoReplicaError, UnknownReplicaError
-from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
+from router.pool.role_view import RoleReplicas
 from router.pool.workers import WorkerError, WorkerRefusedError
 
 
@@ -31,7 +31,7 @@ class ResetAnswer:
 class Administration:
     """Orders to workers, by the names that ``/status`` shows."""
 
-    def __init__(self, pools: Sequence[ReplicaPool], *, timeout_s: float) -> None:
+    def __init__(self, pools: Sequence[RoleReplicas], *, timeout_s: float) -> None:
         self._pools = tuple(pools)
         self._timeout_s = timeout_s
 
@@ -83,7 +83,7 @@ class Administration:
         targets = [(pool, replica_id) for pool in self._pools for replica_id in sorted(pool.workers.replica_ids())]
         return await asyncio.gather(*(self._reset(pool, name, preempt_running) for pool, name in targets))
 
-    async def _reset(self, pool: ReplicaPool, replica_id: str, preempt_running: bool) -> ResetAnswer:
+    async def _reset(self, pool: RoleReplicas, replica_id: str, preempt_running: bool) -> ResetAnswer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 dropped = await pool.workers.reset_prefix_cache(replica_id, preempt_running=preempt_running)
@@ -96,7 +96,7 @@ class Administration:
         pool.forget_cache(replica_id)
         return ResetAnswer(replica_id=replica_id, role=pool.role, dropped=dropped)
 
-    def _find(self, name: str) -> tuple[ReplicaPool, Replica]:
+    def _find(self, name: str) -> tuple[RoleReplicas, Replica]:
         found = [
             (pool, replica)
             for pool in self._pools

@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from engine.contract.messages import CacheChanges, LoadReport
 from engine.contract.role import Role
 from router.errors import NoReplicaError
+from router.placement.fleet import Fleet, SlotArray, Standings
 from router.policies import PREFIX, Ask, Policy, make_policy
 from router.policies.session import home_of, is_overloaded
 from router.pool.demand import Demand
@@ -57,6 +60,8 @@ class ReplicaPool:
         self._settings = settings
         self._clock = clock
         self._uses_cache = PREFIX in (policy, *(also or {}).values())
+        self._fleet = Fleet() if also else None
+        self._slots: tuple[Sequence[Replica], SlotArray] = ((), np.empty(0, np.intp))
         self.mirror = PrefixMirror(settings.max_mirrored_blocks) if mirrors_cache else None
         self._replicas: dict[str, Replica] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -83,9 +88,9 @@ class ReplicaPool:
         """One replica, if it is known."""
         return self._replicas.get(replica_id)
 
-    def has_introduced(self) -> bool:
-        """True when at least one replica that takes requests introduced itself."""
-        return any(replica.takes_requests for replica in self._replicas.values())
+    def has_introduced(self, role: str | None = None) -> bool:
+        """True when at least one replica that takes requests introduced itself; one started with ``role`` if given."""
+        return any(item.takes_requests and role in (None, item.role) for item in self._replicas.values())
 
     def refresh(self) -> set[asyncio.Task[None]]:
         """Follow the membership, and start asking those replicas whose reports are missing or old.
@@ -100,7 +105,7 @@ class ReplicaPool:
         for counters in self.counters_of.values():
             counters.keep(current)
         for replica_id in current.difference(self._replicas):
-            self._replicas[replica_id] = Replica(replica_id, role=self._role_of(replica_id), probe_at_s=now)
+            self._add(Replica(replica_id, role=self._role_of(replica_id), probe_at_s=now))
         for replica in self.replicas:
             if replica.replica_id in self._asking:
                 if replica.is_in_service and self.age_s(replica) >= self._settings.unresponsive_after_s:
@@ -178,9 +183,7 @@ class ReplicaPool:
         block_size = self._block_size()
         return self.mirror.cached_tokens(demand.block_keys(block_size), block_size)
 
-    async def choose_or_wait(
-        self, demand: Demand, tried: Collection[str] = (), *, role: str | None = None
-    ) -> Replica:
+    async def choose_or_wait(self, demand: Demand, tried: Collection[str] = (), *, role: str | None = None) -> Replica:
         """A replica for a request that was accepted, if possible one that it has not tried.
 
         While there is none, it waits for another to come, or for a lost one to come back.
@@ -263,6 +266,9 @@ class ReplicaPool:
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             logger.info("%s replica %s is gone", replica.role, replica_id)
+            if self._fleet is not None:
+                replica.fleet = None  # what still is promised there must not be told of the next one in its slot
+                self._fleet.give_back(replica.slot)
             self._forget_candidates()
             self.forget_cache(replica_id)
             self.notify()
@@ -307,6 +313,15 @@ class ReplicaPool:
             return fresh
         return [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
 
+    def standings(self, candidates: Sequence[Replica]) -> Standings:
+        """How candidates stand, as arrays, of a pool of several roles."""
+        assert self._fleet is not None, "pools of one role choose by their policies"
+        known, slots = self._slots
+        if known is not candidates:
+            slots = np.array([item.slot for item in candidates], np.intp)
+            self._slots = (candidates, slots)
+        return self._fleet.standings(slots)
+
     def _fresh_ones(self) -> list[Replica]:
         """Those in service with fresh reports: the same list until one of them is not, or another one is."""
         now_s = self._clock()
@@ -320,6 +335,12 @@ class ReplicaPool:
 
     def _forget_candidates(self) -> None:
         self._fresh_until_s = -math.inf
+
+    def _add(self, replica: Replica) -> None:
+        self._replicas[replica.replica_id] = replica
+        if self._fleet is not None:
+            replica.fleet, replica.slot = self._fleet, self._fleet.take_slot()
+            replica.update()
 
     def _role_of(self, replica_id: str) -> str:
         return self.workers.role_of(replica_id) if isinstance(self.workers, UnitedWorkers) else self._own_role

@@ -31,7 +31,9 @@ class UnitedWorkers:
         if replica_id not in self._roles:
             self.replica_ids()
         if replica_id not in self._roles:
-            raise WorkerUnavailableError(replica_id=replica_id, reason="no running replica has this id", was_called=False)
+            raise WorkerUnavailableError(
+                replica_id=replica_id, reason="no running replica has this id", was_called=False
+            )
         return self._roles[replica_id]
 
     def has_link(self, replica_id: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from router.pool.pool import ReplicaPool
+from router.pool.role_view import RoleReplicas
 from router.report.counters import RouterCounters
 from router.report.metric_rows import Labels, MetricFamily, gauge, render
 from router.report.metrics import RouterMetrics
@@ -55,7 +55,7 @@ class ClusterView:
         router_id: str,
         model_name: str,
         load: Load,
-        pools: Sequence[ReplicaPool],
+        pools: Sequence[RoleReplicas],
         metrics: RouterMetrics,
         counters: RouterCounters,
         peers: RouterPeers,
