@@ -330,6 +330,28 @@ def drain(
 
 
 @app.command(cls=Command)
+def lean(
+    context: typer.Context,
+    replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
+    role: Annotated[str, typer.Argument(help="The role whose work it is to prefer: prefill or decode.")],
+    url: Url = DEFAULT_URL,
+    api_key: AdminKey = "",
+) -> None:
+    """Let a worker prefer the work of a role, where roles are elastic; what runs there goes on."""
+    import httpx
+
+    from cluster.client import cluster_url, explain
+    from cluster.commands.lean import lean as run
+    from cluster.config.own_admin_key import with_own_key
+
+    url, api_key = with_own_key(cluster_url(url), api_key, is_for_orders=is_for_orders(context))
+    try:
+        run(url, replica, role, Console(), api_key=api_key)
+    except httpx.HTTPError as error:
+        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
+
+
+@app.command(cls=Command)
 def chaos(
     context: typer.Context,
     scenario: Annotated[Path, typer.Option(help="YAML file: deploy/chaos/ has some.")],

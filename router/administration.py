@@ -28,11 +28,20 @@ class ResetAnswer:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaningAnswer:
+    """Which worker leans to another role now, and to which it did before."""
+
+    replica_id: str
+    before: str
+
+
 class Administration:
     """Orders to workers, by the names that ``/status`` shows."""
 
-    def __init__(self, pools: Sequence[RoleReplicas], *, timeout_s: float) -> None:
+    def __init__(self, pools: Sequence[RoleReplicas], *, timeout_s: float, is_elastic: bool = False) -> None:
         self._pools = tuple(pools)
+        self._is_elastic = is_elastic
         self._timeout_s = timeout_s
 
     async def drain(self, name: str) -> str:
@@ -52,6 +61,28 @@ class Administration:
         except (WorkerError, TimeoutError) as error:
             raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error
         return replica.replica_id
+
+    async def lean(self, name: str, role: str) -> LeaningAnswer:
+        """Have a worker prefer the work of a role from now on; what runs there goes on.
+
+        Raises:
+            InvalidRequestError: The cluster's roles are fixed.
+            UnknownReplicaError: No worker's id begins like this, or several do.
+            NoReplicaError: It does not answer.
+        """
+        if not self._is_elastic:
+            raise InvalidRequestError(
+                "workers of this cluster do what their pool is for, as its setting roles is fixed; with roles: elastic "
+                "they can lean to other work",
+                code="roles_are_fixed",
+            )
+        pool, replica = self._find(name)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                before = await pool.workers.lean(replica.replica_id, role)
+        except (WorkerError, TimeoutError) as error:
+            raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error
+        return LeaningAnswer(replica_id=replica.replica_id, before=before)
 
     async def set_faults(self, options: FaultOptions, *, role: str | None) -> list[str]:
         """Have the connectors of all workers, or of one role's, suffer these faults and no others.

@@ -114,7 +114,9 @@ class RouterService:
         self.prefill_pool, self.decode_pool = prefill.pool, decode.pool
         self.metrics = RouterMetrics(self.counters)
         views = role_views(self._links)
-        self.administration = Administration(views, timeout_s=self.settings.abort_timeout_s)
+        self.administration = Administration(
+            views, timeout_s=self.settings.abort_timeout_s, is_elastic=self.settings.is_elastic
+        )
         self._orchestrator = Orchestrator(prefill, decode, settings=self.settings, counters=self.counters)
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting

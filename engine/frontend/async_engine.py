@@ -43,7 +43,11 @@ class AsyncEngine:
         self._thread = EngineThread(build, self, name=name, step_timeout_s=step_timeout_s, clock=clock)
         self._report_period_s = report_period_s
         self._load = self._delivered_load = LoadReport()
-        self._told: tuple[LoadReport, tuple[int, bool, bool, bool] | None, LoadReport] = (self._load, None, self._load)
+        self._told: tuple[LoadReport, tuple[int, str, bool, bool, bool] | None, LoadReport] = (
+            self._load,
+            None,
+            self._load,
+        )
         self._streams: dict[str, ClientStream] = {}
         self._outboxes: Mapping[str, Outbox] = {}
         """Replaced, never changed: the engine's thread reads it."""
@@ -51,6 +55,8 @@ class AsyncEngine:
         self._is_draining = False
         self.num_peers = 0
         """How many workers this one has met, for its reports."""
+        self.leaning = ""
+        """The role whose work it prefers, for its reports."""
         self._delivered = asyncio.Event()
 
     async def start(self) -> None:
@@ -84,12 +90,20 @@ class AsyncEngine:
     @property
     def load(self) -> LoadReport:
         """The engine's load after its last step, and whether that is too long ago. From any thread."""
-        load, stands = self._load, (self.num_peers, self._is_draining, self.is_stalled, self.has_hung_read)
+        load, stands = (
+            self._load,
+            (self.num_peers, self.leaning, self._is_draining, self.is_stalled, self.has_hung_read),
+        )
         told_of, told_stands, told = self._told
         if told_of is not load or told_stands != stands:
-            num_peers, is_draining, is_stalled, has_hung_read = stands
+            num_peers, leaning, is_draining, is_stalled, has_hung_read = stands
             told = replace(
-                load, num_peers=num_peers, is_draining=is_draining, is_stalled=is_stalled, has_hung_read=has_hung_read
+                load,
+                num_peers=num_peers,
+                leaning=leaning,
+                is_draining=is_draining,
+                is_stalled=is_stalled,
+                has_hung_read=has_hung_read,
             )
             self._told = (load, stands, told)
         return told

@@ -61,6 +61,7 @@ _PATHS = frozenset(
         "/metrics",
         "/admin/drain",
         "/admin/faults",
+        "/admin/lean",
         "/reset_prefix_cache",
         "/server_info",
     }

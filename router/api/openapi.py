@@ -59,6 +59,7 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/status": ClusterStatus,
     "/admin/drain": Order,
     "/admin/faults": Order,
+    "/admin/lean": Order,
     "/": State,
     "/healthz": State,
     "/v1/health": State,

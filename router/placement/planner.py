@@ -1,9 +1,9 @@
 """Where a request goes: the plan with the least predicted cost, of all replicas for its prompt and all for its tokens.
 
 The cost of a plan is a sum of seconds: those that the request needs itself, and those by which it delays the streams
-that run where it goes. A second by which somebody is later than was promised counts ``LATE_WEIGHT`` times: so plans that
-keep all promises come first, and if none does, the one that breaks them least. The own seconds of a request whose
-promise is kept count little: it gives way to those that lack the time.
+that run where it goes. A second by which somebody is later than was promised counts ``LATE_WEIGHT`` times: so plans
+that keep all promises come first, and if none does, the one that breaks them least. The own seconds of a request that
+was promised something count little: while it is in time it gives way to those that lack the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NEVER = np.inf
 class Wish:
     """What is to be placed.
 
-    num_blocks: what must be free where its tokens are generated, and ``num_prompt_blocks`` where its prompt is computed.
+    num_blocks: what must be free where its tokens are generated; ``num_prompt_blocks``: where its prompt is computed.
     num_new_tokens: tokens that are expected to come, after the first.
     hand_over_s: until another worker can go on with the prompt's KV.
     key: a number that differs from request to request.
@@ -197,5 +197,7 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def _wobble(size: int, key: int) -> FloatArray:
     """A number from 0 to 1 for each replica, in an order that depends on the request."""
-    mixed = (np.arange(1, size + 1, dtype=np.uint64) * np.uint64(2_654_435_761 + 2 * key)) & np.uint64(0xFFFF)
+    mixed = (np.arange(1, size + 1, dtype=np.uint64) * np.uint64((2_654_435_761 + 2 * key) & 0xFFFFFFFF)) & np.uint64(
+        0xFFFF
+    )
     return mixed.astype(np.float64) / 65_536.0

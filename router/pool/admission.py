@@ -36,8 +36,8 @@ class Ticket:
     """What an accepted request holds: room, or the promise of a place in the queue.
 
     ``placed`` says why its room is where it is, and ``prompt_room`` is its turn on another replica that computes its
-    prompt, where both were decided together. ``turn`` is there while it stands in the queue. A choice that is not the first of its prompt does so only once the
-    first one has begun; until then its place is kept.
+    prompt, where both were decided together. ``turn`` is there while it stands in the queue. A choice that is not the
+    first of its prompt does so only once the first one has begun; until then its place is kept.
     """
 
     wish: RoomWish

@@ -1,4 +1,4 @@
-"""Where requests go in a pool of workers that all take any work: by predictions, or by policies until there are some."""
+"""Where requests go in a pool whose workers take any work: by predictions, or by policies until there are some."""
 
 from __future__ import annotations
 

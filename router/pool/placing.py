@@ -13,8 +13,8 @@ from router.pool.replica import Replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """``stream`` generates. ``prompt`` computes the prompt, None where that is decided later; ``num_prompt_tokens`` of it
-    it lacks.
+    """``stream`` generates. ``prompt`` computes the prompt, of which it lacks ``num_prompt_tokens``; None where that is
+    decided later.
     """
 
     stream: Replica

@@ -13,8 +13,8 @@ class Replica:
     """What is known of one replica. Only its pool and its reservations write it.
 
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
-    yet in its reports. ``role`` is the one that it was started with, ``leaning`` the one that it reports, which may have
-    changed since. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
+    yet in its reports. ``role`` is the one that it was started with, ``leaning`` the one whose work it prefers now, as
+    it reports. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
     it is also about to go. What policies look at is kept ready in ``num_blocks``, ``num_available_blocks`` (free and
     nobody's; those held for requests to come are promised to these), ``promised_usage`` (share of its KV blocks in use
     or promised; can exceed 1), ``queued_tokens`` (prompt tokens that wait there or are on their way) and ``num_queued``

@@ -52,6 +52,10 @@ class UnitedWorkers:
         """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
         await self._of(replica_id).drain(replica_id)
 
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Have a replica prefer the work of a role; raises WorkerUnavailableError."""
+        return await self._of(replica_id).lean(replica_id, role)
+
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """Have a replica's connector suffer these faults; raises WorkerRefusedError and WorkerUnavailableError."""
         await self._of(replica_id).set_faults(replica_id, options)

@@ -100,6 +100,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "state": status.state if status is not None else "unreachable",
         "is_left_out": replica.is_left_out,
         "is_draining": load.is_draining,
+        "leaning": replica.leaning if status is None else load.leaning or replica.role,
         "unhealthy": load.unhealthy,
         "report_age_s": round(age_s, 3),
         "kv_usage": round(load.kv_usage, 6),

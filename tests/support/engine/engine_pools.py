@@ -102,6 +102,12 @@ class EnginePool:
         """Let its requests go."""
         await self.engines[replica_id].drain(moves_out=self._moves_out, timeout_s=DRAIN_TIMEOUT_S)
 
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Prefer the work of a role."""
+        engine = self.engines[replica_id]
+        before, engine.leaning = engine.leaning or self._infos[replica_id].role, role
+        return before
+
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """These connectors are not faulty."""
         raise WorkerRefusedError(f"{replica_id} allows no {options}", code="faults_not_allowed")
