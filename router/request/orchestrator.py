@@ -63,12 +63,12 @@ class Orchestrator:
         self._local_prompts = LocalPrompts(
             settings, prefill_pool=prefill.pool, decode_pool=decode.pool, counters=counters
         )
-        placement = (
+        self._placement = (
             ElasticPlacement(decode.pool, settings=settings, num_new_tokens=counters.mean_output_tokens)
             if decode.pool.is_united
             else None
         )
-        self._admission = Admission(decode.pool, settings=settings, placement=placement)
+        self._admission = Admission(decode.pool, settings=settings, placement=self._placement)
         self._prefill_phase = PrefillPhase(prefill, notices=decode.notices, settings=settings, counters=counters)
         self._decode_phase = DecodePhase(decode, prefill_pool=prefill.pool, settings=settings, counters=counters)
         self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
@@ -263,14 +263,23 @@ class Orchestrator:
     async def _reserve(self, generation: Generation) -> Reservation | None:
         """Room for the KV on a decode replica; None for a request that no decode replica will see."""
         if generation.ticket is None:
+            self._place_prompt(generation)
             return None
         beside = generation.leader.decode_replica if generation.leader is not None else None
         reservation = await self._admission.room(generation.ticket, beside=beside)
         generation.decode_replica = reservation.replica
         generation.placed, generation.prompt_room = generation.ticket.placed, generation.ticket.prompt_room
-        if self._decode_pool.is_united:
+        if self._placement is not None:
             self._counters.note_placed(generation.placed.reason if generation.placed is not None else None)
         return reservation
+
+    def _place_prompt(self, generation: Generation) -> None:
+        """Keep a turn for a prompt behind which nothing is generated, where any worker could compute it."""
+        placed = self._placement.place_prompt(generation.demand) if self._placement is not None else None
+        if placed is None or placed.prompt is None:
+            return
+        self._counters.note_placed(placed.reason)
+        generation.prompt_room = self._prefill_pool.reserve(placed.prompt, num_tokens=placed.num_prompt_tokens)
 
     async def _decode(
         self, generation: Generation, delta: TokenDelta, reservation: Reservation | None, *, prefill_replica_id: str
