@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from router.errors import (
@@ -131,10 +132,17 @@ class Orchestrator:
                     leader=leader,
                     ticket=ticket,
                 )
+                generation.others = self._others(generation)
                 self._begin(generation)
                 leader = leader or generation
                 started.append(generation)
         return started
+
+    def _others(self, generation: Generation) -> list[Generation]:
+        """Who gets the outputs that a beam search finds beside the best one."""
+        beams = generation.request.sampling.beams
+        others = range(1, beams.num_results if beams is not None else 1)
+        return [replace(generation, mailbox=Mailbox(self._pacer), leader=None, ticket=None) for _ in others]
 
     def _begin(self, generation: Generation) -> None:
         self._counters.num_requests += 1
@@ -161,11 +169,13 @@ class Orchestrator:
         if max_tokens <= 1 and num_tokens > self._settings.local_prefill_tokens:
             return None
         num_blocks = pool.blocks_for(num_tokens + min(max_tokens, self._settings.growth_headroom_tokens))
-        num_full = pool.blocks_for(num_tokens + 1) - 1
+        num_own = num_blocks - (pool.blocks_for(num_tokens + 1) - 1)
+        if request.sampling.beams is not None:
+            num_blocks += (request.sampling.beams.width - 1) * num_own
         return RoomWish(
             demand=demand,
             num_blocks=num_blocks,
-            num_own_blocks=num_blocks - num_full,
+            num_own_blocks=num_own,
             priority=request.priority,
             num_choices=len(choices),
         )

@@ -179,19 +179,20 @@ PATHS = (
     Column(
         name="steps that run ahead",
         setup=Setup(scheduler={"async_scheduling": True}),
-        grow=("decode num_transfers", "runners num_overlaps"),
+        grow=("decode num_transfers",),
+        grow_without_beams=("runners num_overlaps",),
     ),
     Column(
         name="drafts",
         setup=Setup(drafting=lambda: Drafting(proposer=Remembering(), max_draft_tokens=DRAFTS)),
         ask=twice,
-        grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
+        grow_without_beams=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
     ),
     Column(
         name="drafts out of earlier answers",
         setup=Setup(drafting=lambda: make_drafting(SpeculativeConfig(method="suffix", num_tokens=DRAFTS))),
         ask=twice,
-        grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
+        grow_without_beams=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
     ),
     Column(
         name="own prefix cache",
