@@ -98,6 +98,10 @@ class EnginePool:
         """Drop what is cached."""
         return await self.engines[replica_id].reset_prefix_cache(preempt_running=preempt_running)
 
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Have requests go on elsewhere."""
+        await _called(replica_id, self.engines[replica_id].move_out(request_ids))
+
     async def drain(self, replica_id: str) -> None:
         """Let its requests go."""
         await self.engines[replica_id].drain(moves_out=self._moves_out, timeout_s=DRAIN_TIMEOUT_S)
