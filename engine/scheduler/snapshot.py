@@ -23,6 +23,7 @@ def take_snapshot(
 ) -> SchedulerStats:
     """What is, and what has been counted since the start."""
     num_free, held_by_group = kv_cache.num_free, kv_cache.pool.num_held_by_group
+    rows = table.measure()
     counted: dict[str, float] = dict(vars(counters))
     counted["num_dropped_early_loads"] = early.num_dropped
     counted["num_allocated_blocks"] = kv_cache.pool.num_allocated
@@ -40,7 +41,9 @@ def take_snapshot(
         num_early_blocks=early.num_blocks,
         num_window_blocks=_num_window_blocks(kv_cache, held_by_group) if kv_cache.has_windows else 0,
         held_blocks_by_group=held_by_group,
-        queued_prefill_tokens=live_requests.queued_prefill_tokens + table.num_prefill_tokens_left(),
+        queued_prefill_tokens=live_requests.queued_prefill_tokens + rows.num_prefill_tokens,
+        num_decoding=rows.num_decoding,
+        num_context_tokens=rows.num_context_tokens,
         **counted,
     )
 

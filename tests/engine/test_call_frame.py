@@ -19,6 +19,7 @@ from engine.contract.call_frame import (
     unpack_call,
 )
 from engine.contract.messages import GenerateRequest, RequestError, SamplingParams
+from engine.contract.promise import Promise
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams, PeerIdentity
 
@@ -68,6 +69,7 @@ REQUEST = GenerateRequest(
     kv_stream=KVStreamParams(protocol_version=4, source=SOURCE, timeout_s=2.5),
     cache_salt="salt",
     max_recomputed_tokens=64,
+    promise=Promise(ttft_ms=500.0, itl_ms=40.0),
 )
 
 

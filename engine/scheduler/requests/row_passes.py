@@ -85,6 +85,23 @@ def advance(columns, order, shares, cap, budget, is_chunked, lines):
     return _count_as_computed(columns, order, lines)
 
 
+@njit(types.UniTuple(_NUMBER, 3)(_LINES, _INTS), **OPTIONS)
+def measure(columns, order):
+    """What is left and done of the rows in ``order``.
+
+    Returns:
+        (tokens to compute before each can take one token a step, rows that do, tokens computed of all).
+    """
+    num_left, num_decoding, num_computed = 0, 0, 0
+    for row in order:
+        computed = columns[NUM_COMPUTED, row]
+        left = columns[NUM_EXPECTED, row] - computed - 1
+        num_left += max(left, 0)
+        num_decoding += left <= 0
+        num_computed += computed
+    return num_left, num_decoding, num_computed
+
+
 @njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)
 def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, found):
     """Store the tokens that ``rows``, computed up to ``ends``, sampled, and find those that something happens to.

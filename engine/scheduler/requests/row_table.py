@@ -7,7 +7,7 @@ a ``Request`` object when one starts, ends or fills a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,15 @@ def _width(num_columns: int) -> int:
     """Columns of a table whose rows do not share cache sets: an odd number of cache lines."""
     num_lines = -(-num_columns // _CACHE_LINE_ELEMENTS)
     return (num_lines | 1) * _CACHE_LINE_ELEMENTS
+
+
+class RowMeasures(NamedTuple):
+    """Of running requests: the tokens that they must compute before each can take one token a step, how many can, and
+    the tokens that all of them have computed."""
+
+    num_prefill_tokens: int
+    num_decoding: int
+    num_context_tokens: int
 
 
 class RowTable:
@@ -122,11 +131,9 @@ class RowTable:
         """``order`` without some rows."""
         return self.order[~np.isin(self.order, leaving_rows)] if leaving_rows else self.order
 
-    def num_prefill_tokens_left(self) -> int:
-        """Tokens that running requests must still compute before each can take one token a step."""
-        rows = self.order
-        left = self.num_expected[rows].sum() - self.num_computed[rows].sum() - rows.size
-        return max(int(left), 0)
+    def measure(self) -> RowMeasures:
+        """How far the running requests have come, all together."""
+        return RowMeasures(*row_passes.measure(self.columns, self.order_int32))
 
     def num_common_blocks(self) -> int:
         """Leading blocks of the first group that the tables of all running requests share."""
