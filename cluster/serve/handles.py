@@ -32,7 +32,8 @@ RESYNC_TIMEOUT_S = 10.0
 class RayWorkerPool:
     """One role's workers: ``router.pool.workers.WorkerPool``, called with the patience of the router's settings.
 
-    Requests, aborts and orders to move go over the connection that brings the tokens, to replicas that have none by Ray.
+    Requests, aborts and orders to move go over the connection that brings the tokens, to replicas that have none by
+    Ray.
     """
 
     def __init__(self, caller: Caller, settings: RouterSettings) -> None:

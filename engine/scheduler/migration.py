@@ -1,5 +1,5 @@
-"""Requests leave a live engine for another one, and take their KV along: all of them (drain), or those that were told to.
-Free of torch.
+"""Requests leave a live engine for another one, and take their KV along: all of them (drain), or those that are told
+to. Free of torch.
 """
 
 from __future__ import annotations

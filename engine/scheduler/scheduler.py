@@ -147,7 +147,8 @@ class Scheduler:
     def order_out(self, request_ids: Iterable[str]) -> None:
         """Have requests leave for another engine, each with a hand-over, as soon as :meth:`let_go` can do that.
 
-        One that is loading leaves when it runs, one that hands over anyway does so. Unknown ids are counted and ignored.
+        One that is loading leaves when it runs, one that hands over anyway does that. Ids of requests that are not here
+        are counted and ignored.
         """
         self._is_quiet = False
         self._migration.order(request_ids)

@@ -1,4 +1,4 @@
-"""Requests, aborts and orders to move over the connection that brings a replica's tokens, with the errors that a call over Ray has."""
+"""Requests, aborts and orders to move over the connection that brings a replica's tokens, with a Ray call's errors."""
 
 from __future__ import annotations
 
