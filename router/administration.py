@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine.contract.messages import CacheReset
 from kv_transfer.fault_options import FaultOptions
+from router.balance.rebalancer import Rebalancer
 from router.errors import InvalidRequestError, NoReplicaError, UnknownReplicaError
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
@@ -28,11 +29,21 @@ class ResetAnswer:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveAnswer:
+    """The worker that so many live requests were told to leave, and where they go; None: where the policy says."""
+
+    source: str
+    target: str | None
+    num_streams: int
+
+
 class Administration:
     """Orders to workers, by the names that ``/status`` shows."""
 
-    def __init__(self, pools: Sequence[ReplicaPool], *, timeout_s: float) -> None:
+    def __init__(self, pools: Sequence[ReplicaPool], rebalancer: Rebalancer, *, timeout_s: float) -> None:
         self._pools = tuple(pools)
+        self._rebalancer = rebalancer
         self._timeout_s = timeout_s
 
     async def drain(self, name: str) -> str:
@@ -52,6 +63,21 @@ class Administration:
         except (WorkerError, TimeoutError) as error:
             raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error
         return replica.replica_id
+
+    async def move(self, name: str, target: str | None, *, num_streams: int) -> MoveAnswer:
+        """Have live requests of this router leave a worker, with their KV, and go on at another one.
+
+        Raises:
+            UnknownReplicaError: No worker's id begins like one of these, or several do.
+            NoReplicaError: It does not answer.
+        """
+        pool, source = self._find(name)
+        wanted = None if target is None else self._find(target)[1].replica_id
+        try:
+            number = await self._rebalancer.move(source.replica_id, wanted, num_streams=num_streams)
+        except (WorkerError, TimeoutError) as error:
+            raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{source.replica_id}: {error}") from error
+        return MoveAnswer(source=source.replica_id, target=wanted, num_streams=number)
 
     async def set_faults(self, options: FaultOptions, *, role: str | None) -> list[str]:
         """Have the connectors of all workers, or of one role's, suffer these faults and no others.

@@ -16,6 +16,8 @@ from engine.contract.role import Role
 from engine.contract.token_ids import TokenIds
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
+from router.balance.rebalancer import Rebalancer
+from router.balance.streams import LiveStreams
 from router.body_room import BodyRoom
 from router.errors import NoReplicaError, UnknownModelError
 from router.grammar.checker import GrammarChecker
@@ -116,8 +118,12 @@ class RouterService:
         prefill, decode = self._links["prefill"], self._links["decode"]
         self.prefill_pool, self.decode_pool = prefill.pool, decode.pool
         self.metrics = RouterMetrics(self.counters)
-        self.administration = Administration(self._pools, timeout_s=self.settings.abort_timeout_s)
-        self._orchestrator = Orchestrator(prefill, decode, settings=self.settings, counters=self.counters)
+        streams = LiveStreams()
+        self._orchestrator = Orchestrator(
+            prefill, decode, streams=streams, settings=self.settings, counters=self.counters
+        )
+        self.rebalancer = Rebalancer(decode.pool, streams, settings=self.settings, counters=self.counters)
+        self.administration = Administration(self._pools, self.rebalancer, timeout_s=self.settings.abort_timeout_s)
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
         )
@@ -192,6 +198,7 @@ class RouterService:
         await self._refresh(wait=True)
         self._refreshing = asyncio.create_task(self._keep_refreshing())
         await self.view.start()
+        self.rebalancer.start()
 
     async def close(self) -> None:
         """End all requests, tell the workers, stop. Idempotent."""
@@ -199,6 +206,7 @@ class RouterService:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
+        await self.rebalancer.close()
         await self._orchestrator.close()
         await self.chat_renderer.close()
         self.grammars.close()

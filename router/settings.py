@@ -16,10 +16,17 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 MetricsCompat = Literal["none", "vllm"]
 
-_AT_LEAST_ONE = ("max_body_bytes", "max_body_values", "max_num_requests", "max_num_choices", "max_prefill_attempts")
+_AT_LEAST_ONE = (
+    "max_body_bytes",
+    "max_body_values",
+    "max_num_requests",
+    "max_num_choices",
+    "max_prefill_attempts",
+    "rebalance_max_in_flight",
+)
 
 _MAY_BE_NO_TIME = frozenset(
-    {"recovery_wait_s", "max_write_delay_s", "backoff_max_s", "retry_after_s", "reading_wait_s"}
+    {"recovery_wait_s", "max_write_delay_s", "backoff_max_s", "retry_after_s", "reading_wait_s", "rebalance_min_stay_s"}
 )
 """Times that may be 0. Any other would be a loop that never rests, or a wait in which nobody can ever answer."""
 
@@ -63,6 +70,10 @@ class RouterSettings:
     replica than at the decode replica; 0: never, whatever waits.
     Requests with the same value of ``session_header`` go to one replica, unless its KV usage leads the emptiest one's
     by more than ``session_max_usage_lead`` or its queue by more than ``session_max_queue_lead`` tokens.
+    With ``rebalance`` live streams leave a worker that is predicted to break what they were promised between tokens, or
+    whose KV usage is at least ``rebalance_max_kv_usage``, for one with room: at most ``rebalance_max_in_flight`` at a
+    time, each ``rebalance_max_moves`` times and not before it had ``rebalance_min_stay_tokens`` from its worker in
+    ``rebalance_min_stay_s``. A worker that gave or took some rests for ``rebalance_cooldown_s``.
     Of /v1/responses each router keeps ``max_stored_responses``, of together at most ``max_stored_response_bytes``, for
     ``stored_response_ttl_s``; 0 of them: none.
     ``tool_format`` and ``reasoning_format`` name how the model writes calls of tools and its thinking (docs/tools.md).
@@ -108,6 +119,13 @@ class RouterSettings:
     session_header: str | None = "X-Session-Id"
     session_max_usage_lead: float = 0.2
     session_max_queue_lead: int = 8192
+    rebalance: bool = False
+    rebalance_max_kv_usage: float = 0.9
+    rebalance_max_in_flight: int = 8
+    rebalance_max_moves: int = 3
+    rebalance_min_stay_s: float = 2.0
+    rebalance_min_stay_tokens: int = 16
+    rebalance_cooldown_s: float = 2.0
     max_mirrored_blocks: int = 500_000
     max_stored_responses: int = 1000
     max_stored_response_bytes: int = 64 * 1024 * 1024
@@ -152,6 +170,7 @@ class RouterSettings:
                 f"max_reading_bytes ({self.max_reading_bytes}) is less than max_body_bytes ({self.max_body_bytes}): "
                 "the largest bodies would never find room"
             )
+        self._check_balance()
         self._check_times()
         self._check_formats()
         for role in ROLES.values():
@@ -164,6 +183,10 @@ class RouterSettings:
             raise ValueError(
                 f"default_timeout_s ({self.default_timeout_s}) is larger than max_timeout_s ({self.max_timeout_s})"
             )
+
+    def _check_balance(self) -> None:
+        if not 0.2 <= self.rebalance_max_kv_usage <= 1.0:
+            raise ValueError(f"rebalance_max_kv_usage must be from 0.2 to 1, got {self.rebalance_max_kv_usage}")
 
     def _check_formats(self) -> None:
         for name, known in (("tool_format", TOOL_FORMATS), ("reasoning_format", REASONING_FORMATS)):

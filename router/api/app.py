@@ -60,6 +60,7 @@ _PATHS = frozenset(
         "/status",
         "/metrics",
         "/admin/drain",
+        "/admin/move",
         "/admin/faults",
         "/reset_prefix_cache",
         "/server_info",

@@ -48,6 +48,26 @@ class RouterCounters:
         total="local_prefills",
     )
 
+    num_gap_moves: int = counted(
+        "Live sequences moved to another decode replica, by reason.",
+        metric="rebalance_moves",
+        labels=(("reason", "gap"),),
+        total="gap_moves",
+    )
+    num_kv_moves: int = counted(metric="rebalance_moves", labels=(("reason", "kv"),), total="kv_moves")
+    num_ordered_moves: int = counted(metric="rebalance_moves", labels=(("reason", "order"),), total="ordered_moves")
+    num_failed_moves: int = counted(
+        "Moves that were ordered and not carried out.", metric="rebalance_moves_failed", total="failed_moves"
+    )
+
+    def count_move(self, reason: str | None) -> None:
+        """A sequence left its decode replica, which was told to let it go for a reason, or (None) is being drained."""
+        if reason is None:
+            self.num_drain_moves += 1
+        else:
+            name = {"gap": "num_gap_moves", "kv": "num_kv_moves", "order": "num_ordered_moves"}[reason]
+            setattr(self, name, getattr(self, name) + 1)
+
     def plus(self, other: RouterCounters) -> RouterCounters:
         """The sums of both."""
         return RouterCounters(

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from router.balance.streams import LiveStreams
 from router.errors import (
     DeadlineExceededError,
     InternalError,
@@ -50,6 +51,7 @@ class Orchestrator:
         prefill: WorkerLink,
         decode: WorkerLink,
         *,
+        streams: LiveStreams,
         settings: RouterSettings,
         counters: RouterCounters,
     ) -> None:
@@ -64,7 +66,9 @@ class Orchestrator:
         )
         self._admission = Admission(decode.pool, settings=settings)
         self._prefill_phase = PrefillPhase(prefill, notices=decode.notices, settings=settings, counters=counters)
-        self._decode_phase = DecodePhase(decode, prefill_pool=prefill.pool, settings=settings, counters=counters)
+        self._decode_phase = DecodePhase(
+            decode, prefill_pool=prefill.pool, streams=streams, settings=settings, counters=counters
+        )
         self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
         self._alive: set[asyncio.Task[None]] = set()
 

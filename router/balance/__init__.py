@@ -1,0 +1,1 @@
+"""Which live streams should go on at another worker, and having them moved there."""
