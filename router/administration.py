@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.contract.messages import CacheReset
 from kv_transfer.fault_options import FaultOptions
 from router.balance.rebalancer import Rebalancer
 from router.errors import InvalidRequestError, NoReplicaError, UnknownReplicaError
-from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
+from router.pool.role_view import RoleReplicas
 from router.pool.workers import WorkerError, WorkerRefusedError
 
 
@@ -38,12 +38,25 @@ class MoveAnswer:
     num_streams: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaningAnswer:
+    """Which worker leans to another role now, and to which it did before."""
+
+    replica_id: str
+    before: str
+
+
 class Administration:
     """Orders to workers, by the names that ``/status`` shows."""
 
-    def __init__(self, pools: Sequence[ReplicaPool], rebalancer: Rebalancer, *, timeout_s: float) -> None:
+    def __init__(
+        self, pools: Sequence[RoleReplicas], rebalancer: Rebalancer, *, timeout_s: float, is_elastic: bool = False
+    ) -> None:
         self._pools = tuple(pools)
         self._rebalancer = rebalancer
+        self._is_elastic = is_elastic
+        self.on_leaned: Callable[[str], None] = lambda _: None
+        """Called with the worker whose leaning was ordered here."""
         self._timeout_s = timeout_s
 
     async def drain(self, name: str) -> str:
@@ -79,6 +92,29 @@ class Administration:
             raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{source.replica_id}: {error}") from error
         return MoveAnswer(source=source.replica_id, target=wanted, num_streams=number)
 
+    async def lean(self, name: str, role: str) -> LeaningAnswer:
+        """Have a worker prefer the work of a role from now on; what runs there goes on.
+
+        Raises:
+            InvalidRequestError: The cluster's roles are fixed.
+            UnknownReplicaError: No worker's id begins like this, or several do.
+            NoReplicaError: It does not answer.
+        """
+        if not self._is_elastic:
+            raise InvalidRequestError(
+                "workers of this cluster do what their pool is for, as its setting roles is fixed; with roles: elastic "
+                "they can lean to other work",
+                code="roles_are_fixed",
+            )
+        pool, replica = self._find(name)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                before = await pool.workers.lean(replica.replica_id, role)
+            self.on_leaned(replica.replica_id)
+        except (WorkerError, TimeoutError) as error:
+            raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error
+        return LeaningAnswer(replica_id=replica.replica_id, before=before)
+
     async def set_faults(self, options: FaultOptions, *, role: str | None) -> list[str]:
         """Have the connectors of all workers, or of one role's, suffer these faults and no others.
 
@@ -109,7 +145,7 @@ class Administration:
         targets = [(pool, replica_id) for pool in self._pools for replica_id in sorted(pool.workers.replica_ids())]
         return await asyncio.gather(*(self._reset(pool, name, preempt_running) for pool, name in targets))
 
-    async def _reset(self, pool: ReplicaPool, replica_id: str, preempt_running: bool) -> ResetAnswer:
+    async def _reset(self, pool: RoleReplicas, replica_id: str, preempt_running: bool) -> ResetAnswer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 dropped = await pool.workers.reset_prefix_cache(replica_id, preempt_running=preempt_running)
@@ -122,7 +158,7 @@ class Administration:
         pool.forget_cache(replica_id)
         return ResetAnswer(replica_id=replica_id, role=pool.role, dropped=dropped)
 
-    def _find(self, name: str) -> tuple[ReplicaPool, Replica]:
+    def _find(self, name: str) -> tuple[RoleReplicas, Replica]:
         found = [
             (pool, replica)
             for pool in self._pools

@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
-from engine.contract.role import Role
 from engine.contract.token_ids import TokenIds
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
+from router.balance.leaning_control import LeaningControl
 from router.balance.rebalancer import Rebalancer
 from router.balance.streams import LiveStreams
 from router.body_room import BodyRoom
 from router.errors import NoReplicaError, UnknownModelError
 from router.grammar.checker import GrammarChecker
-from router.pool.pool import ReplicaPool
 from router.pool.workers import WorkerPool
 from router.report.cluster_view import ClusterView
 from router.report.counters import RouterCounters
@@ -30,7 +29,6 @@ from router.report.router_report import NoPeers, RouterPeers
 from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.request.text_output import TextOutput
-from router.roles import ROLES
 from router.settings import RouterSettings
 from router.stored_responses.directory import ResponseDirectory
 from router.stored_responses.store import ResponseStore
@@ -45,7 +43,7 @@ from router.tools.reasoning import ReasoningFormat
 from router.tools.registry import reasoning_format, tool_format
 from router.tools.tool_format import ToolFormat
 from router.tools.turn_reader import TurnRules
-from router.wire.worker_link import WorkerLink
+from router.wire.links import make_links, role_views
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -113,17 +111,23 @@ class RouterService:
         self.grammars = GrammarChecker()
         self.counters = RouterCounters()
         self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
-        self._links = {name: self._link(ROLES[name], workers) for name, workers in pools.items()}
-        self._pools = tuple(link.pool for link in self._links.values())
+        self._links = make_links(pools, settings=self.settings, clock=self._clock)
+        self._pools = tuple(dict.fromkeys(link.pool for link in self._links.values()))
         prefill, decode = self._links["prefill"], self._links["decode"]
         self.prefill_pool, self.decode_pool = prefill.pool, decode.pool
         self.metrics = RouterMetrics(self.counters)
+        views = role_views(self._links)
         streams = LiveStreams()
         self._orchestrator = Orchestrator(
             prefill, decode, streams=streams, settings=self.settings, counters=self.counters
         )
         self.rebalancer = Rebalancer(decode.pool, streams, settings=self.settings, counters=self.counters)
-        self.administration = Administration(self._pools, self.rebalancer, timeout_s=self.settings.abort_timeout_s)
+        self.administration = Administration(
+            views,
+            self.rebalancer,
+            timeout_s=self.settings.abort_timeout_s,
+            is_elastic=self.settings.is_elastic,
+        )
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
         )
@@ -131,13 +135,22 @@ class RouterService:
             router_id=self.router_id,
             model_name=model_name,
             load=self._orchestrator,
-            pools=self._pools,
+            pools=views,
             metrics=self.metrics,
             counters=self.counters,
             peers=peers or NoPeers(),
             settings=self.settings,
             node_ip=node_ip,
         )
+        self.leanings = LeaningControl(
+            decode.pool,
+            decode.pool.workers,
+            view=self.view,
+            own_id=self.router_id,
+            settings=self.settings,
+            counters=self.counters,
+        )
+        self.administration.on_leaned = self.leanings.hold
         self.responses = self._directory(peers or NoPeers())
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -179,18 +192,6 @@ class RouterService:
             reasoning_format(self.settings.reasoning_format, source, self.tokenizer),
         )
 
-    def _link(self, role: Role, workers: WorkerPool) -> WorkerLink:
-        settings = self.settings
-        pool = ReplicaPool(
-            role,
-            workers,
-            policy=settings.policy_of(role),
-            settings=settings,
-            mirrors_cache=settings.mirrors_cache(role),
-            clock=self._clock,
-        )
-        return WorkerLink(workers, pool, settings=settings, clock=self._clock)
-
     async def start(self) -> None:
         """Meet the replicas that are there, and keep following them. Idempotent."""
         if self._refreshing is not None:
@@ -199,6 +200,7 @@ class RouterService:
         self._refreshing = asyncio.create_task(self._keep_refreshing())
         await self.view.start()
         self.rebalancer.start()
+        self.leanings.start()
 
     async def close(self) -> None:
         """End all requests, tell the workers, stop. Idempotent."""
@@ -207,6 +209,7 @@ class RouterService:
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
         await self.rebalancer.close()
+        await self.leanings.close()
         await self._orchestrator.close()
         await self.chat_renderer.close()
         self.grammars.close()
@@ -230,9 +233,9 @@ class RouterService:
 
     def waits_for(self) -> str:
         """What is missing before requests can be served; empty when nothing is."""
-        for pool in (self.prefill_pool, self.decode_pool):
-            if not pool.has_introduced():
-                return f"a {pool.role} worker"
+        for role, link in self._links.items():
+            if not link.pool.has_introduced(role):
+                return f"a {role} worker"
         if not any(replica.takes_requests and replica.load.num_peers for replica in self.decode_pool.replicas):
             return "a decode worker that has met a prefill worker"
         return ""
@@ -382,5 +385,5 @@ class RouterService:
         tasks = set().union(*(pool.refresh() for pool in self._pools))
         if wait and tasks:
             await asyncio.gather(*tasks)
-        for link in self._links.values():
+        for link in set(self._links.values()):
             link.follow()

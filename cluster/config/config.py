@@ -42,7 +42,7 @@ from kv_transfer.options import ConnectorOptions
 from router.host_rule import is_loopback_name
 from router.roles import ROLES
 from router.security import SecuritySettings
-from router.settings import MetricsCompat, RouterSettings
+from router.settings import DEFAULT_ROLES, MetricsCompat, RolesMode, RouterSettings
 
 HttpProxy = Literal["auto", "none", "serve", "haproxy"]
 
@@ -138,6 +138,12 @@ class BatonConfig(Section):
     )
     prefill_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that compute prompts.")
     decode_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that generate.")
+    roles: RolesMode = Field(
+        default=DEFAULT_ROLES,
+        description="`fixed`: prefill workers compute prompts, decode workers generate. `elastic`: any worker takes "
+        "any work, by what is predicted of all of them, and the role of a worker is what it leans to "
+        "([routing.md](routing.md)).",
+    )
     router_replicas: int = Field(
         default=1,
         ge=1,
@@ -280,6 +286,10 @@ class BatonConfig(Section):
         section: PoolSection = getattr(self, name)
         return section
 
+    def role(self, pool: str) -> Role:
+        """What the workers of a pool are for."""
+        return ROLES[pool].elastic(ROLES) if self.roles == "elastic" else ROLES[pool]
+
     def num_replicas(self, pool: str) -> int:
         """So many workers a pool has where it does not follow its load."""
         number: int = getattr(self, f"{pool}_replicas")
@@ -292,7 +302,7 @@ class BatonConfig(Section):
 
     def engine_config(self, pool: str, *, model: Path, num_threads: int) -> EngineConfig:
         """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
-        section, role = self.pool(pool), ROLES[pool]
+        section, role = self.pool(pool), self.role(pool)
         return EngineConfig(
             model=ModelConfigSource(
                 path=model,
@@ -331,7 +341,7 @@ class BatonConfig(Section):
 
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
-        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat)
+        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat, roles=self.roles)
 
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""

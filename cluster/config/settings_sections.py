@@ -132,7 +132,7 @@ TransferSection = section_of(
 RouterSection = section_of(
     "RouterSection",
     RouterSettings,
-    omit={"metrics_compat"},
+    omit={"metrics_compat", "roles"},
     descriptions={
         "max_body_bytes": "Largest request body.",
         "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",
@@ -175,6 +175,8 @@ RouterSection = section_of(
         "rebalance_min_stay_s": "How long a request stays at a worker before that.",
         "rebalance_min_stay_tokens": "How many tokens a request gets from a worker before that.",
         "rebalance_cooldown_s": "How long a worker neither gives nor takes requests after it did.",
+        "adapt_leanings": "Where roles are elastic, change what workers lean to as the load changes; operators' orders "
+        "stand for 5 minutes.",
         "max_mirrored_blocks": "Blocks of prefix caches that a router remembers at most, about 200 bytes each.",
         "max_stored_responses": "Responses of /v1/responses that each router keeps; 0 keeps none.",
         "max_stored_response_bytes": "What they may take together; the oldest ones go first.",

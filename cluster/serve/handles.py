@@ -76,6 +76,11 @@ class RayWorkerPool:
         """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "drain", timeout_s=self._order_timeout_s)
 
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Have a replica prefer the work of a role; raises WorkerUnavailableError."""
+        before: str = await self._caller.call(replica_id, "lean", role, timeout_s=self._order_timeout_s)
+        return before
+
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """Have a replica's connector suffer these faults; raises WorkerRefusedError and WorkerUnavailableError."""
         refusal: Refusal | None = await self._caller.call(

@@ -199,7 +199,7 @@ class EngineCore:
         """The snapshot as the message that routers get: gauges as fields, all that is counted by name."""
         stats = self.stats()
         gauges = {name: getattr(stats.scheduler, name) for name in GAUGES}
-        return LoadReport(**gauges, counters=stats.counters())
+        return LoadReport(**gauges, counters=stats.counters(), step_time=self.scheduler.step_time)
 
     def cache_changes(self) -> CacheChanges | None:
         """What changed in the prefix cache since this was called last."""

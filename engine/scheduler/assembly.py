@@ -20,6 +20,7 @@ from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
+from engine.scheduler.policy.step_timer import StepTimer
 from engine.scheduler.priority_preemption import PriorityPreemption
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoads
@@ -73,6 +74,7 @@ class Parts:
     step_output: StepOutputProcessor
     remote_events: RemoteEvents
     prompt_delay: PromptDelay | None
+    timer: StepTimer
     migration: Migration
 
 
@@ -112,7 +114,7 @@ def assemble(
         preemption=state.preemption,
         partial_prefills=partial_prefills,
     )
-    draft_lengths = DraftLengths(clock=clock) if drafting is not None and drafting.is_adaptive else None
+    draft_lengths = DraftLengths() if drafting is not None and drafting.is_adaptive else None
     step_output = _step_output(state, draft_lengths)
     grammar_gate = _grammar_gate(grammars, state, clock)
     return Parts(
@@ -126,6 +128,7 @@ def assemble(
         step_output=step_output,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
+        timer=StepTimer(clock=clock),
         migration=Migration(
             table=state.table, live_requests=state.live_requests, remote=state.remote, counters=state.counters
         ),

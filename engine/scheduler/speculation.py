@@ -9,7 +9,7 @@ from engine.drafting.proposer import Draft, DraftContext, Drafting
 from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.running_pass import RunningPass
-from engine.scheduler.step_draft import Batch, StepDraft
+from engine.scheduler.step_draft import Batch, StepDraft, StepInFlight
 
 
 class Speculation:
@@ -68,15 +68,10 @@ class Speculation:
             total_samples=batch.total_samples + num_drafts,
         )
 
-    def step_scheduled(self, batch: Batch, *, is_alone: bool) -> None:
-        """A step begins; it ``is_alone`` where no other one is under way."""
-        if self._lengths is not None and is_alone and not batch.has_prompts:
-            self._lengths.step_scheduled(batch.num_tokens)
-
-    def step_returned(self) -> None:
-        """A step returned."""
-        if self._lengths is not None:
-            self._lengths.step_returned()
+    def step_returned(self, step: StepInFlight, seconds: float) -> None:
+        """A step returned that took so long."""
+        if self._lengths is not None and step.is_alone and not step.batch.has_prompts:
+            self._lengths.note_step(step.batch.num_tokens, seconds)
 
     def _lengths_of(self, proposals: list[Draft], rows: RowArray, batch: Batch) -> IntArray:
         """How many of its drafts each of these rows should have."""

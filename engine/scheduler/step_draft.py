@@ -47,11 +47,15 @@ class Batch(NamedTuple):
 
 
 class StepInFlight(NamedTuple):
-    """What ``update`` needs to remember of a step; ``num_releases`` is the table's when it was scheduled."""
+    """What ``update`` needs to remember of a step, as of when it was scheduled: ``num_releases`` is the table's, and it
+    ``is_alone`` where no other step was under way.
+    """
 
     step_id: int
     batch: Batch
     num_releases: int
+    scheduled_s: float
+    is_alone: bool
 
 
 class Appended(NamedTuple):

@@ -52,6 +52,13 @@ class MoveBody(OrderBody):
     num_streams: int = Field(default=1, ge=1)
 
 
+class LeanBody(OrderBody):
+    """Which worker, by its id or how it begins, is to prefer which role's work."""
+
+    replica: str
+    role: Annotated[str, AfterValidator(_known_role), Field(json_schema_extra={"enum": list(ROLES)})]
+
+
 class FaultsBody(OrderBody):
     """The faults from now on, by the names of ``kv_transfer.faults``; none heals all."""
 
@@ -88,6 +95,14 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
         async with read_body(request, MoveBody, settings=service.settings, room=service.body_room) as body:
             answer = await service.administration.move(body.replica, body.to, num_streams=body.num_streams)
             return {"replica": answer.source, "to": answer.target, "num_streams": answer.num_streams}
+
+    @app.post("/admin/lean", openapi_extra=body_schema(LeanBody))
+    async def lean(request: Request) -> dict[str, object]:
+        """Have a worker prefer the work of a role, where roles are elastic. What runs there goes on."""
+        check_open(service)
+        async with read_body(request, LeanBody, settings=service.settings, room=service.body_room) as body:
+            answer = await service.administration.lean(body.replica, body.role)
+            return {"replica": answer.replica_id, "role": body.role, "before": answer.before}
 
     @app.post("/admin/faults", openapi_extra=body_schema(FaultsBody))
     async def set_faults(request: Request) -> dict[str, object]:

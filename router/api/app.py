@@ -62,6 +62,7 @@ _PATHS = frozenset(
         "/admin/drain",
         "/admin/move",
         "/admin/faults",
+        "/admin/lean",
         "/reset_prefix_cache",
         "/server_info",
     }

@@ -60,6 +60,7 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/admin/drain": Order,
     "/admin/move": Order,
     "/admin/faults": Order,
+    "/admin/lean": Order,
     "/": State,
     "/healthz": State,
     "/v1/health": State,

@@ -9,10 +9,23 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from router.balance.leanings import EVIDENCE_S, LeaningChange, LeaningGoals, LeaningPolicy, LeaningWorker, leads
+from router.balance.leanings import (
+    EVIDENCE_S,
+    HELD_S,
+    ITL_S,
+    TTFT_S,
+    LeaningChange,
+    LeaningGoals,
+    LeaningPolicy,
+    LeaningWorker,
+    leads,
+)
 from router.balance.rebalancer import KnownWorkers, worker_state
 from router.pool.replica import Replica
 from router.pool.workers import WorkerError
+from router.report.counters import RouterCounters
+from router.report.router_report import LeaningNote
+from router.settings import RouterSettings
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -29,6 +42,22 @@ class LeaningOrders(Protocol):
         Raises:
             WorkerUnavailableError: It does not answer.
         """
+
+
+class LeaningBoard(Protocol):
+    """What routers tell each other (:class:`router.report.cluster_view.ClusterView`)."""
+
+    def live_router_ids(self) -> Collection[str]:
+        """This router and those that are alive."""
+
+    def note_leaning(self, change: LeaningNote) -> None:
+        """Remember a change that this router ordered."""
+
+    def hold_leaning(self, replica_id: str, *, until_s: float) -> None:
+        """Remember what an operator ordered, and until when that stands."""
+
+    def held_leanings(self) -> Mapping[str, float]:
+        """What operators ordered at any router, and until when that stands."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,57 +85,80 @@ class LeaningControl:
         pool: KnownWorkers,
         orders: LeaningOrders,
         *,
+        view: LeaningBoard,
         own_id: str,
-        live_ids: Callable[[], Collection[str]],
-        goals: LeaningGoals,
-        stale_after_s: float,
-        held: Callable[[], Mapping[str, float]],
+        settings: RouterSettings,
+        counters: RouterCounters,
+        goals: LeaningGoals | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.last_change: LeaningChange | None = None
-        self.changed_at_s = 0.0
-        """When that was ordered, in seconds since 1970."""
-        self.num_changes = 0
         self._pool = pool
         self._orders = orders
+        self._view = view
         self._own_id = own_id
-        self._live_ids = live_ids
-        self._goals = goals
-        self._stale_after_s = stale_after_s
-        self._held = held
+        self._settings = settings
+        self._counters = counters
+        self._goals = goals or LeaningGoals(ttft_s=TTFT_S, itl_s=ITL_S, max_usage=settings.rebalance_max_kv_usage)
         self._clock = clock
         self._wall_clock = wall_clock
         self._seen: dict[str, _Seen] = {}
-        self._policy = LeaningPolicy(goals=goals)
+        self._policy = LeaningPolicy(goals=self._goals)
+        self._looking: asyncio.Task[None] | None = None
 
-    @property
-    def is_leader(self) -> bool:
-        """True while this router decides."""
-        return leads(self._own_id, self._live_ids())
+    def start(self) -> None:
+        """Begin to look, where that is wanted. Idempotent."""
+        if self._settings.adapts_leanings and self._looking is None:
+            self._looking = asyncio.create_task(self._keep_looking())
 
-    async def look(self, *, timeout_s: float) -> LeaningChange | None:
+    async def close(self) -> None:
+        """Order nothing more. Idempotent."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+            self._looking = None
+
+    def hold(self, replica_id: str) -> None:
+        """An operator chose a worker's leaning: leave it alone for a while, at every router."""
+        self._view.hold_leaning(replica_id, until_s=self._wall_clock() + HELD_S)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.report_period_s)
+            try:
+                await self.look()
+            except Exception:
+                logger.exception("looking at the leanings failed")
+
+    async def look(self) -> LeaningChange | None:
         """Order the change that should be made now, if there is one and this router decides."""
         change = self._choose()
         if change is None:
             return None
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._settings.abort_timeout_s):
                 await self._orders.lean(change.replica_id, change.leaning)
         except (WorkerError, TimeoutError) as error:
             logger.info("leaning not changed: replica_id=%s: %s", change.replica_id, error)
             return None
-        self.last_change, self.changed_at_s = change, self._wall_clock()
-        self.num_changes += 1
+        self._counters.num_leaning_changes += 1
+        self._view.note_leaning(
+            LeaningNote(
+                replica_id=change.replica_id,
+                leaning=change.leaning,
+                reason=change.reason,
+                changed_at_s=self._wall_clock(),
+            )
+        )
         logger.info("leaning changed: replica_id=%s leaning=%s: %s", change.replica_id, change.leaning, change.reason)
         return change
 
     def _choose(self) -> LeaningChange | None:
-        now_s, held = self._clock(), self._held()
+        now_s, held = self._clock(), self._view.held_leanings()
         workers = [self._worker(replica, now_s, held) for replica in self._replicas()]
         known = {worker.state.replica_id for worker in workers}
         self._seen = {name: seen for name, seen in self._seen.items() if name in known}
-        if not self.is_leader:
+        if not leads(self._own_id, self._view.live_router_ids()):
             self._policy = LeaningPolicy(goals=self._goals)
             return None
         return self._policy.look(workers, now_s)
@@ -116,7 +168,9 @@ class LeaningControl:
         return [
             replica
             for replica in self._pool.replicas
-            if replica.takes_requests and replica.load.leaning and self._pool.age_s(replica) < self._stale_after_s
+            if replica.takes_requests
+            and replica.load.leaning
+            and self._pool.age_s(replica) < self._settings.stale_after_s
         ]
 
     def _worker(self, replica: Replica, now_s: float, held: Mapping[str, float]) -> LeaningWorker:

@@ -19,6 +19,10 @@ MIN_STAY_S = 30.0
 HELD_S = 300.0
 """So long an operator's order stands."""
 
+TTFT_S = 2.0
+ITL_S = 0.1
+"""What is aimed at where no stream was promised anything."""
+
 CALM = 0.8
 """The work that gives a worker must be so far from trouble with those that are left: no change causes the opposite."""
 

@@ -81,6 +81,16 @@ class WorkerPool(Protocol):
             WorkerUnavailableError: It does not answer.
         """
 
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Have a replica prefer the work of a role; what runs there goes on.
+
+        Returns:
+            The role that it leaned to before.
+
+        Raises:
+            WorkerUnavailableError: It does not answer.
+        """
+
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """Have a replica's connector suffer these faults, and no others.
 

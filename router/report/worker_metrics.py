@@ -7,18 +7,19 @@ from operator import attrgetter
 
 from engine.contract.stats import GAUGES, WORKER_COUNTERS
 from kv_transfer.stats import Counted
-from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
+from router.pool.role_view import RoleReplicas
 from router.report.metric_rows import Labels, MetricFamily, counter, gauge
 
 _GAUGES: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
     ("kv_cache_usage_ratio", "Share of the KV blocks in use.", lambda item: item.load.kv_usage),
     *((told.metric, told.text, attrgetter(f"load.{name}")) for name, told in GAUGES.items() if told.metric),
+    ("step_time_error", "How far predictions of steps are off, as a share.", attrgetter("load.step_time.error")),
     ("replica_up", "1 when the replica takes requests.", lambda item: float(item.takes_requests)),
 )
 
 
-def worker_families(pools: Iterable[ReplicaPool]) -> list[MetricFamily]:
+def worker_families(pools: Iterable[RoleReplicas]) -> list[MetricFamily]:
     """Gauges of every replica, and counters of those too that are gone: the rows of the last ones stay."""
     pools = tuple(pools)
     families = []

@@ -77,8 +77,8 @@ class DecodePhase:
                         reservation.release()  # it is not where the request goes now
                     reservation = await self._reserve(generation, journey)
                 if await self._stay(generation, journey, reservation):
-                    is_well = journey.num_losses == 0
-                    return journey.num_left == num_left_before
+                    is_well = journey.num_losses == 0 and not journey.reads_own_kv
+                    return journey.num_left == num_left_before and not journey.reads_own_kv
         finally:
             if journey.kv_holder is not None and not is_well:
                 self._link.aborts.abort(journey.kv_holder, generation.request_id)
@@ -93,6 +93,9 @@ class DecodePhase:
         replica_id = reservation.replica.replica_id
         journey.tried.add(replica_id)
         kv_transfer = journey.usable_kv(len(generation.output_token_ids))
+        if kv_transfer is not None and kv_transfer.source.engine_id == replica_id:
+            kv_transfer = None  # it is in the replica's own cache, under a lease that ends with the request
+            journey.reads_own_kv = True
         stream = self._streams.enter(
             generation.request,
             generation.output_token_ids,
@@ -167,7 +170,7 @@ class DecodePhase:
         num_blocks = self._pool.blocks_for(num_tokens)
         replica = self._target(journey, num_blocks)
         if replica is None:
-            replica = await self._pool.choose_or_wait(generation.demand, journey.tried)
+            replica = await self._pool.choose_or_wait(generation.demand, journey.tried, role="decode")
         return self._pool.reserve(replica, num_blocks=num_blocks)
 
     def _target(self, journey: Journey, num_blocks: int) -> Replica | None:

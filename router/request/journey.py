@@ -13,7 +13,8 @@ from router.errors import RouterError
 @dataclass(slots=True, kw_only=True)
 class Journey:
     """``kv_transfer`` holds the KV of everything up to ``num_output_tokens``; ``kv_holder`` is the decode replica that
-    keeps it, None while it is the prefill replica's. ``tried`` replicas are asked again only after all others.
+    keeps it, None while it is the prefill replica's. ``reads_own_kv``: it went on at the replica that kept it, which
+    nobody tells that it need not any more. ``tried`` replicas are asked again only after all others.
     ``num_rebalanced`` counts the replicas that were told to let the request go, ``target`` is where it was told to go.
     """
 
@@ -28,6 +29,7 @@ class Journey:
     num_rebalanced: int = 0
     target: str | None = None
     is_turned_away: bool = False
+    reads_own_kv: bool = False
     reason: str = ""
     failure: RouterError | None = None
 

@@ -29,6 +29,9 @@ class LocalPrompts:
             return False
         if leader is not None and leader.decode_replica is reservation.replica:  # and here they are
             generation.is_local = True
+        elif (placed := generation.placed) is not None and placed.prompt is not None:
+            generation.is_local = placed.is_colocated
+            return generation.is_local
         elif self._is_prefill_behind(reservation.replica):
             generation.is_local = True
             # The next request must see that this one waits there, before a report tells of it.

@@ -23,6 +23,7 @@ from router.errors import (
 )
 from router.pool.admission import Admission, RoomWish, Ticket
 from router.pool.demand import Demand
+from router.pool.elastic_placement import ElasticPlacement
 from router.pool.replica import Reservation
 from router.report.counters import RouterCounters
 from router.request.decode_phase import DecodePhase
@@ -64,7 +65,12 @@ class Orchestrator:
         self._local_prompts = LocalPrompts(
             settings, prefill_pool=prefill.pool, decode_pool=decode.pool, counters=counters
         )
-        self._admission = Admission(decode.pool, settings=settings)
+        placement = (
+            ElasticPlacement(decode.pool, settings=settings, num_new_tokens=counters.mean_output_tokens)
+            if decode.pool.is_united
+            else None
+        )
+        self._admission = Admission(decode.pool, settings=settings, placement=placement)
         self._prefill_phase = PrefillPhase(prefill, notices=decode.notices, settings=settings, counters=counters)
         self._decode_phase = DecodePhase(
             decode, prefill_pool=prefill.pool, streams=streams, settings=settings, counters=counters
@@ -236,6 +242,8 @@ class Orchestrator:
         reservation = await self._reserve(generation)
         try:
             if reservation is not None and self._local_prompts.takes(generation, reservation):
+                if generation.prompt_room is not None:  # no other replica computes it
+                    generation.prompt_room.release()
                 await self._decode_phase.run(generation, Journey(), reservation)
                 return
             try:
@@ -253,6 +261,8 @@ class Orchestrator:
             self._decode_link.notices.withdraw(generation.request_id)
             if reservation is not None:
                 reservation.release()
+            if generation.prompt_room is not None:
+                generation.prompt_room.release()
 
     async def _reserve(self, generation: Generation) -> Reservation | None:
         """Room for the KV on a decode replica; None for a request that no decode replica will see."""
@@ -261,6 +271,9 @@ class Orchestrator:
         beside = generation.leader.decode_replica if generation.leader is not None else None
         reservation = await self._admission.room(generation.ticket, beside=beside)
         generation.decode_replica = reservation.replica
+        generation.placed, generation.prompt_room = generation.ticket.placed, generation.ticket.prompt_room
+        if self._decode_pool.is_united:
+            self._counters.note_placed(generation.placed.reason if generation.placed is not None else None)
         return reservation
 
     async def _decode(

@@ -102,6 +102,26 @@ def measure(columns, order):
     return num_left, num_decoding, num_computed
 
 
+@njit(types.UniTuple(_NUMBER, 4)(_INTS, _INTS, _INTS), **OPTIONS)
+def work_of(counts, num_samples, ends):
+    """What rows compute that get so many tokens, those up to ``ends`` and the drafts behind them.
+
+    Returns:
+        (tokens of rows with one known token, drafts included, tokens that these rows read, tokens of the other rows,
+        tokens that those read), as ``StepWork`` says.
+    """
+    num_rows, num_context, num_prompt, num_reads = 0, 0, 0, 0
+    for i in range(len(counts)):
+        known = counts[i] - max(num_samples[i] - 1, 0)
+        if known > 1:
+            num_prompt += known
+            num_reads += known * (ends[i] - known) + known * known // 2
+        else:
+            num_rows += counts[i]
+            num_context += ends[i]
+    return num_rows, num_context, num_prompt, num_reads
+
+
 @njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)
 def append_sampled(columns, token_ids, num_stop_ids, rows, ends, tokens, num_samples, found):
     """Store the tokens that ``rows``, computed up to ``ends``, sampled, and find those that something happens to.

@@ -286,3 +286,4 @@ class ClusterStatus(Answer):
     routers: list[JsonMap]
     pools: dict[str, list[JsonMap]]
     totals: JsonMap
+    leanings: JsonMap

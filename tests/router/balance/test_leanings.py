@@ -14,6 +14,9 @@ from router.balance.leaning_control import LeaningControl
 from router.balance.leanings import EVIDENCE_S, HELD_S, MIN_STAY_S, LeaningGoals
 from router.pool.replica import Replica
 from router.pool.workers import WorkerPool, WorkerUnavailableError
+from router.report.counters import RouterCounters
+from router.report.router_report import LeaningNote
+from router.settings import RouterSettings
 from tests.support.router.balance_world import replica_of
 from tests.support.router.fake_workers import FakeDecodePool, FakePrefillPool
 
@@ -36,6 +39,8 @@ class LeaningWorld:
     queues: dict[str, float] = field(default_factory=dict)
     step_s: dict[str, float] = field(default_factory=dict)
     controls: dict[str, LeaningControl] = field(default_factory=dict)
+    counters: dict[str, RouterCounters] = field(default_factory=dict)
+    notes: list[LeaningNote] = field(default_factory=list)
     changes: list[tuple[float, str, str, str]] = field(default_factory=list)
     held: dict[str, float] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
@@ -43,22 +48,30 @@ class LeaningWorld:
 
     def __post_init__(self) -> None:
         for index in range(self.num_routers):
-            self.controls[f"r{index}"] = LeaningControl(
+            name = f"r{index}"
+            self.counters[name] = RouterCounters()
+            self.controls[name] = LeaningControl(
                 self,
                 self,
-                own_id=f"r{index}",
-                live_ids=self.live_routers,
+                view=self,
+                own_id=name,
+                settings=RouterSettings(),
+                counters=self.counters[name],
                 goals=GOALS,
-                stale_after_s=1.0,
-                held=self.holds,
                 clock=lambda: self.now_s,
                 wall_clock=lambda: self.now_s,
             )
 
-    def live_routers(self) -> Collection[str]:
+    def live_router_ids(self) -> Collection[str]:
         return tuple(self.controls)
 
-    def holds(self) -> Mapping[str, float]:
+    def note_leaning(self, change: LeaningNote) -> None:
+        self.notes.append(change)
+
+    def hold_leaning(self, replica_id: str, *, until_s: float) -> None:
+        self.held[replica_id] = until_s
+
+    def held_leanings(self) -> Mapping[str, float]:
         return self.held
 
     @property
@@ -107,7 +120,7 @@ class LeaningWorld:
                 for other in prefill:
                     self.queues[other] = self.queues.get(other, 0.0) + moved / len(prefill)
             for control in list(self.controls.values()):
-                await control.look(timeout_s=1.0)
+                await control.look()
             assert self.leaning_to("prefill")
             assert self.leaning_to("decode")
             self.now_s += TICK_S
@@ -164,11 +177,10 @@ async def test_killed_leader_is_followed_by_the_next_router_and_none_decides_bes
     del world.controls["r0"]
     await world.run(6 * EVIDENCE_S)
 
-    assert world.controls["r1"].num_changes == len(world.changes) == 1
-    assert world.controls["r2"].num_changes == 0
-    change = world.controls["r1"].last_change
-    assert change is not None
-    assert "prefill is at" in change.reason
+    assert world.counters["r1"].num_leaning_changes == len(world.changes) == 1
+    assert world.counters["r2"].num_leaning_changes == 0
+    (note,) = world.notes
+    assert "prefill is at" in note.reason
 
 
 async def test_dead_worker_does_not_freeze_the_leanings() -> None:
@@ -184,7 +196,8 @@ async def test_dead_worker_does_not_freeze_the_leanings() -> None:
 
 async def test_what_an_operator_ordered_stands_for_its_time() -> None:
     world = of(1, 2, prompt_rate=12_000, num_rows=10)
-    world.held = {"w1": world.now_s + HELD_S, "w2": world.now_s + HELD_S}
+    for name in ("w1", "w2"):
+        world.controls["r0"].hold(name)
 
     await world.run(HELD_S - TICK_S)
     assert world.changes == []
@@ -219,4 +232,4 @@ async def test_worker_that_does_not_answer_changes_nothing_and_is_asked_again() 
     await world.run(20)
 
     assert len(asked) > 1
-    assert world.controls["r0"].num_changes == 0
+    assert world.counters["r0"].num_leaning_changes == 0

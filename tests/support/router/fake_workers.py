@@ -61,6 +61,7 @@ class _FakePool:
         self.vocab_size = vocab_size
         self.hidden: set[str] = set()
         self.drained: list[str] = []
+        self.leanings: dict[str, str] = {}
         self.allows_faults = True
         self.is_linked = False
         self.faults: dict[str, FaultOptions] = {}
@@ -152,6 +153,14 @@ class _FakePool:
             return None
         num_blocks, replica.num_cached_tokens = replica.num_cached_tokens // 16, 0
         return CacheReset(num_blocks=num_blocks, num_preempted=len(replica.running))
+
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Report another leaning."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        before = str(replica.gauges.get("leaning", self.role))
+        replica.gauges["leaning"] = self.leanings[replica_id] = role
+        return before
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """Take note, or refuse."""
