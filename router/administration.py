@@ -50,13 +50,19 @@ class Administration:
     """Orders to workers, by the names that ``/status`` shows."""
 
     def __init__(
-        self, pools: Sequence[RoleReplicas], rebalancer: Rebalancer, *, timeout_s: float, is_elastic: bool = False
+        self,
+        pools: Sequence[RoleReplicas],
+        rebalancer: Rebalancer,
+        *,
+        timeout_s: float,
+        on_leaned: Callable[[str], None],
+        is_elastic: bool = False,
     ) -> None:
+        """``on_leaned`` is called with each worker whose leaning was ordered here."""
         self._pools = tuple(pools)
         self._rebalancer = rebalancer
         self._is_elastic = is_elastic
-        self.on_leaned: Callable[[str], None] = lambda _: None
-        """Called with the worker whose leaning was ordered here."""
+        self._on_leaned = on_leaned
         self._timeout_s = timeout_s
 
     async def drain(self, name: str) -> str:
@@ -110,7 +116,7 @@ class Administration:
         try:
             async with asyncio.timeout(self._timeout_s):
                 before = await pool.workers.lean(replica.replica_id, role)
-            self.on_leaned(replica.replica_id)
+            self._on_leaned(replica.replica_id)
         except (WorkerError, TimeoutError) as error:
             raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error
         return LeaningAnswer(replica_id=replica.replica_id, before=before)

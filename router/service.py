@@ -21,6 +21,8 @@ from router.balance.streams import LiveStreams
 from router.body_room import BodyRoom
 from router.errors import NoReplicaError, UnknownModelError
 from router.grammar.checker import GrammarChecker
+from router.pool.pool import ReplicaPool
+from router.pool.role_view import RoleReplicas
 from router.pool.workers import WorkerPool
 from router.report.cluster_view import ClusterView
 from router.report.counters import RouterCounters
@@ -122,12 +124,6 @@ class RouterService:
             prefill, decode, streams=streams, settings=self.settings, counters=self.counters
         )
         self.rebalancer = Rebalancer(decode.pool, streams, settings=self.settings, counters=self.counters)
-        self.administration = Administration(
-            views,
-            self.rebalancer,
-            timeout_s=self.settings.abort_timeout_s,
-            is_elastic=self.settings.is_elastic,
-        )
         self.metrics.watch(
             in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
         )
@@ -142,17 +138,29 @@ class RouterService:
             settings=self.settings,
             node_ip=node_ip,
         )
-        self.leanings = LeaningControl(
-            decode.pool,
-            decode.pool.workers,
+        self.leanings = self._leaning_control(decode.pool)
+        self.administration = self._administration(views)
+        self.responses = self._directory(peers or NoPeers())
+        self._refreshing: asyncio.Task[None] | None = None
+
+    def _leaning_control(self, pool: ReplicaPool) -> LeaningControl:
+        return LeaningControl(
+            pool,
+            pool.workers,
             view=self.view,
             own_id=self.router_id,
             settings=self.settings,
             counters=self.counters,
         )
-        self.administration.on_leaned = self.leanings.hold
-        self.responses = self._directory(peers or NoPeers())
-        self._refreshing: asyncio.Task[None] | None = None
+
+    def _administration(self, views: Sequence[RoleReplicas]) -> Administration:
+        return Administration(
+            views,
+            self.rebalancer,
+            timeout_s=self.settings.abort_timeout_s,
+            is_elastic=self.settings.is_elastic,
+            on_leaned=self.leanings.hold,
+        )
 
     def _body_room(self) -> BodyRoom:
         settings = self.settings

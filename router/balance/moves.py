@@ -156,11 +156,15 @@ def plan_moves(
 
 @dataclass(slots=True)
 class _Room:
-    """What one worker may still take from this router: a share of its room."""
+    """What one worker may take from this router: a share of its room as it was before. ``taken_s`` of every step it took
+    already.
+    """
 
     num_left: int
     blocks: float
-    seconds: float
+    share: float
+    gap_s: float
+    taken_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -211,7 +215,7 @@ class _Plan:
     def _room(self, worker: WorkerState, share: float) -> _Room:
         """With other routers beside, half of this one's share: what they move now is in nobody's report yet."""
         blocks = (self.limits.max_usage - KV_ROOM) * worker.num_blocks - worker.num_used_blocks
-        return _Room(num_left=self.limits.num_moves_a_worker, blocks=share * blocks, seconds=share)
+        return _Room(num_left=self.limits.num_moves_a_worker, blocks=share * blocks, share=share, gap_s=worker.gap_s)
 
     def _relieve(self, source: WorkerState, trouble: Trouble) -> None:
         name = source.replica_id
@@ -255,14 +259,15 @@ class _Plan:
             return True
         if not worker.is_known:
             return reason is MoveReason.KV
-        seconds = room.seconds * ((1 - MARGIN) * itl_s - worker.gap_s)
-        return worker.row_s(stream.num_tokens) <= seconds
+        seconds = room.share * ((1 - MARGIN) * itl_s - room.gap_s)
+        return room.taken_s + worker.row_s(stream.num_tokens) <= seconds
 
     def _take(self, stream: StreamState, target: str, reason: MoveReason) -> None:
         worker, room = self.workers[target], self.rooms[target]
         self.workers = {**self.workers, target: worker.with_rows(1, num_tokens=stream.num_tokens)}
         room.num_left -= 1
         room.blocks -= worker.blocks_for(stream.num_tokens)
+        room.taken_s += worker.row_s(stream.num_tokens)
         if stream.itl_s is not None:
             self.promises[target] = min(self.promises.get(target, stream.itl_s), stream.itl_s)
         self.moves.append(
