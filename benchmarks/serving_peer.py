@@ -2,9 +2,10 @@
 
     python -m benchmarks.serving_peer --dtype bfloat16 --json benchmarks/results/serving_peer_bfloat16.json
 
-Three sides: ``default``, a cluster of 1 prefill and 1 decode worker with one thread each; ``unified``, one whose decode
-worker computes every prompt itself and has both threads, while the prefill worker sleeps; and ``vllm``, vLLM's CPU
-build, one engine with two threads. Router, API server and client share the same cores. All get the same prompts of
+Four sides: ``default``, a cluster of 1 prefill and 1 decode worker with a core each, who take each other's while it is
+idle; ``fixed``, the same with ``borrow_idle_cores: false`` (only if asked for); ``unified``, one whose decode worker
+computes every prompt itself and has both threads, while the prefill worker sleeps; and ``vllm``, vLLM's CPU build, one
+engine with two threads. Router, API server and client share the same cores. All get the same prompts of
 token ids in a closed loop (benchmarks/closed_load.py). One server runs at a time; ``--repeats`` rounds start each once,
 in turn first. The first run installs the peer under ``.cache``. A round takes the start of the servers and about 30 s
 for each concurrency and side.
@@ -48,8 +49,8 @@ from benchmarks.random_llama import VOCAB_SIZE, name_all_tokens, write_random_ll
 from benchmarks.report import Row, add_json_option, publish
 from benchmarks.served import served_cluster
 
-DEFAULT, UNIFIED, VLLM = "default", "unified", "vllm"
-SIDES = (DEFAULT, UNIFIED, VLLM)
+DEFAULT, FIXED, UNIFIED, VLLM = "default", "fixed", "unified", "vllm"
+SIDES = (DEFAULT, FIXED, UNIFIED, VLLM)
 OUTSIDE = "cpu_ms_outside_engines"
 MAX_MODEL_LEN = 1024
 SCHEDULER = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
@@ -73,13 +74,15 @@ class Rounds:
 
 
 def baton_config(side: str, model: Path, dtype: str) -> dict[str, object]:
-    """Two threads: one for each of two workers, or both for one that does everything."""
-    one_thread = {"num_threads": 1}
-    is_unified = side == UNIFIED
-    layout = {
-        "prefill": one_thread,
-        "decode": {"num_threads": 2} if is_unified else one_thread,
-        "router": {"local_prefill_tokens": 1 << 20} if is_unified else {},
+    """Two threads on two cores: one for each of two workers, or both for one that does everything."""
+    layouts: dict[str, dict[str, object]] = {
+        DEFAULT: {},
+        FIXED: {"borrow_idle_cores": False},
+        UNIFIED: {
+            "prefill": {"num_threads": 1},
+            "decode": {"num_threads": 2},
+            "router": {"local_prefill_tokens": 1 << 20},
+        },
     }
     return {
         "model": str(model),
@@ -88,7 +91,7 @@ def baton_config(side: str, model: Path, dtype: str) -> dict[str, object]:
         "max_model_len": MAX_MODEL_LEN,
         "scheduler": SCHEDULER,
         "cache": {"kv_cache_bytes": 1 << 30},
-        **layout,
+        **layouts[side],
     }
 
 
@@ -234,7 +237,7 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(SIDES))
+    parser.add_argument("--sides", choices=SIDES, nargs="+", default=[DEFAULT, UNIFIED, VLLM])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 16, 32], help="requests in flight")
     parser.add_argument("--repeats", type=int, default=3, help="rounds; each starts both servers")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each concurrency is measured")
@@ -253,7 +256,9 @@ def main() -> None:
         name_all_tokens(model)
         limits = {"max_model_len": MAX_MODEL_LEN, **SCHEDULER}
         servers: dict[str, Server] = {
-            side: partial(served_baton, side, model, args.dtype) for side in (DEFAULT, UNIFIED) if side in args.sides
+            side: partial(served_baton, side, model, args.dtype)
+            for side in (DEFAULT, FIXED, UNIFIED)
+            if side in args.sides
         }
         if VLLM in args.sides:
             servers[VLLM] = partial(served_vllm, model, dtype=args.dtype, num_threads=2, limits=limits)

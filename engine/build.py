@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.contract.config import EngineConfig
-from engine.contract.executor import EngineFacts, Executor
+from engine.contract.executor import EngineFacts, Executor, StepThreads
 from engine.contract.messages import WorkerInfo
 from engine.drafting.proposer import Drafting
 from engine.drafting.registry import make_drafting
@@ -30,6 +30,11 @@ class BuiltEngine:
     facts: EngineFacts
     executor: Executor
     connector: Connector | None
+
+    def share_cores(self, threads: StepThreads) -> None:
+        """Let ``threads`` choose the threads of every step from now on; the engine closes it."""
+        self.core.share_cores(threads)
+        self.executor.follow_threads(threads)
 
 
 def build_engine(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
@@ -67,6 +68,7 @@ class TextRequest:
     include_stop: bool = False
     skip_special_tokens: bool = True
     priority: int = 0
+    promise: Promise = NO_PROMISE
     cache_salt: str | None = None
     timeout_s: float | None = None
     session_id: str | None = None
@@ -323,8 +325,10 @@ class RouterService:
         for choices in prompts:
             leader: TextOutput | None = None
             for text in choices:
-                outputs.append(self._output(text, next(remaining), leader))
-                leader = leader or outputs[-1]
+                generation = next(remaining)
+                for found in (generation, *generation.others):
+                    outputs.append(self._output(text, found, leader))
+                    leader = leader or outputs[-1]
         return outputs
 
     def _request(self, text: TextRequest, *, is_first: bool) -> GenerateRequest:
@@ -338,6 +342,7 @@ class RouterService:
             prompt_token_ids=text.prompt_token_ids,
             sampling=sampling,
             priority=text.priority,
+            promise=text.promise,
             arrival_s=time.time(),
             cache_salt=text.cache_salt,
         )

@@ -24,6 +24,7 @@ from cluster.config.settings_sections import (
 )
 from engine.contract.config import (
     CacheConfig,
+    CoreSharing,
     DeviceName,
     DTypeName,
     EngineConfig,
@@ -33,8 +34,10 @@ from engine.contract.config import (
     ModelImplName,
     SchedulerConfig,
     SpeculativeConfig,
+    Switch,
 )
 from engine.contract.errors import ConfigError
+from engine.contract.promise import MAX_PROMISE_MS, Promise
 from engine.contract.role import Role
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
@@ -55,6 +58,19 @@ class MetricsSection(Section):
 
     compat: MetricsCompat = Field(
         default="none", description="Add the names of another system, for dashboards made for it."
+    )
+
+
+class SLOSection(Section):
+    """What requests are promised that ask for nothing else; null promises nothing."""
+
+    ttft_ms: float | None = Field(default=None, gt=0, le=MAX_PROMISE_MS, description="Milliseconds to the first token.")
+    itl_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_PROMISE_MS,
+        description="Milliseconds between tokens: a step takes as many prompt tokens as keep it under that while "
+        "requests generate, whatever `max_num_batched_tokens` allows.",
     )
 
 
@@ -133,6 +149,12 @@ class BatonConfig(Section):
     trust_remote_code: bool = Field(
         default=False, description="Run code for transformers that comes with a checkpoint: it can do whatever you can."
     )
+    borrow_idle_cores: Switch = Field(
+        default="auto",
+        description="Let a CPU worker compute with the cores of the host's idle workers as well, until they have "
+        "something to compute. `auto`: where the system can, and the pool has no `num_threads`, which is an order; "
+        "`true`: in every pool, or fail to start; `false`: never.",
+    )
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
     )
@@ -180,6 +202,10 @@ class BatonConfig(Section):
         default_factory=SecuritySection, description="Who may call the API: docs/security.md."
     )
     health: HealthSection = Field(default_factory=HealthSection, description="When workers count as hanging.")
+    slo: SLOSection = Field(
+        default_factory=SLOSection,
+        description="What requests are promised that ask for nothing else: docs/promises.md.",
+    )
     metrics: MetricsSection = Field(default_factory=MetricsSection, description="What `/metrics` offers.")
     prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
@@ -272,6 +298,10 @@ class BatonConfig(Section):
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:
+        if self.borrow_idle_cores is True and self.device == "cuda":
+            raise ValueError(
+                "borrow_idle_cores is true, but device is cuda, where no model computes on cores: leave it out"
+            )
         for pool in ROLES:
             section = self.pool(pool)
             if section.num_gpus is not None and (section.num_gpus > 0) == (self.device == "cpu"):
@@ -289,6 +319,13 @@ class BatonConfig(Section):
     def role(self, pool: str) -> Role:
         """What the workers of a pool are for."""
         return ROLES[pool].elastic(ROLES) if self.roles == "elastic" else ROLES[pool]
+
+    def core_sharing(self, pool: str) -> CoreSharing | None:
+        """How the workers of a pool share the cores of their host with others; None: not at all."""
+        wanted = self.borrow_idle_cores
+        if wanted is False:
+            return None
+        return CoreSharing(borrows=wanted is True or self.pool(pool).num_threads is None, is_required=wanted is True)
 
     def num_replicas(self, pool: str) -> int:
         """So many workers a pool has where it does not follow its load."""
@@ -341,7 +378,10 @@ class BatonConfig(Section):
 
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
-        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat, roles=self.roles)
+        promise = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms)
+        return settings_from(
+            RouterSettings, self.router, metrics_compat=self.metrics.compat, promise=promise, roles=self.roles
+        )
 
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""

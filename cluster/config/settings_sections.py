@@ -32,7 +32,7 @@ SchedulerSection = section_of(
     omit={"max_model_len"},
     descriptions={
         "max_num_batched_tokens": "Tokens computed in one step at most, over all requests.",
-        "max_num_seqs": "Requests that run at the same time at most.",
+        "max_num_seqs": "Requests that run at the same time at most; a beam search counts as many as it has beams.",
         "max_num_waiting": "New requests that wait in an engine at most; ones that go on there always come in.",
         "enable_chunked_prefill": "Split prompts that do not fit into a step.",
         "long_prefill_token_threshold": "Tokens of one prompt in a step at most; 0 means no such limit.",
@@ -132,7 +132,7 @@ TransferSection = section_of(
 RouterSection = section_of(
     "RouterSection",
     RouterSettings,
-    omit={"metrics_compat", "roles"},
+    omit={"metrics_compat", "promise", "roles"},
     descriptions={
         "max_body_bytes": "Largest request body.",
         "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",
@@ -192,7 +192,7 @@ RouterSection = section_of(
         "decode_lost_policy": "When a decode worker is lost: another one goes on from the tokens sent, or an error.",
         "recovery_wait_s": "How long an accepted request waits for a worker to come back.",
         "growth_headroom_tokens": "Room beyond its prompt that a request must find on a decode worker.",
-        "report_period_s": "How often idle workers report their load; twice that without news, and a worker gets "
+        "report_period_s": "How often idle workers report their load; twice that if nothing changed, and a worker gets "
         "requests only while no other one can take them.",
         "status_timeout_s": "How long a worker may take to report its status.",
         "peer_period_s": "How often routers ask each other for what they counted.",

@@ -27,6 +27,7 @@ from cluster.deploy.patient_start import NotStartedError, patient_ray, start_pat
 from cluster.deploy.serve_env import RAY_FOLDER, ray_token_file
 from cluster.deploy.serve_status import applications, delete_application
 from cluster.plan.placement import logical_cpus, usable_cores, wanted_resources
+from engine.device.core_table import remove_left_over
 
 TERMINATE_TIMEOUT_S = 5.0
 
@@ -122,6 +123,7 @@ class PrivateRay:
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(alive, timeout=TERMINATE_TIMEOUT_S)
+        remove_left_over()
 
     def remove_logs(self) -> None:
         """Remove the whole folder, sockets and all."""

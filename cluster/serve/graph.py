@@ -104,6 +104,7 @@ def _bind_worker(
         step_timeout_s=config.health.step_timeout_s,
         drain_timeout_s=config.health.drain_timeout_s,
         scaling=config.pool(pool).scaling,
+        core_sharing=config.core_sharing(pool),
     )
     # Threads follow from what else runs on a machine: no reason to replace a worker that runs.
     threadless = dataclasses.replace(settings.engine.model, num_threads=config.pool(pool).num_threads)

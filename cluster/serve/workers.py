@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
+import ray
 from ray import serve
 from ray.util import get_node_ip_address
 
@@ -23,11 +26,12 @@ from cluster.serve.refusal import HandshakeRefusal, Refusal
 from cluster.serve.replica_caller import ReplicaCaller
 from cluster.serve.start_report import StartReport, publish_start_report, weights_progress
 from cluster.serve.worker_log import configure_worker_logging
-from engine.contract.config import EngineConfig
+from engine.contract.config import CoreSharing, EngineConfig
 from engine.contract.errors import CheckpointError, ConfigError
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, WorkerInfo
 from engine.contract.role import Role
 from engine.contract.step_frame import pack_step
+from engine.device.core_table import CoreTableError, table_path
 from engine.device.openmp import prepare_openmp
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.call_answers import answer_call
@@ -44,6 +48,9 @@ from kv_transfer.params import Hello, PeerIdentity
 from router.attentive_clock import AttentiveClock
 from router.roles import ROLES, roles_met_by
 from router.wire.frame_server import FrameOffer, FrameServer
+
+if TYPE_CHECKING:
+    from engine.build import BuiltEngine
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -63,6 +70,7 @@ class WorkerSettings:
     step_timeout_s: float
     drain_timeout_s: float
     scaling: ScalingSection | None
+    core_sharing: CoreSharing | None
 
 
 class Worker:
@@ -153,7 +161,29 @@ class Worker:
         # Last, for threads that this one starts afterwards stand back as it does.
         if built.facts.device == "cpu" and (cores := settle_threads()):
             logger.info("each of the %d threads that compute stays on a core of its own", len(cores))
+        self._share_cores(built)
         return built.core
+
+    def _share_cores(self, built: BuiltEngine) -> None:
+        """Meet the host's other workers in shared memory; called by the thread that computes, whose team is there."""
+        from engine.runner.step_threads import share_cores
+
+        sharing = self._settings.core_sharing
+        if sharing is None or (built.facts.device != "cpu" and not sharing.is_required):
+            return
+        name: str = ray.get_runtime_context().get_session_name()
+        try:
+            if built.facts.device != "cpu":
+                raise CoreTableError("this model computes on a GPU")
+            threads = share_cores(table_path(name), borrows=sharing.borrows)
+        except CoreTableError as error:
+            if sharing.is_required:
+                raise ConfigError(f"borrow_idle_cores is true, but {error}", remedy="leave it out") from error
+            logger.warning("this worker computes with its own cores only: %s", error)
+            return
+        built.share_cores(threads)
+        self._info = dataclasses.replace(self._info, borrows_cores=sharing.borrows)
+        logger.info("cores: own=%s borrows=%s", sorted(threads.own), sharing.borrows)
 
     def _introduce(self, connector: Connector) -> Introductions:
         role = self._settings.role

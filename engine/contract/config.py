@@ -42,6 +42,17 @@ class ModelConfigSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSharing:
+    """How a worker shares the cores of its host with the cluster's others there, who may have its own while it is idle.
+
+    borrows: it takes theirs. is_required: refuse to start where the system offers no way to.
+    """
+
+    borrows: bool
+    is_required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """The paged KV cache. ``kv_cache_bytes`` and ``num_blocks`` override sizing from free memory.
 

@@ -33,6 +33,22 @@ class EngineFacts:
     thread_speedup: float = 0.0
 
 
+class StepThreads(Protocol):
+    """Decides with how many threads the steps of an engine on a CPU compute. Used from the thread that steps."""
+
+    def begin_step(self) -> bool:
+        """Choose those of a step that begins now; True when some compute on cores of idle workers."""
+
+    def between_layers(self) -> None:
+        """Choose anew within a long step."""
+
+    def rest(self) -> None:
+        """There is nothing to compute now. Often called."""
+
+    def close(self) -> None:
+        """Nothing is computed any more. Idempotent."""
+
+
 class StepRunner(Protocol):
     """Computes steps: all that the engine's loop asks of an executor, or of a double without a model."""
 
@@ -57,6 +73,9 @@ class Executor(StepRunner, Protocol):
     @property
     def regions(self) -> tuple[KVRegion, ...]:
         """Where the KV cache lies, one region a rank. A connector reads and writes there until ``close``."""
+
+    def follow_threads(self, threads: StepThreads) -> None:
+        """Let it choose the number of threads anew between the layers of a long step, from now on."""
 
     def warm_up(self) -> None:
         """Compute something small, so that the first request does not pay for what happens only once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,31 @@ from engine.contract.stats import Gauges
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams
+
+TOO_MANY_BEAMS: Final = "too_many_beams"
+"""The code of a refusal: the engine has no room for so many beams."""
+
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """A beam search instead of one token after the other. The names mean what they mean in transformers.
+
+    ``width`` outputs are followed at the same time, and the ``num_results`` best ones are given. An output's score is
+    the sum of its tokens' log-probabilities over ``length ** length_penalty``. ``early_stopping`` says when the search
+    ends once ``width`` outputs are complete: True, at once; False, when no output that goes on has a better score at
+    the length it has now; "never", when none can have a better one at any length.
+    """
+
+    width: int
+    num_results: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+
+    def num_candidates(self, num_stop_ids: int) -> int:
+        """Tokens of each beam that a step has to tell: as many that go on as there are beams are among them."""
+        return max(2, 1 + num_stop_ids) * self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +55,7 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
     ``num_logprobs`` asks for the log-probability of every output token and of that many most likely ones beside it,
     ``num_prompt_logprobs`` for the same of the prompt; None asks for nothing.
     ``grammar`` is what the output's text must match, in the form that llguidance reads: Lark text, or its JSON.
+    ``beams`` asks for a beam search, which draws nothing: its outputs come at its end, all at once.
     """
 
     max_tokens: int
@@ -45,6 +71,13 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     grammar: str | None = None
+    beams: BeamParams | None = None
+
+    @property
+    def all_stop_ids(self) -> frozenset[int]:
+        """The tokens that end the output."""
+        ends_at_eos = not self.ignore_eos or self.grammar is not None
+        return frozenset(self.stop_token_ids + (self.eos_token_ids if ends_at_eos else ()))
 
     @property
     def is_greedy(self) -> bool:
@@ -139,6 +172,18 @@ class DeltaLogprobs(NamedTuple):
     prompt: LogprobTable | None = None
 
 
+class BeamResult(NamedTuple):
+    """An output that a beam search found. ``stop_token_id`` is the token that ended it; None where it is too long.
+
+    ``cumulative_logprob`` is the sum of its tokens' log-probabilities, ``score`` what it was ranked by.
+    """
+
+    token_ids: tuple[int, ...]
+    stop_token_id: int | None
+    cumulative_logprob: float
+    score: float
+
+
 class TokenDelta(NamedTuple):
     """A request's new tokens of one step, and how it ended if it did.
 
@@ -148,7 +193,8 @@ class TokenDelta(NamedTuple):
     The end of a request is reported exactly once. ``stop_token_id`` is the token that stopped it.
     ``num_cached_tokens`` counts the prompt tokens that needed no computing here, ``num_remote_tokens`` those of them
     whose KV came from another engine, ``queue_s`` is how long the request waited before it was first admitted; all are
-    set on a request's first delta on this engine.
+    set on a request's first delta on this engine. ``beams`` are the outputs of a beam search, the best first; then the
+    delta has no tokens of its own.
     """
 
     request_id: str
@@ -161,6 +207,7 @@ class TokenDelta(NamedTuple):
     num_remote_tokens: int | None = None
     logprobs: DeltaLogprobs | None = None
     queue_s: float | None = None
+    beams: tuple[BeamResult, ...] = ()
 
 
 def joined(deltas: Sequence[TokenDelta]) -> TokenDelta:
@@ -259,7 +306,8 @@ class WorkerInfo:
 
     ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
     ``transport``: over what its KV travels, for people to read.
-    ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does).
+    ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does), and with
+    ``borrows_cores`` more of them while other workers of the host are idle.
     """
 
     role: str
@@ -279,3 +327,4 @@ class WorkerInfo:
     transport: str = ""
     num_threads: int = 0
     thread_speedup: float = 0.0
+    borrows_cores: bool = False

@@ -175,6 +175,9 @@ class StepCounters:
     num_waited_steps: int = counted(
         "Steps whose sampling waited for the tokens of the step before.", metric="engine_waited_steps"
     )
+    num_borrowed_steps: int = counted(
+        "Steps that began on cores of idle workers beside the worker's own.", metric="engine_borrowed_steps"
+    )
     step_s: float = counted("Time in steps of the engine.", metric="engine_step_seconds", start=0.0)
     num_integrity_failures: int = counted(
         "Times that blocks and block tables did not agree.", metric="integrity_failures"

@@ -18,6 +18,7 @@ from engine.contract.messages import LogprobTable, SamplingParams
 from kv_transfer.connector import NO_ORDERS, ConnectorOrders
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 EMPTY_INTS: IntArray = np.empty(0, dtype=np.int32)
@@ -46,7 +47,7 @@ class NewRow:
 class SchedulerOutput(NamedTuple):
     """One step's work.
 
-    Applied in this order: ``released_rows``, ``new_rows``, appended blocks, then the run.
+    Applied in this order: ``released_rows``, ``new_rows``, appended blocks, copied blocks, then the run.
 
     rows: [num_reqs] the rows that compute in this step, in batch order.
     first_positions: [num_reqs] the position of the first token that each computes; KV of all positions before it is
@@ -63,8 +64,10 @@ class SchedulerOutput(NamedTuple):
         block_table[group, row, column] = block_id; with empty ``append_groups`` all are of group 0. Nothing is said
         when a block leaves its group's window and is given to somebody else: entries before the window of what a step
         computes must not be used.
-    is_decode: True where it is known that every row computes one token and samples one; what is laid out is the same
-        if nobody knows it.
+    copy_sources, copy_targets: [num_copied] blocks whose content is copied to others before the run: a beam goes on in
+        a copy of the last block of the beam that it came from. No target is a source.
+    is_decode: True when every row computes one token and samples one, as far as the scheduler knows: a shorter way to
+        the same result. False may be said of any step.
     """
 
     step_id: int
@@ -80,6 +83,8 @@ class SchedulerOutput(NamedTuple):
     append_columns: IntArray = EMPTY_INTS
     append_block_ids: IntArray = EMPTY_INTS
     append_groups: IntArray = EMPTY_INTS
+    copy_sources: IntArray = EMPTY_INTS
+    copy_targets: IntArray = EMPTY_INTS
     finished_request_ids: tuple[str, ...] = ()
     connector_orders: ConnectorOrders = NO_ORDERS
 
@@ -112,6 +117,18 @@ class PromptLogprobsChunk(NamedTuple):
     table: LogprobTable
 
 
+class BeamCandidates(NamedTuple):
+    """The most likely next tokens of the rows that are beams, best first.
+
+    rows: [num_rows]; token_ids, logprobs: [num_rows, num_candidates], logarithms of the model's probabilities after
+    penalties and rules. There are as many columns as some row wants.
+    """
+
+    rows: IntArray
+    token_ids: IntArray
+    logprobs: FloatArray
+
+
 class ModelRunnerOutput(NamedTuple):
     """What one step produced.
 
@@ -126,6 +143,8 @@ class ModelRunnerOutput(NamedTuple):
     has_nan: [sum of num_samples] True where the logits of a sample that counts held a NaN.
     has_waited: sampling had to wait for the tokens of the step before.
     failures: rows whose requests cannot go on; their tokens count for nothing.
+    candidates: of the rows that are beams, and sample: what is to be chosen from. Their sampled tokens count for
+        nothing, and the scheduler says by ``new_rows`` how they go on.
     """
 
     sampled_token_ids: IntArray
@@ -135,6 +154,7 @@ class ModelRunnerOutput(NamedTuple):
     prompt_logprobs: tuple[PromptLogprobsChunk, ...] = ()
     has_waited: bool = False
     failures: tuple[RowFailure, ...] = ()
+    candidates: BeamCandidates | None = None
 
 
 NOTHING_SAMPLED = ModelRunnerOutput(sampled_token_ids=EMPTY_INTS)

@@ -12,11 +12,12 @@ import numpy as np
 
 from engine.contract.messages import CacheChanges, LoadReport, StepMessage, TokenDelta, joined
 
-FRAME_VERSION = 1
+FRAME_VERSION = 2
 """The first byte of every frame: which fields follow, and what they mean.
 
 1: ``StepMessage`` in MessagePack. Fields that are written by name may be added with a default; anything else that
 changes in it is another version.
+2: a delta may have the outputs of a beam search.
 """
 
 

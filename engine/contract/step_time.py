@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,6 +56,14 @@ class StepTimeModel:
             + self.prompt_token_s * work.num_prompt_tokens
             + self.prompt_read_s * work.num_prompt_reads
         )
+
+    def prompt_tokens_within(self, seconds: float, *, after: float = 0.0) -> float:
+        """The most tokens of a prompt, behind ``after`` that are computed, that lengthen a step by so much."""
+        if seconds <= 0.0:
+            return 0.0
+        linear, square = self.prompt_token_s + self.prompt_read_s * after, self.prompt_read_s / 2
+        divisor = linear + math.sqrt(linear * linear + 4.0 * square * seconds)
+        return 2.0 * seconds / divisor if divisor else math.inf
 
     def prompt_seconds(self, num_tokens: float, *, after: float = 0.0, chunk: float = 2048.0) -> float:
         """The predicted time of a prompt's tokens that come ``after`` cached ones, alone, in steps of ``chunk``."""

@@ -67,6 +67,10 @@ class KVCache:
         """Values of the ``index``-th layer of a block, laid out as ``keys``: a view. Of latents, the latents."""
         return self.blocks[:, :, index, -1].transpose(1, 2)
 
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy blocks, [num_copied] int64 where the blocks lie; no target is a source."""
+        self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))
+
     def write(
         self, index: int, places: tuple[torch.Tensor, torch.Tensor], key: torch.Tensor, value: torch.Tensor
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.contract.config import EngineConfig
-from engine.contract.executor import EngineFacts
+from engine.contract.executor import EngineFacts, StepThreads
 from engine.contract.grammar import GrammarCompiler
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.model.weights.checkpoint import ProgressCallback
@@ -54,6 +54,10 @@ class SingleProcessExecutor:
     def regions(self) -> tuple[KVRegion, ...]:
         """See ``Executor``."""
         return (self.runner.region,)
+
+    def follow_threads(self, threads: StepThreads) -> None:
+        """See ``Executor``."""
+        self.runner.between_layers = threads.between_layers
 
     def warm_up(self) -> None:
         """See ``Executor``."""

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from engine.contract.executor import StepRunner
+from engine.contract.executor import StepRunner, StepThreads
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport
 from engine.contract.stats import GAUGES, EngineStats, StepCounters
 from engine.contract.step import PendingStep, SchedulerOutput
@@ -32,7 +32,7 @@ class EngineCore:
     ``wake`` is set by the connector's threads whenever there is something to collect, and by whoever adds work from
     another thread; the owner of the loop waits on it when there is nothing to do.
 
-    ``on_close`` is called last in ``close``, when nothing touches the KV cache any more.
+    ``on_close`` is called last in ``close``, when nothing touches the KV cache any more. ``clock`` measures steps.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class EngineCore:
         wake: threading.Event | None = None,
         runs_ahead: bool = False,
         on_close: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -51,11 +52,17 @@ class EngineCore:
         self.wake = wake or threading.Event()
         self._num_ahead = 1 if runs_ahead else 0
         self._on_close = on_close
+        self._clock = clock
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
         self._launches_nothing = False
+        self._threads: StepThreads | None = None
         self._counters = StepCounters()
         self._next_cache_event = 0
         self.num_load_changes = 0
+
+    def share_cores(self, threads: StepThreads) -> None:
+        """Let ``threads`` choose the threads of every step, and tell it when there is none; closed with this engine."""
+        self._threads = threads
 
     def add_request(self, request: GenerateRequest) -> None:
         """Accept a request.
@@ -127,7 +134,7 @@ class EngineCore:
 
     def step(self) -> StepResult:
         """Run one step; running ahead, the result is that of the step before."""
-        started = time.perf_counter()
+        started = self._clock()
         self.collect()
         self._let_go()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
@@ -135,7 +142,7 @@ class EngineCore:
         result = self._take_result() if self._in_flight and not is_ahead else self.scheduler.take_finished()
         if result.special or result.finished:
             self.num_load_changes += 1
-        self._counters.step_s += time.perf_counter() - started
+        self._counters.step_s += self._clock() - started
         return result
 
     def _let_go(self) -> None:
@@ -156,6 +163,8 @@ class EngineCore:
         if output.new_rows or output.released_rows.size:
             self.num_load_changes += 1
         if has_work:
+            if self._threads is not None:
+                self._counters.num_borrowed_steps += self._threads.begin_step()
             self._in_flight.append((output, self.runner.launch(output)))
         elif output.released_rows.size:
             self.runner.launch(output)
@@ -177,6 +186,11 @@ class EngineCore:
         if self.connector is not None and not orders.is_empty:
             self.num_load_changes += 1
             self.connector.execute(orders)
+
+    def lend_cores(self) -> None:
+        """Called when there is nothing to compute now, though requests may wait for something."""
+        if self._threads is not None:
+            self._threads.rest()
 
     def rest(self) -> None:
         """Called when there is nothing to do: check that every block is where it is recorded, and count it if not."""
@@ -216,5 +230,7 @@ class EngineCore:
         """Stop the connector's threads, then end what they read from and wrote to. Idempotent."""
         if self.connector is not None:
             self.connector.close()
+        if self._threads is not None:
+            self._threads.close()
         if self._on_close is not None:
             self._on_close()

@@ -188,6 +188,8 @@ class Decoder:
         rotations = [rotary.rotations(context.positions) for rotary in self.rotary]
         delta: torch.Tensor | None = None
         for layer in self.layers:
+            if context.between_layers is not None:
+                context.between_layers()
             delta = layer.forward(hidden, delta, rotations, context)
         return hidden if delta is None else hidden.add_(delta, alpha=self.config.residual_scale)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,9 @@ class StepContext(NamedTuple):
 
     positions: [num_tokens] where each token stands in its sequence, int64, on the model's device.
     plans: how attention reaches the keys and values of the step, one plan for each KV cache group.
+    between_layers: to be called before each layer of a long step, where somebody wants to be.
     """
 
     positions: torch.Tensor
     plans: AttentionPlans
+    between_layers: Callable[[], None] | None = None

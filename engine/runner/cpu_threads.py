@@ -25,7 +25,7 @@ NICENESS = 10
 """How far threads that compute stand back. They take all the time that there is; whoever reads a request or sends a
 token needs a moment of it, and is waited for by a client (`benchmarks/serving_peer.py`)."""
 
-_PLACED_BY_OTHERS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+PLACED_BY_OTHERS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 """Variables by which somebody told OpenMP's runtime on which cores its threads run."""
 
 
@@ -85,7 +85,7 @@ def settle_threads() -> list[int]:
     """
     num_threads, cores = torch.get_num_threads(), usable_cores()
     is_whole_machine = 1 < num_threads == len(cores)
-    pins = is_whole_machine and not any(name in os.environ for name in _PLACED_BY_OTHERS)
+    pins = is_whole_machine and not any(name in os.environ for name in PLACED_BY_OTHERS)
     free, lock = list(cores), threading.Lock()
 
     def settle() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -48,6 +49,9 @@ from engine.sampling.most_likely import MostLikely
 from engine.sampling.sampler import Sampler
 from engine.sampling.worst_case import sample_worst_case
 from kv_transfer.layout import KVLayout, KVRegion
+
+LONG_STEP_TOKENS = 64
+"""A step of so many tokens takes long enough to look between its layers who else computes."""
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -119,6 +123,8 @@ class ModelRunner:
             self._batch.sampling, self._batch.history, may_wait=self._is_cpu, most_likely=most_likely
         )
         self._last_step: ModelStep | None = None
+        self.between_layers: Callable[[], None] | None = None
+        """Called before each layer of a step of ``LONG_STEP_TOKENS`` or more."""
 
     def _load_model(self, progress: ProgressCallback | None) -> LoadedModel:
         return load_model(
@@ -263,15 +269,18 @@ class ModelRunner:
         Tokens that the step before has not told yet are taken from where it left them. Only sampling that depends on
         them, by penalties or phrases that must not occur, waits for that step, while the device computes this one.
         """
-        if not output.has_work:
-            self._batch.apply(output)
-            return NOTHING_PENDING
         if not self._enters_inference_mode:
             return self._launch(output)
         with torch.inference_mode():
             return self._launch(output)
 
     def _launch(self, output: SchedulerOutput) -> PendingStep:
+        if output.copy_sources.size:
+            ids = (output.copy_sources.astype(np.int64), output.copy_targets.astype(np.int64))
+            self.kv_cache.copy(*map(self._upload, ids))
+        if not output.has_work:
+            self._batch.apply(output)
+            return NOTHING_PENDING
         before = self._last_step
         if before is not None and not before.is_settled:
             self._batch.expect(before.rows, before.positions)
@@ -319,7 +328,10 @@ class ModelRunner:
         else:
             input_ids, positions = self._upload(inputs.input_ids), self._upload(inputs.positions)
         self._write_unknown(inputs, input_ids)
-        return self._model.forward(input_ids, StepContext(positions=positions, plans=plans))
+        between_layers = self.between_layers if len(inputs.input_ids) >= LONG_STEP_TOKENS else None
+        return self._model.forward(
+            input_ids, StepContext(positions=positions, plans=plans, between_layers=between_layers)
+        )
 
     def _write_unknown(self, inputs: StepInputs, input_ids: torch.Tensor) -> None:
         """Write the tokens that only the device knows yet into a step's ``input_ids`` there."""

@@ -12,6 +12,7 @@ import torch
 from engine.contract.messages import LogprobTable
 from engine.contract.step import (
     EMPTY_INTS,
+    BeamCandidates,
     BoolArray,
     ModelRunnerOutput,
     PromptLogprobsChunk,
@@ -53,7 +54,7 @@ class ModelStep:
         self._has_waited = has_waited
         tensors: list[torch.Tensor] = []
         if sampled is not None:
-            tensors += (sampled.token_ids, sampled.has_nan, *(sampled.logprobs or ()))
+            tensors += (sampled.token_ids, sampled.has_nan, *(sampled.logprobs or ()), *(sampled.candidates or ()))
         for chunk in prompt_logprobs:
             tensors += chunk.table
         self._download = Download(tensors, device)
@@ -78,12 +79,18 @@ class ModelStep:
         """See ``PendingStep``."""
         self.settle()
         arrays = iter(self._arrays)
-        logprobs = None
+        logprobs, candidates = None, None
         token_ids, has_nan = EMPTY_INTS, EMPTY_BOOLS
         if self._sampled is not None:
             token_ids, has_nan = next(arrays).view(np.int32), next(arrays).view(np.bool_)
             if self._sampled.logprobs is not None:
                 logprobs = SampledLogprobs(rows=self._sampled.logprob_rows, table=_table(arrays))
+            if self._sampled.candidates is not None:
+                candidates = BeamCandidates(
+                    rows=self._sampled.candidate_rows,
+                    token_ids=next(arrays).view(np.int32),
+                    logprobs=next(arrays).view(np.float32),
+                )
         num_accepted = None
         if self._draft_token_ids.size:
             num_accepted = count_accepted(token_ids, self._num_samples, self._draft_token_ids)
@@ -99,6 +106,7 @@ class ModelStep:
             ),
             has_waited=self._has_waited,
             failures=tuple(self._sampled.failures) if self._sampled is not None else (),
+            candidates=candidates,
         )
 
 

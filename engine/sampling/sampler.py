@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +24,28 @@ from engine.sampling.sampling_rows import SamplingRows
 from engine.sampling.token_history import TokenHistory
 
 
+class CandidateTensors(NamedTuple):
+    """The columns of ``BeamCandidates`` where the model computes."""
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
     """One token for each row of logits, where these are.
 
-    ``logprobs`` are of ``logprob_rows``, those of the rows that ask for them. Rows with a failure have no valid token.
+    ``logprobs`` are of ``logprob_rows``, those of the rows that ask for them, ``candidates`` of ``candidate_rows``,
+    those that are beams. Rows with a failure have no valid token.
     token_ids: [num_rows] int32; has_nan: [num_rows] bool, whose logits held a NaN.
     """
 
     token_ids: torch.Tensor
     has_nan: torch.Tensor
     logprob_rows: IntArray
+    candidate_rows: IntArray
     logprobs: LogprobTensors | None = None
+    candidates: CandidateTensors | None = None
     failures: Sequence[RowFailure] = ()
 
 
@@ -83,12 +94,15 @@ class Sampler:
             highest = _without_nan(logits.to(torch.float32, copy=True)).argmax(dim=1)
             token_ids = torch.where(has_nan, highest.to(torch.int32), token_ids)
         asking = np.flatnonzero(self._sampling.num_logprobs[rows] >= 0)
+        beams = np.flatnonzero(self._sampling.num_candidates[rows])
         return SampledTokens(
             token_ids=token_ids.to(torch.int32),
             has_nan=has_nan,
             logprob_rows=rows[asking],
             failures=() if masks is None else masks.failures,
             logprobs=self._logprobs(logits, rows, token_ids, asking) if asking.size else None,
+            candidate_rows=rows[beams],
+            candidates=self._candidates(logits, rows, positions, beams) if beams.size else None,
         )
 
     def _find(
@@ -137,6 +151,21 @@ class Sampler:
         index = upload(asking, logits.device)
         num_top = int(self._sampling.num_logprobs[rows].max())
         return compute_logprobs(logits.index_select(0, index), token_ids.index_select(0, index), num_top)
+
+    def _candidates(
+        self, logits: torch.Tensor, rows: IntArray, positions: IntArray, beams: npt.NDArray[np.intp]
+    ) -> CandidateTensors:
+        """The most likely next tokens of the rows at the indices ``beams``.
+
+        As in transformers, what processors change are log-probabilities, and they are not made to sum to one again.
+        """
+        chosen = logits.index_select(0, upload(beams, logits.device)).to(torch.float32)
+        values = _without_nan(chosen).log_softmax(dim=1)
+        for processor in self._sampling.processors:
+            processor.apply(values, rows[beams], positions[beams], self._history)
+        num_candidates = int(self._sampling.num_candidates[rows].max())
+        top = values.topk(min(num_candidates, values.shape[1]), dim=1)
+        return CandidateTensors(token_ids=top.indices.to(torch.int32), logprobs=top.values)
 
     def _draw(self, logits: torch.Tensor, rows: IntArray, positions: IntArray) -> torch.Tensor:
         """Inverse of the cumulative distribution, in the order of token ids, at one uniform number a row."""

@@ -21,10 +21,11 @@ SEED_MASK = 0xFFFF_FFFF_FFFF_FFFF
 class SamplingRows:
     """One entry a row; the meaning of most arrays is that of the field of ``SamplingParams``.
 
-    ``num_logprobs`` is -1 where none are wanted. Before position ``changed_until`` some processor may change a row's
-    logits; a grammar only says which of them count. What is drawn for ``reads_history`` rows depends on the tokens that
-    they hold. ``is_argmax_only`` rows want the most likely token of the untouched logits at every position, and nothing
-    else. ``grammars`` holds the compiled grammars of all requests that have one.
+    ``num_logprobs`` is -1 where none are wanted, ``num_candidates`` 0 for rows that are no beams. Before position
+    ``changed_until`` some processor may change a row's logits; a grammar only says which of them count. What is drawn
+    for ``reads_history`` rows depends on the tokens that they hold. ``is_argmax_only`` rows want the most likely token
+    of the untouched logits at every position, and nothing else. ``grammars`` holds the compiled grammars of all
+    requests that have one.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class SamplingRows:
         self.min_p: FloatArray = np.zeros(max_num_seqs, dtype=np.float32)
         self.seed: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_logprobs: IntArray = np.full(max_num_seqs, -1, dtype=np.int32)
+        self.num_candidates: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.is_greedy: BoolArray = np.ones(max_num_seqs, dtype=np.bool_)
         self.changed_until: IntArray = np.zeros(max_num_seqs, dtype=np.int32)
         self.reads_history: BoolArray = np.zeros(max_num_seqs, dtype=np.bool_)
@@ -55,6 +57,7 @@ class SamplingRows:
         self.min_p[row] = sampling.min_p
         self.seed[row] = sampling.seed & SEED_MASK
         self.num_logprobs[row] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
+        self.num_candidates[row] = _num_candidates(sampling)
         self.is_greedy[row] = sampling.is_greedy
         changed_until = max(
             processor.set(row, sampling, num_prompt_tokens=num_prompt_tokens) for processor in self.processors
@@ -63,5 +66,12 @@ class SamplingRows:
         self.grammar.set(row, sampling)
         has_grammar = sampling.grammar is not None
         self.reads_history[row] = has_grammar or any(processor.reads_history(row) for processor in self.processors)
-        is_plain = not changed_until and not has_grammar and sampling.num_logprobs is None
-        self.is_argmax_only[row] = sampling.is_greedy and is_plain
+        shows_more = has_grammar or sampling.num_logprobs is not None or sampling.beams is not None
+        self.is_argmax_only[row] = sampling.is_greedy and not changed_until and not shows_more
+
+
+def _num_candidates(sampling: SamplingParams) -> int:
+    """How many of the next tokens a step tells for a beam; 0 for what is none."""
+    if sampling.beams is None:
+        return 0
+    return sampling.beams.num_candidates(len(sampling.all_stop_ids))

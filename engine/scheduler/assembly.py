@@ -11,6 +11,7 @@ from engine.contract.grammar import GrammarCompiler
 from engine.contract.stats import Counters
 from engine.drafting.proposer import Drafting
 from engine.scheduler.admission import Admission
+from engine.scheduler.beam_rows import BeamRows
 from engine.scheduler.blocks.cache_events import CacheEventLog
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
@@ -20,12 +21,14 @@ from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
+from engine.scheduler.policy.promised_budget import PromisedBudget
 from engine.scheduler.policy.step_timer import StepTimer
 from engine.scheduler.priority_preemption import PriorityPreemption
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.remote.prefix_search import PrefixSearch
 from engine.scheduler.remote_events import RemoteEvents
 from engine.scheduler.request_validation import RequestValidator
 from engine.scheduler.requests.row_table import RowTable
@@ -72,6 +75,7 @@ class Parts:
     admission: Admission
     speculation: Speculation | None
     step_output: StepOutputProcessor
+    beams: BeamRows
     remote_events: RemoteEvents
     prompt_delay: PromptDelay | None
     timer: StepTimer
@@ -114,21 +118,25 @@ def assemble(
         preemption=state.preemption,
         partial_prefills=partial_prefills,
     )
+    timer = StepTimer(clock=clock)
+    promised = _promised_budget(config, state, timer, clock)
     draft_lengths = DraftLengths() if drafting is not None and drafting.is_adaptive else None
-    step_output = _step_output(state, draft_lengths)
+    beams = _beams(state, running)
+    step_output = _step_output(state, beams, draft_lengths)
     grammar_gate = _grammar_gate(grammars, state, clock)
     return Parts(
         state=state,
         validator=_validator(config, state, grammar_gate, max_model_len=max_model_len, clock=clock),
-        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate),
+        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate, promised, beams),
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
         speculation=_speculation(drafting, state, running, draft_lengths),
         step_output=step_output,
+        beams=beams,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
-        timer=StepTimer(clock=clock),
+        timer=timer,
         migration=Migration(
             table=state.table, live_requests=state.live_requests, remote=state.remote, counters=state.counters
         ),
@@ -204,6 +212,7 @@ def _admission(
         kv_cache=state.kv_cache,
         live_requests=state.live_requests,
         remote=state.remote,
+        search=PrefixSearch(state.kv_cache, state.remote),
         pending=state.pending,
         early=state.early,
         announcer=state.announcer,
@@ -228,6 +237,15 @@ def _validator(
     clock: Callable[[], float],
 ) -> RequestValidator:
     kv_cache, chunk_tokens = state.kv_cache, config.most_tokens_of_request
+
+    def max_beam_tokens(num_prompt_tokens: int, width: int) -> int:
+        return kv_cache.needs.max_beam_tokens(
+            num_prompt_tokens=num_prompt_tokens,
+            width=width,
+            num_blocks=kv_cache.num_blocks,
+            max_tokens=max_model_len,
+        )
+
     return RequestValidator(
         config,
         live_requests=state.live_requests,
@@ -235,13 +253,25 @@ def _validator(
         early=state.early,
         max_model_len=max_model_len,
         max_kv_tokens=kv_cache.groups.max_tokens(kv_cache.num_blocks, chunk_tokens=chunk_tokens),
+        max_beam_tokens=max_beam_tokens,
         has_connector=state.remote.can_load,
         grammars=grammars,
         clock=clock,
     )
 
 
-def _step_output(state: State, draft_lengths: DraftLengths | None) -> StepOutputProcessor:
+def _beams(state: State, running: RunningPass) -> BeamRows:
+    return BeamRows(
+        table=state.table,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        running=running,
+        preemption=state.preemption,
+        counters=state.counters,
+    )
+
+
+def _step_output(state: State, beams: BeamRows, draft_lengths: DraftLengths | None) -> StepOutputProcessor:
     return StepOutputProcessor(
         table=state.table,
         kv_cache=state.kv_cache,
@@ -249,6 +279,7 @@ def _step_output(state: State, draft_lengths: DraftLengths | None) -> StepOutput
         pending=state.pending,
         announcer=state.announcer,
         counters=state.counters,
+        beams=beams,
         draft_lengths=draft_lengths,
     )
 
@@ -288,14 +319,24 @@ def _partial_prefills(config: SchedulerConfig, cache: CacheConfig, state: State)
     )
 
 
+def _promised_budget(
+    config: SchedulerConfig, state: State, timer: StepTimer, clock: Callable[[], float]
+) -> PromisedBudget | None:
+    if not config.enable_chunked_prefill:
+        return None  # a prompt that is computed whole cannot leave others room
+    return PromisedBudget(config, table=state.table, live_requests=state.live_requests, timer=timer, clock=clock)
+
+
 def _preparations(
     config: SchedulerConfig,
     state: State,
     admission: Admission,
     partial_prefills: PartialPrefills | None,
     grammar_gate: GrammarGate | None,
+    promised: PromisedBudget | None,
+    beams: BeamRows,
 ) -> list[Preparation]:
-    preparations: list[Preparation] = [] if grammar_gate is None else [grammar_gate]
+    preparations: list[Preparation] = [part for part in (beams, grammar_gate, promised) if part is not None]
     if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
         preparations.append(
             ArtificialPreemption(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.contract.config import QueuePolicy
-from engine.contract.messages import FinishReason, RequestError, TokenDelta
+from engine.contract.messages import BeamResult, FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
 from engine.contract.step import EMPTY_INTS, IntArray
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
@@ -113,7 +113,8 @@ class LiveRequests:
 
     def block_ids(self, request: Request) -> list[int]:
         """The blocks that a running or ready request holds, of all groups, in the order of its tokens."""
-        return held_blocks(request.block_tables if request.row is None else self._table.block_tables(request.row))
+        tables = [self._table.block_tables(row) for row in request.rows] or [request.block_tables]
+        return [block_id for of_row in tables for block_id in held_blocks(of_row)]
 
     def preempt(self, request: Request) -> None:
         """Take a request's blocks; it goes to the head of the queue, and that is counted."""
@@ -164,8 +165,9 @@ class LiveRequests:
         error: RequestError | None = None,
         stop_token_id: int | None = None,
         kv_transfer: KVTransferParams | None = None,
+        beams: tuple[BeamResult, ...] = (),
     ) -> None:
-        """Queue the end of a request that ended between steps."""
+        """Queue the end of a request that has no new tokens, or none of its own."""
         delta = TokenDelta(
             request_id=request.request_id,
             token_ids=(),
@@ -175,11 +177,13 @@ class LiveRequests:
             kv_transfer=kv_transfer,
             num_cached_tokens=request.num_cached_tokens if request.is_unanswered else None,
             num_remote_tokens=request.num_remote_tokens if request.is_unanswered else None,
+            queue_s=request.queue_s if beams else None,
+            beams=beams,
         )
         self._finished.append((request.client_id, delta))
 
     @property
-    def has_news(self) -> bool:
+    def has_finished(self) -> bool:
         """True when an end between steps was not taken yet."""
         return bool(self._finished)
 
@@ -196,6 +200,11 @@ class LiveRequests:
         self._released_rows, self._finished_ids = [], []
         return reports
 
+    def give_up_row(self, row: int) -> None:
+        """Take one of several rows from a request, and free its blocks: its beam is dropped."""
+        self._kv_cache.release_tables(self._table.release_one(row))
+        self._released_rows.append(row)
+
     def _retire(self, request: Request) -> BlockTables:
         tables = self._take_tables(request)
         self._remote.release(request)
@@ -211,6 +220,8 @@ class LiveRequests:
         self._pending.withdraw(request)
         if request.state is RequestState.RUNNING:
             assert request.row is not None
+            for extra_row in request.more_rows:
+                self.give_up_row(extra_row)
             row = request.row
             self._announcer.give_up(request)
             tables = self._table.release(row)
@@ -226,4 +237,6 @@ class LiveRequests:
         else:
             self.leave_waiting(request)
         request.block_tables = []
+        if request.beams is not None:
+            request.beams.give_up_rows()
         return tables

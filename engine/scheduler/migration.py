@@ -12,6 +12,7 @@ from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.requests.row_table import RowTable
+from kv_transfer.cache_groups import has_window
 
 
 class Migration:
@@ -81,7 +82,13 @@ class Migration:
     def _hand_over(self, request: Request) -> None:
         assert request.row is not None
         num_tokens = int(self._table.num_computed[request.row])
-        if num_tokens == 0 or request.num_prompt_logprobs is not None:
+        has_kv = num_tokens > 0
+        if request.beams is not None:
+            # A search begins anew elsewhere, behind its prompt. Where that has left a window it is computed again.
+            num_tokens = min(num_tokens, request.num_prompt_tokens)
+            tables = self._table.block_tables(request.row)
+            has_kv = has_kv and has_window(self._table.groups, tables, num_tokens - 1)
+        if not has_kv or request.num_prompt_logprobs is not None:
             # What is cached has no logits: the log-probabilities of a prompt come from whoever computes all of it.
             self._counters.recomputed_tokens += num_tokens
             self._live_requests.finish(request)

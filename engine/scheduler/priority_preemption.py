@@ -18,7 +18,6 @@ from engine.scheduler.policy.preemption import PreemptionPolicy
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
-from kv_transfer.cache_groups import held_blocks
 
 MAX_ASKED: Final = 16
 """How many undecided requests a step looks behind."""
@@ -76,14 +75,19 @@ class PriorityPreemption:
 
     def _favour_loaded(self, request: Request, draft: StepDraft) -> None:
         """Let a loaded request have the row of whoever is served last."""
-        if self._table.num_free_rows:
+        victims: list[Request] = []
+        num_missing = request.num_rows - self._table.num_free_rows
+        if num_missing <= 0:
             return
-        victim = self._preemption.last(other for other in self._lower_than(request) if other.row is not None)
-        if victim is None or self._admission.waits_on_others(request):
+        for victim in sorted(self._lower_than(request), key=self._preemption.key, reverse=True):
+            if num_missing > 0 and victim.row is not None:
+                victims.append(victim)
+                num_missing -= victim.num_rows
+        if num_missing > 0 or self._admission.waits_on_others(request):
             return
         num_tokens = request.num_tokens - request.num_computed_tokens
-        if self._has_tokens(self._after(draft, [victim]), num_tokens):
-            self._let_in(request, draft, [victim])
+        if self._after(draft, victims).has_tokens(num_tokens, is_chunked=self._is_chunked):
+            self._let_in(request, draft, victims)
 
     def _favour_waiting(self, request: Request, draft: StepDraft) -> None:
         """Let a waiting request have what it lacks, or keep for it what others would take before it."""
@@ -94,13 +98,14 @@ class PriorityPreemption:
         if start is None or not self._would_start(request, start, self._after(draft, lower)):
             return
         num_before = sum(
-            not self._admission.waits_on_others(other)
+            other.num_rows * (not self._admission.waits_on_others(other))
             for other in list(self._live_requests.ready)
             if other.message.priority <= request.message.priority
         )
         num_rows = self._table.num_free_rows - num_before
         room = Room(request, start, num_rows=num_rows, kv_cache=self._kv_cache, admission=self._admission)
-        if num_rows > len(self._live_requests.ready) - num_before and room.num_missing_blocks <= 0:
+        num_rows_of_ready = sum(other.num_rows for other in self._live_requests.ready)
+        if num_rows - request.num_rows >= num_rows_of_ready - num_before and room.num_missing_blocks <= 0:
             return  # it starts by itself
         if self._kv_cache.num_fenced:
             if room.num_missing_blocks <= self._kv_cache.num_fenced:
@@ -144,14 +149,11 @@ class PriorityPreemption:
         """True when nothing but room keeps a request out of a step."""
         if self._admission.ask_gates(request, draft, start.num_tokens) is not Verdict.ADMITTED:
             return False
-        return start.is_load or self._has_tokens(draft, start.num_tokens)
-
-    def _has_tokens(self, draft: StepDraft, num_tokens: int) -> bool:
-        return draft.token_budget > 0 and (self._is_chunked or num_tokens <= draft.token_budget)
+        return start.is_load or draft.has_tokens(start.num_tokens, is_chunked=self._is_chunked)
 
     def _after(self, draft: StepDraft, victims: list[Request]) -> StepDraft:
         """The step without these requests: what is left of its budget, at least, when all others have their share."""
-        after = replace(draft, leaving_rows=tuple(victim.row for victim in victims if victim.row is not None))
+        after = replace(draft, leaving_rows=tuple(row for victim in victims for row in victim.rows))
         if self._partial_prefills is not None:
             self._partial_prefills.prepare(after)
         table, rows = self._table, self._table.order_without(after.leaving_rows)
@@ -159,7 +161,9 @@ class PriorityPreemption:
         for cap in (self._threshold, after.prefill_share):
             if cap:
                 need = np.minimum(need, np.int32(cap))
-        after.token_budget -= int(np.maximum(need, 0).sum())
+        num_prompt_tokens = min(int(need[need > 1].sum()), after.prompt_budget)
+        after.token_budget -= num_prompt_tokens + int((need == 1).sum())
+        after.prompt_budget -= num_prompt_tokens
         return after
 
 
@@ -171,7 +175,7 @@ class Room:
     ) -> None:
         self._num_refs = kv_cache.pool.num_refs
         self._admission = admission
-        self._needs_row = not start.is_load
+        self._num_rows_needed = 0 if start.is_load else request.num_rows
         self._num_rows = num_rows
         self._growing: set[int] = set() if start.holds_blocks else admission.rows_that_grow_now()
         self._growth = kv_cache.groups.num_groups  # a request that grows takes a block of each
@@ -179,7 +183,7 @@ class Room:
         self._headroom = 0 if start.holds_blocks else admission.headroom(request)
         self._num_others = admission.num_admitted
         self._num_kept_for_others = 0
-        self._kept = frozenset(held_blocks(start.need.cached))
+        self._kept = frozenset(start.need.held())
         self._num_released: Counter[int] = Counter()
 
     @property
@@ -190,7 +194,7 @@ class Room:
 
     def is_enough(self) -> bool:
         """True when nothing is missing any more."""
-        return self.num_missing_blocks <= 0 and (self._num_rows > 0 or not self._needs_row)
+        return self.num_missing_blocks <= 0 and (self._num_rows >= self._num_rows_needed or not self._num_rows_needed)
 
     def take_out(self, victim: Request, block_ids: list[int]) -> None:
         """As if ``victim`` had given up its row and these blocks; blocks that several hold are free with the last."""
@@ -209,7 +213,7 @@ class Room:
         return sum(released[block_id] == self._num_refs(block_id) for block_id in block_ids if block_id not in kept)
 
     def _move(self, victim: Request, sign: int) -> None:
-        self._num_rows += sign * (victim.row is not None)
-        self._num_missing -= sign * (victim.row in self._growing) * self._growth
+        self._num_rows += sign * (victim.num_rows if victim.row is not None else 0)
+        self._num_missing -= sign * len(self._growing.intersection(victim.rows)) * self._growth
         self._num_others -= sign
-        self._num_kept_for_others += sign * self._admission.is_kept_a_block(victim) * self._growth
+        self._num_kept_for_others += sign * self._admission.num_rows_kept_a_block(victim) * self._growth

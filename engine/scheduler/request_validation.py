@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.errors import DuplicateRequestError, PromptTooLongError, RequestRefusedError
 from engine.contract.grammar import GRAMMAR_REFUSED
-from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.contract.messages import TOO_MANY_BEAMS, BeamParams, FinishReason, GenerateRequest, SamplingParams
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests.request import Request
 
+BeamLimit: TypeAlias = Callable[[int, int], int]
+"""How many tokens of KV an output can have, by the number of tokens of its prompt and of beams."""
+
 
 class RequestValidator:
     """Checks requests and queues those that can be served. A refusal releases the KV that was kept for the request.
 
     ``max_kv_tokens`` are those of the longest request that the KV cache holds; None: of any length, since windows
-    bound what a request holds at once.
+    bound what a request holds at once. ``max_beam_tokens`` says the same of a beam search.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class RequestValidator:
         early: EarlyLoads,
         max_model_len: int,
         max_kv_tokens: int | None,
+        max_beam_tokens: BeamLimit,
         has_connector: bool,
         grammars: GrammarGate | None,
         clock: Callable[[], float],
@@ -41,6 +46,7 @@ class RequestValidator:
         self._early = early
         self._max_model_len = max_model_len
         self._max_kv_tokens = max_model_len if max_kv_tokens is None else max_kv_tokens
+        self._max_beam_tokens = max_beam_tokens
         self._has_connector = has_connector
         self._grammars = grammars
         self._clock = clock
@@ -80,9 +86,11 @@ class RequestValidator:
         self._end_if_complete(request)
 
     def _make_request(self, message: GenerateRequest) -> Request:
-        full_limit = min(
-            len(message.prompt_token_ids) + message.sampling.max_tokens, self._max_model_len, self._max_kv_tokens + 1
-        )
+        num_prompt_tokens, beams = len(message.prompt_token_ids), message.sampling.beams
+        max_kv_tokens = self._max_kv_tokens
+        if beams is not None and not message.hand_over:
+            max_kv_tokens = self._max_beam_tokens(num_prompt_tokens, beams.width)
+        full_limit = min(num_prompt_tokens + message.sampling.max_tokens, self._max_model_len, max_kv_tokens + 1)
         request = Request(
             message, arrival_index=self._next_arrival_index, full_limit=full_limit, queued_at_s=self._clock()
         )
@@ -115,11 +123,27 @@ class RequestValidator:
             )
         if message.sampling.grammar is not None:
             self._check_grammar(message.sampling)
+        if message.sampling.beams is not None and not message.hand_over:
+            self._check_beams(num_prompt_tokens, message.sampling.beams)
         num_waiting = self._live_requests.num_waiting
         # What goes on here was accepted elsewhere: routers bound it, and a refusal would cost the KV that it brings.
         if num_waiting >= self._config.max_num_waiting and not message.output_token_ids:
             raise RequestRefusedError(
                 f"{num_waiting} requests are waiting, and at most {self._config.max_num_waiting} may", code="queue_full"
+            )
+
+    def _check_beams(self, num_prompt_tokens: int, beams: BeamParams) -> None:
+        if beams.width > self._config.max_num_seqs:
+            raise RequestRefusedError(
+                f"{beams.width} beams are asked for, and a step computes at most {self._config.max_num_seqs} "
+                "(decode.scheduler.max_num_seqs)",
+                code=TOO_MANY_BEAMS,
+            )
+        if self._max_beam_tokens(num_prompt_tokens, beams.width) < num_prompt_tokens:
+            raise RequestRefusedError(
+                f"{beams.width} beams of a prompt of {num_prompt_tokens} tokens need more KV than the whole cache "
+                "holds: ask for fewer",
+                code=TOO_MANY_BEAMS,
             )
 
     def _check_grammar(self, sampling: SamplingParams) -> None:

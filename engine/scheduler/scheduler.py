@@ -19,7 +19,7 @@ from engine.drafting.proposer import Drafting
 from engine.scheduler.assembly import assemble
 from engine.scheduler.blocks.cache_events import CacheEventBatch, cache_changes, cache_snapshot
 from engine.scheduler.policy.gates import AdmissionGate
-from engine.scheduler.snapshot import take_snapshot
+from engine.scheduler.snapshot import num_common_blocks, take_snapshot
 from engine.scheduler.step_draft import Batch, StepDraft, StepInFlight
 from engine.scheduler.step_result import StepResult
 from kv_transfer.connector import NO_ORDERS, ConnectorEvents, ConnectorOrders, SchedulerConnector
@@ -79,6 +79,7 @@ class Scheduler:
         self._admission = parts.admission
         self._speculation = parts.speculation
         self._step_output = parts.step_output
+        self._beams = parts.beams
         self._remote_events = parts.remote_events
         self._preparations = parts.preparations
         self._prompt_delay = parts.prompt_delay
@@ -199,7 +200,7 @@ class Scheduler:
         output = draft.output(
             batch,
             step_id=self._next_step_id,
-            reports=self._live_requests.take_reports(),
+            reports=self._beams.tell(draft, self._live_requests.take_reports()),
             connector_orders=self.take_orders(),
         )
         self._next_step_id += 1
@@ -210,7 +211,7 @@ class Scheduler:
         return output
 
     def _launch(self, output: SchedulerOutput, batch: Batch) -> None:
-        self._table.leave_finished_holes()
+        self._table.leave_computed_spans()
         self._counters.num_scheduled_tokens += batch.num_tokens
         self._kv_cache.step_scheduled(output.step_id)
         if self._prompt_delay is not None:
@@ -250,9 +251,9 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """True when a step would do something now: something can compute, or the runner or a client must be told."""
-        if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_news:
+        if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_finished:
             return True
-        if self._grammar_gate is not None and self._grammar_gate.has_news:
+        if self._grammar_gate is not None and self._grammar_gate.is_due:
             return True
         due = self._next_due_s()
         return due is not None and self._clock() >= due
@@ -301,7 +302,7 @@ class Scheduler:
 
     def num_common_prefix_blocks(self) -> int:
         """Leading blocks that all running requests share, for shared-prefix attention."""
-        return self._table.num_common_blocks()
+        return num_common_blocks(self._table)
 
     def cache_events_since(self, sequence: int) -> CacheEventBatch:
         """What changed in the prefix cache from an event number on; empty unless ``enable_cache_events``."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.contract.stats import Counters, SchedulerStats
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.requests.row_measures import measure
 from engine.scheduler.requests.row_table import RowTable
+from kv_transfer.cache_groups import ABSENT_BLOCK
 
 
 def take_snapshot(
@@ -23,15 +27,15 @@ def take_snapshot(
 ) -> SchedulerStats:
     """What is, and what has been counted since the start."""
     num_free, held_by_group = kv_cache.num_free, kv_cache.pool.num_held_by_group
-    rows = table.measure()
-    counted: dict[str, float] = dict(vars(counters))
-    counted["num_dropped_early_loads"] = early.num_dropped
-    counted["num_allocated_blocks"] = kv_cache.pool.num_allocated
-    counted["num_evicted_blocks"] = kv_cache.pool.num_evicted
-    counted["num_sampled_lifetimes"] = kv_cache.lifetimes.num_sampled
-    counted["sampled_lifetime_s"] = kv_cache.lifetimes.total_s
+    rows = measure(table)
+    # Those that their owners count come to the others here: a copy of all in every step would cost more.
+    counters.num_dropped_early_loads = early.num_dropped
+    counters.num_allocated_blocks = kv_cache.pool.num_allocated
+    counters.num_evicted_blocks = kv_cache.pool.num_evicted
+    counters.num_sampled_lifetimes = kv_cache.lifetimes.num_sampled
+    counters.sampled_lifetime_s = kv_cache.lifetimes.total_s
     return SchedulerStats(
-        num_running=len(table),
+        num_running=table.num_requests,
         num_waiting=live_requests.num_waiting + len(live_requests.ready),
         num_loading=remote.num_loading,
         num_blocks=kv_cache.num_blocks,
@@ -44,8 +48,19 @@ def take_snapshot(
         queued_prefill_tokens=live_requests.queued_prefill_tokens + rows.num_prefill_tokens,
         num_decoding=rows.num_decoding,
         num_context_tokens=rows.num_context_tokens,
-        **counted,
+        **vars(counters),
     )
+
+
+def num_common_blocks(table: RowTable) -> int:
+    """Leading blocks of the first group that the tables of all running rows share."""
+    rows = table.order
+    if rows.size == 0:
+        return 0
+    num_columns = int(table.num_blocks[0, rows].min())
+    tables = table.block_table[0, rows, :num_columns]
+    differs = np.flatnonzero((tables != tables[0]).any(axis=0) | (tables[0] == ABSENT_BLOCK))
+    return int(differs[0]) if differs.size else num_columns
 
 
 def _num_window_blocks(kv_cache: KVCacheManager, held_by_group: tuple[int, ...]) -> int:

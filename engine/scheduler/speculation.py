@@ -19,7 +19,7 @@ class Speculation:
     that they keep nobody out of the step. A request has none while its newest
     token is not known here (a step in flight samples it), and while its drafts are in flight it is in no other step:
     how far it came is known when they have returned. Requests with more stop tokens than ``RowTable`` compares by
-    array have none.
+    array have none, nor have beams.
 
     Nothing counts before it is verified: the computed and expected lengths of a row with drafts are those without them
     until the step returns (``row_passes.append_sampled``). ``lengths`` says how many drafts pay.
@@ -43,8 +43,8 @@ class Speculation:
         rows, ends = batch.rows, batch.ends
         room = np.minimum(table.limit[rows] - ends - 1, np.int32(self._drafting.max_draft_tokens))
         room[(batch.num_samples == 0) | (table.num_tokens[rows] != ends)] = 0
-        if table.wide_rows:
-            room[np.isin(rows, list(table.wide_rows))] = 0
+        if undrafted := table.wide_rows | table.beam_rows:
+            room[np.isin(rows, list(undrafted))] = 0
         asked = np.flatnonzero(room > 0)
         if asked.size == 0:
             return

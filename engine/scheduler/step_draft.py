@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from engine.scheduler.requests.row_table import RowArray, RowTable
 from kv_transfer.connector import ConnectorOrders
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
+
+NO_LIMIT: Final = int(np.iinfo(np.int32).max)
+"""More tokens than any step computes."""
 
 
 class Batch(NamedTuple):
@@ -67,6 +70,18 @@ class Appended(NamedTuple):
     group: int
 
 
+class ForkedRow(NamedTuple):
+    """A row in which a beam goes on: ``is_fresh`` where the runner does not know it yet.
+
+    ``copies`` are the blocks whose content the beam needs, each with the block that it goes to.
+    """
+
+    row: int
+    epoch: int
+    is_fresh: bool
+    copies: tuple[tuple[int, int], ...] = ()
+
+
 class StartedRow(NamedTuple):
     """A row whose request starts in the step."""
 
@@ -83,7 +98,8 @@ class StepDraft:
 
     ``is_blocked``: no waiting request is admitted in this step. ``has_preempted``: a request lost its place, so
     that there is something to do even if this step computes nothing. ``prefill_share``: at most so many tokens go to
-    one prefill; 0 is no limit. ``favoured``: who is let in first, because a place was made or is kept for it.
+    one prefill; 0 is no limit. ``prompt_budget``: at most so many to all rows with more than one to compute, so that
+    the others have theirs soon. ``favoured``: who is let in first, because a place was made or is kept for it.
     ``leaving_rows``: while it is only weighed who is to make room, the rows that would be given up.
     """
 
@@ -91,16 +107,24 @@ class StepDraft:
     is_blocked: bool = False
     has_preempted: bool = False
     prefill_share: int = 0
+    prompt_budget: int = NO_LIMIT
     favoured: Request | None = None
     leaving_rows: tuple[int, ...] = ()
     running: Batch | None = None
     started: list[StartedRow] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
     appended: list[Appended] = field(default_factory=list)
+    forked: list[ForkedRow] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     def append(self, rows: IntArray, columns: IntArray, block_ids: IntArray, *, group: int) -> None:
         """Tell the runner of blocks that running rows were given."""
         self.appended.append(Appended(rows, columns, block_ids, group))
+
+    def has_tokens(self, num_tokens: int, *, is_chunked: bool) -> bool:
+        """True when something is left for a request that lacks so many, or all of that unless it ``is_chunked``."""
+        fits = is_chunked or num_tokens <= self.token_budget
+        return self.token_budget > 0 and fits and (num_tokens <= 1 or self.prompt_budget > 0)
 
     def start(self, table: RowTable, request: Request, num_tokens: int) -> None:
         """Add a request that was just placed, with its first ``num_tokens`` positions."""
@@ -111,6 +135,7 @@ class StepDraft:
         table.num_computed[row] += num_tokens
         table.num_expected[row] += num_samples
         self.token_budget -= num_tokens
+        self.prompt_budget -= num_tokens if num_tokens > 1 else 0
         self.started.append(StartedRow(row, first, num_tokens, num_samples, int(table.epoch[row])))
         self.new_rows.append(
             NewRow(
@@ -149,6 +174,7 @@ class StepDraft:
     ) -> SchedulerOutput:
         """The message to the runner."""
         append_rows, append_columns, append_block_ids, append_groups = self._joined()
+        copies = np.array(self.copies, np.int32).reshape(-1, 2).T if self.copies else (EMPTY_INTS, EMPTY_INTS)
         return SchedulerOutput(
             step_id=step_id,
             rows=batch.rows_int32,
@@ -163,6 +189,8 @@ class StepDraft:
             append_columns=append_columns,
             append_block_ids=append_block_ids,
             append_groups=append_groups,
+            copy_sources=copies[0],
+            copy_targets=copies[1],
             finished_request_ids=reports.finished_request_ids,
             connector_orders=connector_orders,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -10,7 +11,15 @@ from engine.contract.block_hash import BlockHash, group_hash, hash_block, hash_c
 from engine.contract.grammar import GRAMMAR_FAILED
 from engine.contract.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
-from engine.contract.step import IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
+from engine.contract.step import (
+    BeamCandidates,
+    BoolArray,
+    IntArray,
+    ModelRunnerOutput,
+    PromptLogprobsChunk,
+    SampledLogprobs,
+)
+from engine.scheduler.beam_rows import BeamRows
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
@@ -26,6 +35,9 @@ from kv_transfer.cache_groups import ABSENT_BLOCK
 ACCEPTED_AT = (*(f"num_accepted_at_{place}" for place in range(1, 9)), "num_accepted_later")
 """The counters of right drafts by their place."""
 
+StepParts: TypeAlias = tuple[Batch, IntArray, IntArray | None]
+"""Rows of a step, the tokens that they sampled, and how many of their drafts are right."""
+
 
 class StepOutputProcessor:
     """Applies the results of steps to rows, blocks and requests."""
@@ -39,6 +51,7 @@ class StepOutputProcessor:
         pending: PendingPrefixes,
         announcer: Announcer,
         counters: Counters,
+        beams: BeamRows,
         draft_lengths: DraftLengths | None = None,
     ) -> None:
         self._table = table
@@ -47,6 +60,7 @@ class StepOutputProcessor:
         self._pending = pending
         self._announcer = announcer
         self._counters = counters
+        self._beams = beams
         self._draft_lengths = draft_lengths
         self._found: IntArray = np.empty((row_passes.NUM_FOUND, table.max_num_seqs), np.int32)
 
@@ -58,7 +72,10 @@ class StepOutputProcessor:
         table, batch = self._table, step.batch
         token_ids, num_accepted = result.sampled_token_ids, result.num_accepted
         if step.num_releases != table.num_releases:
-            batch, token_ids, num_accepted = self._live_part(batch, token_ids, num_accepted)
+            is_live = table.epoch[batch.rows] == batch.epochs
+            batch, token_ids, num_accepted = _part(is_live, batch, token_ids, num_accepted)
+        if table.beam_rows:
+            batch, token_ids, num_accepted = self._without_beams(batch, token_ids, num_accepted, result.candidates)
         rows, ends, num_samples = batch.rows_int32, batch.ends, batch.num_samples
         if self._announcer.is_active:
             is_chunk = num_samples == 0
@@ -94,28 +111,21 @@ class StepOutputProcessor:
         failures = {failure.row: failure.message for failure in result.failures}
         return self._emit(sampling_rows, token_ids, starts, ended, result.logprobs, failures)
 
-    def _live_part(
-        self, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None
-    ) -> tuple[Batch, IntArray, IntArray | None]:
-        """What is left of a step, and of the results aligned with it."""
-        is_live = self._table.epoch[batch.rows] == batch.epochs
-        num_samples = batch.num_samples[is_live]
-        num_scheduled_tokens = batch.num_scheduled_tokens[is_live]
-        num_drafts = np.maximum(batch.num_samples - 1, 0)
-        left = Batch(
-            rows=batch.rows[is_live],
-            rows_int32=batch.rows_int32[is_live],
-            first_positions=batch.first_positions[is_live],
-            num_scheduled_tokens=num_scheduled_tokens,
-            ends=batch.ends[is_live],
-            epochs=batch.epochs[is_live],
-            num_samples=num_samples,
-            draft_token_ids=batch.draft_token_ids[np.repeat(is_live, num_drafts)],
-            num_tokens=int(num_scheduled_tokens.sum()),
-            total_samples=int(num_samples.sum()),
-        )
-        token_ids = token_ids[np.repeat(is_live, batch.num_samples)]
-        return left, token_ids, None if num_accepted is None else num_accepted[is_live]
+    def _without_beams(
+        self, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None, candidates: BeamCandidates | None
+    ) -> StepParts:
+        """Pass on what beams brought; returns the rest of the step, which is as if they were not there."""
+        table = self._table
+        is_beam = (batch.num_samples > 0) & np.isin(batch.rows, list(table.beam_rows))
+        if not is_beam.any():
+            return batch, token_ids, num_accepted
+        rows, ends = batch.rows[is_beam], batch.ends[is_beam]
+        is_full = ends >= table.publish_goal[rows]
+        self._publish_full_blocks(rows[is_full], ends[is_full])
+        if self._kv_cache.has_windows and (left := table.leave_windows(rows, ends)):
+            self._kv_cache.release_behind_window(left)
+        self._beams.take_in(rows.tolist(), candidates)
+        return _part(~is_beam, batch, token_ids, num_accepted)
 
     def _take_in_drafts(self, batch: Batch, num_samples: IntArray, num_appended: IntArray) -> None:
         """Count the drafts of a step, and give back the blocks that only rejected ones needed."""
@@ -177,12 +187,12 @@ class StepOutputProcessor:
         self._counters.num_generated_tokens += token_ids.size
         owners = table.requests_of(rows)
         special: dict[int, TokenDelta] = {}
-        if table.silent_rows:
-            silent = table.silent_rows
+        if table.unanswered_rows:
+            unanswered = table.unanswered_rows
             for index, row in enumerate(rows.tolist()):
-                if row in silent:
+                if row in unanswered:
                     special[index] = self._first(owners[index], tokens_of(index, token_ids, starts))
-            silent.difference_update(rows.tolist())
+            unanswered.difference_update(rows.tolist())
         if table.wide_rows:
             last_token_ids = token_ids if starts is None else token_ids[starts[1:] - 1]
             ended = sorted(table.wide_ends(rows, last_token_ids).union(ended))
@@ -336,6 +346,27 @@ class StepOutputProcessor:
         parent = request.block_hashes[index - 1] if index else request.root
         token_ids = tuple(tokens[index * block_size : (index + 1) * block_size].tolist())
         self._kv_cache.record_stored(block_hash, parent, token_ids)
+
+
+def _part(is_kept: BoolArray, batch: Batch, token_ids: IntArray, num_accepted: IntArray | None) -> StepParts:
+    """Some rows of a step, and of the results aligned with it."""
+    num_samples = batch.num_samples[is_kept]
+    num_scheduled_tokens = batch.num_scheduled_tokens[is_kept]
+    num_drafts = np.maximum(batch.num_samples - 1, 0)
+    part = Batch(
+        rows=batch.rows[is_kept],
+        rows_int32=batch.rows_int32[is_kept],
+        first_positions=batch.first_positions[is_kept],
+        num_scheduled_tokens=num_scheduled_tokens,
+        ends=batch.ends[is_kept],
+        epochs=batch.epochs[is_kept],
+        num_samples=num_samples,
+        draft_token_ids=batch.draft_token_ids[np.repeat(is_kept, num_drafts)],
+        num_tokens=int(num_scheduled_tokens.sum()),
+        total_samples=int(num_samples.sum()),
+    )
+    token_ids = token_ids[np.repeat(is_kept, batch.num_samples)]
+    return part, token_ids, None if num_accepted is None else num_accepted[is_kept]
 
 
 def _appended_tokens(token_ids: IntArray, num_samples: IntArray, num_appended: IntArray) -> tuple[IntArray, IntArray]:

@@ -23,8 +23,9 @@ from router.api.http.request_body import read_body
 from router.api.ignored import ignored_header
 from router.api.output_limit import OutputLimit
 from router.api.parameters.answer_grammar import answer_grammar
+from router.api.parameters.beams import beam_params
 from router.api.parameters.logits_values import logits_values
-from router.api.parameters.logprobs_wish import LogprobsWish, chat_wish, completion_wish
+from router.api.parameters.logprobs_wish import chat_wish, completion_wish
 from router.api.prompts import chat_prompt, check_num_choices, check_vocabulary, completion_prompts, echoed_message
 from router.api.request_id import SCOPE_KEY
 from router.api.text_requests import Ask, num_candidates, start_choices
@@ -64,6 +65,7 @@ async def start_chat(
         RouterError: The request is refused.
     """
     _check(service, body)
+    beams = beam_params(body, vocab_size=service.vocab_size())
     limit = _chat_limit(service, body)
     check_num_choices(service, body, num_prompts=1, param="messages")
     calls = chosen_tools(service, body)
@@ -77,8 +79,9 @@ async def start_chat(
         wish=chat_wish(service, body),
         grammar=await turn_grammar(service, body, turn, answer=await answer_grammar(service, body)),
         turn=turn,
+        beams=beams,
     )
-    head = _head(service, body, "chatcmpl", ask.wish)
+    head = _head(service, body, "chatcmpl", ask)
     if answer_id is not None:
         head = replace(head, answer_id=answer_id)
     return head, _start(service, body, ask, head, request)
@@ -97,6 +100,7 @@ async def answer_completion(service: RouterService, request: Request) -> Generat
 
 async def _answer_completion(service: RouterService, request: Request, body: CompletionBody) -> GenerationResponse:
     _check(service, body)
+    beams = beam_params(body, vocab_size=service.vocab_size())
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequestError(
             "max_tokens is 0, which is only allowed with echo", code="invalid_parameter", param="max_tokens"
@@ -110,8 +114,9 @@ async def _answer_completion(service: RouterService, request: Request, body: Com
         logits=await logits_values(service, body),
         grammar=await answer_grammar(service, body),
         wish=completion_wish(service, body),
+        beams=beams,
     )
-    head = _head(service, body, "cmpl", ask.wish)
+    head = _head(service, body, "cmpl", ask)
     outputs = _start(service, body, ask, head, request)
     echoes = [prompt.echo(service.tokenizer) for prompt in prompts] if body.echo else []
     return _response(service, outputs, CompletionFormat(head, echoes=echoes), body)
@@ -154,8 +159,8 @@ def _check(service: RouterService, body: GenerateBody) -> None:
         check_vocabulary(body.stop_token_ids, service.vocab_size(), param="stop_token_ids")
 
 
-def _head(service: RouterService, body: GenerateBody, kind: str, wish: LogprobsWish) -> AnswerHead:
-    options = body.stream_options
+def _head(service: RouterService, body: GenerateBody, kind: str, ask: Ask) -> AnswerHead:
+    options, wish = body.stream_options, ask.wish
     logprobs = None
     if wish.num_output is not None or wish.num_prompt is not None:
         logprobs = LogprobsAnswer(
@@ -172,7 +177,7 @@ def _head(service: RouterService, body: GenerateBody, kind: str, wish: LogprobsW
         continuous_usage=bool(options and options.sends_running_usage),
         return_token_ids=bool(body.return_token_ids),
         num_choices_per_prompt=body.n or 1,
-        num_candidates_per_prompt=num_candidates(body),
+        num_candidates_per_prompt=num_candidates(body, ask.beams),
         logprobs=logprobs,
         shows_logprobs=wish.num_output is not None,
         num_prompt_logprobs=wish.num_prompt,

@@ -146,6 +146,8 @@ def check_num_choices(service: RouterService, body: GenerateBody, *, num_prompts
         QueueFullError: Too many are in progress.
     """
     name, num_choices = ("best_of", body.best_of) if body.best_of else ("n", body.n or 1)
+    if body.beam_width:
+        name, num_choices = "beam_width", body.beam_width
     if num_prompts * num_choices > service.settings.max_num_choices:
         raise InvalidRequestError(
             f"{num_prompts} prompts with {name}={num_choices} are {num_prompts * num_choices} choices, "

@@ -99,7 +99,7 @@ class LeaningControl:
         self._own_id = own_id
         self._settings = settings
         self._counters = counters
-        self._goals = goals or LeaningGoals(ttft_s=TTFT_S, itl_s=ITL_S, max_usage=settings.rebalance_max_kv_usage)
+        self._goals = goals or goals_of(settings)
         self._clock = clock
         self._wall_clock = wall_clock
         self._seen: dict[str, _Seen] = {}
@@ -195,3 +195,13 @@ class LeaningControl:
             busy=min(seen.busy, 1.0),
             held_until_s=now_s + held_for_s,
         )
+
+
+def goals_of(settings: RouterSettings) -> LeaningGoals:
+    """What requests are promised that ask for nothing else; where that is nothing, what people bear."""
+    promise = settings.promise
+    return LeaningGoals(
+        ttft_s=TTFT_S if promise.ttft_ms is None else promise.ttft_ms / 1000,
+        itl_s=ITL_S if promise.itl_ms is None else promise.itl_ms / 1000,
+        max_usage=settings.rebalance_max_kv_usage,
+    )

@@ -21,7 +21,7 @@ HELD_S = 300.0
 
 TTFT_S = 2.0
 ITL_S = 0.1
-"""What is aimed at where no stream was promised anything."""
+"""What is aimed at where requests are promised nothing."""
 
 CALM = 0.8
 """The work that gives a worker must be so far from trouble with those that are left: no change causes the opposite."""

@@ -156,9 +156,7 @@ def plan_moves(
 
 @dataclass(slots=True)
 class _Room:
-    """What one worker may take from this router: a share of its room as it was before. ``taken_s`` of every step it took
-    already.
-    """
+    """What one worker may take from this router: a share of its room as it was before. It took ``taken_s`` a step."""
 
     num_left: int
     blocks: float

@@ -68,15 +68,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """Of a request at each replica: seconds until its first token, and between those that follow."""
+    """Of a request at each replica: seconds until its first token, and between those that follow.
+
+    step_s: a step of the streams that are there, ``slower_s``: what this one adds to it.
+    prompt_s: what the prompt adds to steps, all together.
+    """
 
     ttft_s: FloatArray
     gap_s: FloatArray
-
-
-def uncached_tokens(wish: Wish, cached_tokens: FloatArray) -> FloatArray:
-    """What each replica has to compute of the prompt: its last token in any case."""
-    return np.maximum(wish.num_prompt_tokens - cached_tokens, 1.0)
+    step_s: FloatArray
+    slower_s: FloatArray
+    prompt_s: FloatArray
 
 
 def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predictions:
@@ -85,40 +87,39 @@ def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predicti
     A prompt waits for those ahead of it. A step with streams takes as many prompt tokens as fit into the promised gap,
     one without takes a whole chunk; where nothing is promised, so does every step.
     """
-    step_s = _step_s(fleet)
+    step_s = fleet.base_s + fleet.row_s * fleet.num_rows + fleet.context_token_s * fleet.num_context_tokens
+    slower_s = fleet.row_s + fleet.context_token_s * wish.num_prompt_tokens
+    prompt_s = _prompt_s(fleet, wish, cached_tokens)
     itl_s = _seconds(wish.promise.itl_ms)
-    prompts_s = _queue_s(fleet, wish) + _prompt_s(fleet, wish, cached_tokens)
-    chunk_s = np.maximum(fleet.prompt_token_s * CHUNK_TOKENS, 1e-9)
-    if itl_s is None:
-        in_step_s = chunk_s
-    else:
-        beside_streams_s = np.minimum(np.maximum(itl_s - step_s, LEAST_SHARE * itl_s), chunk_s)
-        in_step_s = np.where(fleet.num_rows > 0, beside_streams_s, chunk_s)
+    prompts_s = _queue_s(fleet, wish) + prompt_s
+    in_step_s = np.maximum(fleet.prompt_token_s * CHUNK_TOKENS, 1e-9)
+    if itl_s is not None:
+        beside_streams_s = np.minimum(np.maximum(itl_s - step_s, LEAST_SHARE * itl_s), in_step_s)
+        in_step_s = np.where(fleet.num_rows > 0, beside_streams_s, in_step_s)
     ttft_s = prompts_s + np.ceil(prompts_s / in_step_s) * step_s
-    alone_s = _step_s(fleet, num_more_rows=1.0, num_more_tokens=wish.num_prompt_tokens)
+    alone_s = step_s + slower_s
     gap_s = alone_s / (1.0 - np.minimum(fleet.prompt_share, MAX_PROMPT_SHARE))
     if itl_s is not None:  # steps take no more prompt tokens than fit
         gap_s = np.maximum(alone_s, np.minimum(gap_s, itl_s))
-    return Predictions(ttft_s=ttft_s, gap_s=gap_s)
+    return Predictions(ttft_s=ttft_s, gap_s=gap_s, step_s=step_s, slower_s=slower_s, prompt_s=prompt_s)
 
 
 def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
     """What it costs to compute the prompt at each replica, and to generate there."""
-    predicted = predict(fleet, wish, cached_tokens)
+    at = predict(fleet, wish, cached_tokens)
     promise, num_tokens = wish.promise, wish.num_new_tokens
     own = 1.0 if promise == NO_PROMISE else SLACK_WEIGHT
-    prompt = own * predicted.ttft_s + fleet.num_rows * _prompt_s(fleet, wish, cached_tokens)
+    prompt = own * at.ttft_s + fleet.num_rows * at.prompt_s
     if (ttft_s := _seconds(promise.ttft_ms)) is not None:
-        prompt = prompt + LATE_WEIGHT * np.maximum(predicted.ttft_s - ttft_s, 0.0)
-    slower_s = fleet.row_s + fleet.context_token_s * wish.num_prompt_tokens
-    stream = num_tokens * (own * predicted.gap_s + fleet.num_rows * slower_s)
+        prompt += LATE_WEIGHT * np.maximum(at.ttft_s - ttft_s, 0.0)
+    stream = num_tokens * (own * at.gap_s + fleet.num_rows * at.slower_s)
     if (itl_s := _seconds(promise.itl_ms)) is not None:
-        before_s = np.maximum(_step_s(fleet) - itl_s, 0.0)
-        after_s = np.maximum(_step_s(fleet) + slower_s - itl_s, 0.0)
-        late_s = np.maximum(predicted.gap_s - itl_s, 0.0) + fleet.num_rows * (after_s - before_s)
-        stream = stream + LATE_WEIGHT * num_tokens * late_s
-    prompt = prompt * (1.0 + LEANING_MARGIN * (1.0 - fleet.leans_to_prompts))
-    stream = stream * (1.0 + LEANING_MARGIN * fleet.leans_to_prompts)
+        others_late_s = np.maximum(at.step_s + at.slower_s - itl_s, 0.0) - np.maximum(at.step_s - itl_s, 0.0)
+        late_s = np.maximum(at.gap_s - itl_s, 0.0) + fleet.num_rows * others_late_s
+        stream += LATE_WEIGHT * num_tokens * late_s
+    margin = LEANING_MARGIN * fleet.leans_to_prompts
+    prompt *= 1.0 + LEANING_MARGIN - margin
+    stream *= 1.0 + margin
     return prompt, stream
 
 
@@ -168,18 +169,9 @@ def _second(costs: FloatArray, first: int) -> int:
     return second if second != first else int(first == 0)
 
 
-def _step_s(fleet: Standings, *, num_more_rows: float = 0.0, num_more_tokens: float = 0.0) -> FloatArray:
-    """A step of each replica's streams alone."""
-    return (
-        fleet.base_s
-        + fleet.row_s * (fleet.num_rows + num_more_rows)
-        + fleet.context_token_s * (fleet.num_context_tokens + num_more_tokens)
-    )
-
-
 def _prompt_s(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> FloatArray:
     """What the prompt adds to the steps of each replica, all together."""
-    num_tokens = uncached_tokens(wish, cached_tokens)
+    num_tokens = np.maximum(wish.num_prompt_tokens - cached_tokens, 1.0)  # the last one in any case
     reads = num_tokens * (wish.num_prompt_tokens - num_tokens / 2.0)
     return fleet.prompt_token_s * num_tokens + fleet.prompt_read_s * reads
 
@@ -197,7 +189,6 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def _wobble(size: int, key: int) -> FloatArray:
     """A number from 0 to 1 for each replica, in an order that depends on the request."""
-    mixed = (np.arange(1, size + 1, dtype=np.uint64) * np.uint64((2_654_435_761 + 2 * key) & 0xFFFFFFFF)) & np.uint64(
-        0xFFFF
-    )
-    return mixed.astype(np.float64) / 65_536.0
+    mixed = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B1) ^ np.uint64(key * 0x85EBCA6B & 0xFFFFFFFF)
+    mixed = (mixed ^ (mixed >> np.uint64(15))) * np.uint64(0x2C1B3C6D)
+    return (mixed >> np.uint64(8) & np.uint64(0xFFFF)).astype(np.float64) / 65_536.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from engine.contract.messages import LoadReport
 from router.placement.fleet import FloatArray
-from router.placement.planner import Plan, Wish, choose
+from router.placement.planner import Plan, Wish, choose, choose_prompt
 from router.placement.reason import Reason
 from router.pool.demand import Demand
 from router.pool.placing import Placed
@@ -34,6 +34,7 @@ class ElasticPlacement:
         self._pool = pool
         self._settings = settings
         self._num_new_tokens = num_new_tokens
+        self._places: tuple[Sequence[Replica], Mapping[str, int]] = ((), {})
         self._names_policy = any(settings.policy_of(role) != role.policy for role in ROLES.values())
 
     def place(self, demand: Demand, *, num_blocks: int) -> Placed | None:
@@ -49,21 +50,41 @@ class ElasticPlacement:
         if not standings.are_any_known:
             return self._by_policies(demand, num_blocks, Reason.MODELS_UNKNOWN)
         cached = self._cached_tokens(demand, candidates)
-        homes = [item for item in candidates if item.leaning == STREAMS] or candidates
-        home = self._pool.home(demand, homes)
-        if home is not None and (home.num_available_blocks >= num_blocks or home.is_idle):
+        home = self._home(demand, candidates, num_blocks)
+        if home is not None:
             standings = standings._replace(
                 num_available_blocks=np.where([item is home for item in candidates], np.inf, -np.inf),
                 is_idle=np.zeros(len(candidates)),
             )
-        else:
-            home = None
         wish = self._wish(demand, num_blocks, candidates)
         plan = choose(standings.with_prices(), wish, cached)
         if plan is None:
             return None
         lacking = max(wish.num_prompt_tokens - int(cached[plan.prompt]), 1)
         return self._placed(candidates, plan, lacking, has_home=home is not None)
+
+    def place_prompt(self, demand: Demand) -> Placed | None:
+        """Where a prompt is computed behind which nothing is generated; None leaves it to the policy."""
+        candidates = self._pool.candidates()
+        if self._names_policy or not candidates:
+            return None
+        standings = self._pool.standings(candidates)
+        if not standings.are_any_known:
+            return None
+        cached, wish = self._cached_tokens(demand, candidates), self._wish(demand, 0, candidates)
+        at = choose_prompt(standings.with_prices(), wish, cached)
+        lacking = max(wish.num_prompt_tokens - int(cached[at]), 1)
+        replica = candidates[at]
+        return Placed(stream=replica, prompt=replica, num_prompt_tokens=lacking, reason=Reason.COLOCATED)
+
+    def _home(self, demand: Demand, candidates: Sequence[Replica], num_blocks: int) -> Replica | None:
+        """The worker that generates for the request's session, among those that lean to that, if it has room."""
+        if demand.session_id is None:
+            return None
+        homes = [item for item in candidates if item.leaning == STREAMS] or candidates
+        home = self._pool.home(demand, homes)
+        has_room = home is not None and (home.num_available_blocks >= num_blocks or home.is_idle)
+        return home if has_room else None
 
     def _placed(self, candidates: Sequence[Replica], plan: Plan, num_prompt_tokens: int, *, has_home: bool) -> Placed:
         prompt, stream = candidates[plan.prompt], candidates[plan.stream]
@@ -103,8 +124,15 @@ class ElasticPlacement:
 
     def _cached_tokens(self, demand: Demand, candidates: Sequence[Replica]) -> FloatArray:
         cached = np.zeros(len(candidates))
-        if counts := self._pool.cached_tokens(demand):
-            cached[:] = [counts.get(item.replica_id, 0) for item in candidates]
+        counts = self._pool.cached_tokens(demand)
+        if not counts:
+            return cached
+        if self._places[0] is not candidates:
+            self._places = (candidates, {item.replica_id: place for place, item in enumerate(candidates)})
+        find = self._places[1].get
+        for replica_id, num_tokens in counts.items():
+            if (place := find(replica_id)) is not None:
+                cached[place] = num_tokens
         return cached
 
 

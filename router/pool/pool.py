@@ -104,7 +104,7 @@ class ReplicaPool:
             self.note_gone(replica_id)
         for counters in self.counters_of.values():
             counters.keep(current)
-        for replica_id in current.difference(self._replicas):
+        for replica_id in sorted(current.difference(self._replicas)):
             self._add(Replica(replica_id, role=self._role_of(replica_id), probe_at_s=now))
         for replica in self.replicas:
             if replica.replica_id in self._asking:

@@ -28,6 +28,7 @@ class Generation:
     decode replica, None where it needs none; ``begun`` is set once the first token is there, or never will be; the
     replicas are those where the sequence went first. ``placed`` and ``prompt_room`` are its ticket's: where it goes,
     and its turn on the replica that computes its prompt. ``is_local``: the decode replica computes the prompt.
+    ``others`` get what a beam search found beside the best output, which is this one's: they have no life of their own.
     """
 
     request: GenerateRequest
@@ -48,6 +49,8 @@ class Generation:
     placed: Placed | None = None
     prompt_room: Reservation | None = None
     is_local: bool = False
+    others: list[Generation] = field(default_factory=list)
+    num_cached_tokens: int | None = None
     _stage: str = "admission"
 
     @property
@@ -91,21 +94,44 @@ class Generation:
     def start(self, life: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let the request live, as a task of its own: a slow consumer holds nobody up."""
         self.task = asyncio.create_task(life)
+        for other in self.others:
+            other.task = self.task
         return self.task
 
     def end(self, error: RouterError | None) -> None:
         """Nothing comes any more. Only the first call counts."""
         self.begun.set()
         self.mailbox.end(error)
+        for other in self.others:
+            other.end(error)
 
     def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
         """Pass new tokens on to the consumer."""
         self.output_token_ids.extend(delta.token_ids)
         if self.times.wants_tokens:
             self.begun.set()
-            if delta.token_ids:
+            if delta.token_ids or delta.beams:
                 self.times.token(delta.queue_s)
         if finish_reason is not delta.finish_reason:
             delta = delta._replace(finish_reason=finish_reason, kv_transfer=None, error=None)
-        if delta.token_ids or delta.finish_reason is not None:
+        if delta.beams:
+            self._deliver_beams(delta)
+        elif delta.token_ids or delta.finish_reason is not None:
             self.mailbox.put(delta)
+        elif self.num_cached_tokens is None:
+            self.num_cached_tokens = delta.num_cached_tokens
+
+    def _deliver_beams(self, delta: TokenDelta) -> None:
+        """Pass on what a search found, one output to each consumer, as if it had generated it."""
+        num_cached_tokens = delta.num_cached_tokens if self.num_cached_tokens is None else self.num_cached_tokens
+        for generation, beam in zip((self, *self.others), delta.beams, strict=True):
+            self.output_token_ids.extend(beam.token_ids)
+            found = TokenDelta(
+                delta.request_id,
+                beam.token_ids,
+                FinishReason.LENGTH if beam.stop_token_id is None else FinishReason.STOP,
+                stop_token_id=beam.stop_token_id,
+                num_cached_tokens=num_cached_tokens,
+                beams=(beam,),
+            )
+            generation.mailbox.put(found)

@@ -36,7 +36,8 @@ class LocalPrompts:
             generation.is_local = True
             # The next request must see that this one waits there, before a report tells of it.
             reservation.add_tokens(len(generation.request.prompt_token_ids))
-        self._counters.num_local_prefills += generation.is_local
+        # Where any worker takes any work, a prompt beside its stream is no exception, and is counted by its reason.
+        self._counters.num_local_prefills += generation.is_local and not self._decode_pool.is_united
         return generation.is_local
 
     def _is_short(self, generation: Generation, replica: Replica) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from router.balance.streams import LiveStreams
@@ -65,12 +66,12 @@ class Orchestrator:
         self._local_prompts = LocalPrompts(
             settings, prefill_pool=prefill.pool, decode_pool=decode.pool, counters=counters
         )
-        placement = (
+        self._placement = (
             ElasticPlacement(decode.pool, settings=settings, num_new_tokens=counters.mean_output_tokens)
             if decode.pool.is_united
             else None
         )
-        self._admission = Admission(decode.pool, settings=settings, placement=placement)
+        self._admission = Admission(decode.pool, settings=settings, placement=self._placement)
         self._prefill_phase = PrefillPhase(prefill, notices=decode.notices, settings=settings, counters=counters)
         self._decode_phase = DecodePhase(
             decode, prefill_pool=prefill.pool, streams=streams, settings=settings, counters=counters
@@ -135,10 +136,17 @@ class Orchestrator:
                     leader=leader,
                     ticket=ticket,
                 )
+                generation.others = self._others(generation)
                 self._begin(generation)
                 leader = leader or generation
                 started.append(generation)
         return started
+
+    def _others(self, generation: Generation) -> list[Generation]:
+        """Who gets the outputs that a beam search finds beside the best one."""
+        beams = generation.request.sampling.beams
+        others = range(1, beams.num_results if beams is not None else 1)
+        return [replace(generation, mailbox=Mailbox(self._pacer), leader=None, ticket=None) for _ in others]
 
     def _begin(self, generation: Generation) -> None:
         self._counters.num_requests += 1
@@ -165,11 +173,13 @@ class Orchestrator:
         if max_tokens <= 1 and num_tokens > self._settings.local_prefill_tokens:
             return None
         num_blocks = pool.blocks_for(num_tokens + min(max_tokens, self._settings.growth_headroom_tokens))
-        num_full = pool.blocks_for(num_tokens + 1) - 1
+        num_own = num_blocks - (pool.blocks_for(num_tokens + 1) - 1)
+        if request.sampling.beams is not None:
+            num_blocks += (request.sampling.beams.width - 1) * num_own
         return RoomWish(
             demand=demand,
             num_blocks=num_blocks,
-            num_own_blocks=num_blocks - num_full,
+            num_own_blocks=num_own,
             priority=request.priority,
             num_choices=len(choices),
         )
@@ -267,14 +277,23 @@ class Orchestrator:
     async def _reserve(self, generation: Generation) -> Reservation | None:
         """Room for the KV on a decode replica; None for a request that no decode replica will see."""
         if generation.ticket is None:
+            self._place_prompt(generation)
             return None
         beside = generation.leader.decode_replica if generation.leader is not None else None
         reservation = await self._admission.room(generation.ticket, beside=beside)
         generation.decode_replica = reservation.replica
         generation.placed, generation.prompt_room = generation.ticket.placed, generation.ticket.prompt_room
-        if self._decode_pool.is_united:
+        if self._placement is not None:
             self._counters.note_placed(generation.placed.reason if generation.placed is not None else None)
         return reservation
+
+    def _place_prompt(self, generation: Generation) -> None:
+        """Keep a turn for a prompt behind which nothing is generated, where any worker could compute it."""
+        placed = self._placement.place_prompt(generation.demand) if self._placement is not None else None
+        if placed is None or placed.prompt is None:
+            return
+        self._counters.note_placed(placed.reason)
+        generation.prompt_room = self._prefill_pool.reserve(placed.prompt, num_tokens=placed.num_prompt_tokens)
 
     async def _decode(
         self, generation: Generation, delta: TokenDelta, reservation: Reservation | None, *, prefill_replica_id: str

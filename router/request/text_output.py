@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
-from engine.contract.messages import DeltaLogprobs, FinishReason, LogprobTable, TokenDelta
+from engine.contract.messages import BeamResult, DeltaLogprobs, FinishReason, LogprobTable, TokenDelta
 from engine.contract.token_ids import TokenIds
 from router.errors import RequestCancelledError, RouterError, is_refusal
 from router.report.metrics import RouterMetrics
@@ -45,6 +45,7 @@ class TextOutput:
 
     ``leader`` is the first output of the same prompt, which is told about the prompt; None for that one itself.
     ``is_prompt_only`` leaves out all that is generated. ``turn`` takes the text apart; None where it is all content.
+    ``beam`` says how a beam search ranked the output, once it is there; None where there is none.
     """
 
     def __init__(
@@ -69,17 +70,20 @@ class TextOutput:
         sampling = generation.request.sampling
         self.turn = turn
         counts_thinking = turn is not None and turn.has_reasoning
-        self._is_plain = not (stops.are_any or shows_logprobs or counts_thinking) and sampling.num_logprobs is None
+        self._shows_text_only = (
+            not (stops.are_any or shows_logprobs or counts_thinking) and sampling.num_logprobs is None
+        )
         self._is_prompt_only = is_prompt_only
         self._leader = leader
         self._prompt_logprobs: LogprobTable | None = None
-        self._last_s = 0.0
+        self._first_s = self._last_s = 0.0
         self._is_counted = False
         self.is_finished = False
         self.num_prompt_tokens = len(generation.request.prompt_token_ids)
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self._sum_logprob = 0.0
+        self.beam: BeamResult | None = None
 
     @property
     def generation(self) -> Generation:
@@ -122,8 +126,9 @@ class TextOutput:
 
     def _pieces(self, deltas: list[TokenDelta]) -> list[TextPiece]:
         self._observe(deltas)
+        self.beam = next((delta.beams[0] for delta in deltas if delta.beams), None)
         pieces: list[TextPiece] = []
-        for delta in deltas if self._is_plain else chain.from_iterable(map(_one_by_one, deltas)):
+        for delta in deltas if self._shows_text_only else chain.from_iterable(map(_one_by_one, deltas)):
             piece = self._piece(delta)
             if self.turn is not None:
                 piece = self._taken_apart(piece, self.turn)
@@ -157,7 +162,12 @@ class TextOutput:
         if not self._is_counted:
             self._is_counted = True
             self._metrics.ended(reason)
+            promise = self._generation.request.promise
+            if reason == "error" and self.num_output_tokens == 0:
+                self._metrics.first_token_of(promise, None)
             if reason in ("stop", "length"):
+                if self.num_output_tokens > 1:
+                    self._metrics.gaps_of(promise, (self._last_s - self._first_s) / (self.num_output_tokens - 1))
                 self._metrics.finished(
                     self._generation.times,
                     num_prompt_tokens=self.num_prompt_tokens,
@@ -174,7 +184,7 @@ class TextOutput:
             self.is_finished = True
             return TextPiece(text="", token_ids=(), num_output_tokens=0, finish_reason="length")
         self.num_output_tokens += len(delta.token_ids)
-        if self._is_plain and delta.finish_reason is None:
+        if self._shows_text_only and delta.finish_reason is None:
             return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids, self.num_output_tokens)
         match = self._search(delta)
         if match.stop is not None:
@@ -233,6 +243,8 @@ class TextOutput:
         if self.num_output_tokens == 0:
             seconds = now_s - self._generation.times.accepted_s
             self._metrics.first_tokens(seconds, num_prompt_tokens=self.num_prompt_tokens, num_tokens=num_tokens)
+            self._metrics.first_token_of(self._generation.request.promise, seconds)
+            self._first_s = now_s
         else:
             self._metrics.more_tokens(now_s - self._last_s, num_tokens=num_tokens)
         self._last_s = now_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.contract.grammar import GRAMMAR_FAILED, GRAMMAR_REFUSED
-from engine.contract.messages import FinishReason, TokenDelta
+from engine.contract.messages import TOO_MANY_BEAMS, FinishReason, TokenDelta
 from router.errors import InvalidRequestError, QueueFullError, RouterError, WorkerFailedError
 from router.pool.workers import WorkerRefusedError
 
@@ -20,7 +20,9 @@ QUEUE_FULL = "queue_full"
 """The code of a refusal by a replica at which as many requests wait as may."""
 
 _ELSEWHERE_CODES = frozenset({QUEUE_FULL, "duplicate_request", DRAINING, ENGINE_DEAD})
-_CALLER_CODES = frozenset({"prompt_too_long", "empty_prompt", "invalid_max_tokens", GRAMMAR_REFUSED, GRAMMAR_FAILED})
+_CALLER_CODES = frozenset(
+    {"prompt_too_long", "empty_prompt", "invalid_max_tokens", GRAMMAR_REFUSED, GRAMMAR_FAILED, TOO_MANY_BEAMS}
+)
 
 
 def is_retryable(error: WorkerRefusedError) -> bool:

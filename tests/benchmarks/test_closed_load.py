@@ -244,14 +244,16 @@ def test_cpu_outside_the_engines_is_all_but_the_threads_that_compute() -> None:
     assert len(cpu_rows("vllm", "float32/8", cases)) == 1, "its threads bear no names that tell them apart"
 
 
-@pytest.mark.parametrize(("side", "decode_threads"), [("default", 1), ("unified", 2)])
+@pytest.mark.parametrize(("side", "decode_threads"), [("default", 1), ("fixed", 1), ("unified", 2)])
 def test_cluster_beside_the_peer_computes_with_two_threads(side: str, decode_threads: int) -> None:
     config = BatonConfig.model_validate(baton_config(side, Path("/model"), "bfloat16"))
 
-    prefill = config.engine_config("prefill", model=Path("/model"), num_threads=4)
-    decode = config.engine_config("decode", model=Path("/model"), num_threads=4)
+    prefill = config.engine_config("prefill", model=Path("/model"), num_threads=1)
+    decode = config.engine_config("decode", model=Path("/model"), num_threads=1)
     assert (config.prefill_replicas, config.decode_replicas) == (1, 1)
     assert (prefill.model.num_threads, decode.model.num_threads) == (1, decode_threads)
+    borrows = [sharing is not None and sharing.borrows for sharing in map(config.core_sharing, ("prefill", "decode"))]
+    assert borrows == [side == "default"] * 2
     assert (prefill.model.dtype, decode.model.dtype) == ("bfloat16", "bfloat16")
     assert decode.scheduler.max_num_seqs == 64
     assert (config.router.local_prefill_tokens > 1024) is (side == "unified")

@@ -18,7 +18,7 @@ from engine.contract.call_frame import (
     unpack_answer,
     unpack_call,
 )
-from engine.contract.messages import GenerateRequest, RequestError, SamplingParams
+from engine.contract.messages import BeamParams, GenerateRequest, RequestError, SamplingParams
 from engine.contract.promise import Promise
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams, PeerIdentity
@@ -45,6 +45,7 @@ SAMPLING = SamplingParams(
     num_logprobs=2,
     num_prompt_logprobs=0,
     grammar="start: /ä+/",
+    beams=BeamParams(width=4, num_results=2, length_penalty=-0.5, early_stopping="never"),
 )
 
 REQUEST = GenerateRequest(

@@ -57,6 +57,54 @@ async def test_engine_is_built_in_the_thread_that_steps_it() -> None:
     assert builders != [threading.get_ident()]
 
 
+class CoreNotes:
+    """A ``StepThreads`` that notes what it is told; every second step borrows."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.rests = asyncio.Event()
+        self.computes = self.is_closed = False
+        self._loop = asyncio.get_running_loop()
+
+    def begin_step(self) -> bool:
+        """Note it."""
+        self.num_steps, self.computes = self.num_steps + 1, True
+        return self.num_steps % 2 == 0
+
+    def between_layers(self) -> None:
+        """Nothing."""
+
+    def rest(self) -> None:
+        """Note it, once a step has been."""
+        if self.computes:
+            self.computes = False
+            self._loop.call_soon_threadsafe(self.rests.set)
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+
+async def test_cores_are_lent_while_an_engine_has_nothing_to_compute() -> None:
+    cores = CoreNotes()
+
+    def build() -> EngineCore:
+        core = chain_engine()
+        core.share_cores(cores)
+        return core
+
+    engine = AsyncEngine(build)
+    await engine.start()
+    await run_to_end(engine, greedy_request("a", [5, 6, 7], max_tokens=5))
+    await asyncio.wait_for(cores.rests.wait(), 10)
+    assert cores.num_steps == 5
+    assert not cores.computes
+    assert engine.load.counters["num_borrowed_steps"] == 2
+    await engine.close()
+
+    assert cores.is_closed
+
+
 async def test_event_loop_goes_on_while_an_engine_is_built() -> None:
     may_end = threading.Event()
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.messages import (
+    BeamResult,
     CacheChanges,
     DeltaLogprobs,
     FinishReason,
@@ -67,6 +68,12 @@ def test_message_arrives_whole() -> None:
             TokenDelta("b", (3,), FinishReason.HANDED_OVER, kv_transfer=KV),
             TokenDelta("c", (), FinishReason.ERROR, error=RequestError(code="engine_dead", message="it died")),
             TokenDelta("d", (9,), FinishReason.STOP, stop_token_id=9, logprobs=DeltaLogprobs((SAID,))),
+            TokenDelta(
+                "e",
+                (),
+                FinishReason.LENGTH,
+                beams=(BeamResult((4, 9), 9, -1.5, -0.75), BeamResult((4,), None, -2.5, -2.5)),
+            ),
         ),
         load=LOAD,
         cache=(changes,),

@@ -165,11 +165,13 @@ async def draining_a_swapped_one(made: World, feature: Feature) -> Answer:
 
 async def once_predicted(made: World, feature: Feature) -> Answer:
     """The router has seen enough steps to choose by predictions."""
+    unknown = "router num_placed_models_unknown"
     for _ in range(MAX_WARM_UPS):
-        if made.count("router num_placed_colocated"):
-            break
+        num_before = made.count(unknown)
         await made.post("/v1/completions", {**COMPLETION, "prompt": [[90] * 40, [80] * 60]})
         await made.rest()
+        if made.count(unknown) == num_before:
+            break
     made.count_anew()
     return await made.ask(feature)
 
@@ -192,19 +194,20 @@ PATHS = (
     Column(
         name="steps that run ahead",
         setup=Setup(scheduler={"async_scheduling": True}),
-        grow=("decode num_transfers", "runners num_overlaps"),
+        grow=("decode num_transfers",),
+        grow_without_beams=("runners num_overlaps",),
     ),
     Column(
         name="drafts",
         setup=Setup(drafting=lambda: Drafting(proposer=Remembering(), max_draft_tokens=DRAFTS)),
         ask=twice,
-        grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
+        grow_without_beams=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
     ),
     Column(
         name="drafts out of earlier answers",
         setup=Setup(drafting=lambda: make_drafting(SpeculativeConfig(method="suffix", num_tokens=DRAFTS))),
         ask=twice,
-        grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
+        grow_without_beams=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
     ),
     Column(
         name="own prefix cache",
@@ -314,8 +317,12 @@ ROLES = (
         name="elastic roles by predictions",
         setup=Setup(settings=ELASTIC),
         ask=once_predicted,
-        grow=("router num_placed_colocated",),
-        stay=("prefill recomputed_tokens", "decode recomputed_tokens"),
+        stay=(
+            "router num_placed_models_unknown",
+            "router num_placed_override",
+            "prefill recomputed_tokens",
+            "decode recomputed_tokens",
+        ),
     ),
     Column(
         name="swapped roles",

@@ -37,6 +37,7 @@ TOOLS: dict[str, Any] = {
     "max_tokens": 90,
 }
 STREAMED: dict[str, Any] = {"stream": True}
+UNTOLD: dict[str, Any] = {"logprobs": None}
 
 GOES_ON: dict[str, Any] = {
     "messages": [*MESSAGES, {"role": "assistant", "content": "well, "}],
@@ -103,6 +104,11 @@ FEATURES = (
     # Several answers.
     Feature(name="choices", fields={"n": 3}, needs=SAMPLED),
     Feature(name="best of several", fields={"n": 2, "best_of": 4}, needs=SAMPLED),
+    Feature(
+        name="beam search",
+        fields={"beam_width": 4, "n": 2, "length_penalty": 0.7, "early_stopping": "never"},
+        needs=UNTOLD,
+    ),
     Feature(name="several prompts", fields={"prompt": [TEXT, TEXT[::-1]]}),
     # What is told of tokens.
     Feature(name="log-probabilities of many", fields={"logprobs": 20}),
@@ -123,6 +129,11 @@ FEATURES = (
         fields={"priority": -3, "cache_salt": "mine", "request_id": "mine", "add_special_tokens": True},
         same_answer="nobody else is there, ids are not compared, and this tokenizer has nothing to add",
     ),
+    Feature(
+        name="promises",
+        fields={"slo": {"ttft_ms": 50, "itl_ms": 0.5}},
+        same_answer="it changes which step computes a prompt's tokens, and no token",
+    ),
     # Streams.
     Feature(name="stream", fields=STREAMED),
     Feature(
@@ -136,6 +147,21 @@ FEATURES = (
     # Chats.
     Feature(name="chat", fields={}, is_chat=True, same_answer="it is the plain answer"),
     Feature(name="chat that is limited", fields={"max_completion_tokens": 9, "max_tokens": None}, is_chat=True),
+    Feature(
+        name="beam search of a chat with all that it must get along with",
+        fields={"use_beam_search": True, "best_of": 3, "n": 3},
+        needs={
+            **UNTOLD,
+            "top_logprobs": None,
+            "logit_bias": {"70": 4},
+            "repetition_penalty": 1.5,
+            "frequency_penalty": 0.5,
+            "bad_words": ["dd", "e"],
+            "min_tokens": 4,
+            "stop_token_ids": [LETTER_A, 75, 80, 90],
+        },
+        is_chat=True,
+    ),
     Feature(name="chat with top log-probabilities", fields={"top_logprobs": 5}, is_chat=True),
     Feature(name="chat that goes on", fields=GOES_ON, is_chat=True),
     Feature(name="chat that repeats", fields={"echo": True}, needs=GOES_ON, is_chat=True),

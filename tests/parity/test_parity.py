@@ -43,7 +43,7 @@ MODELS = {
 }
 ROWS = [("full", name) for name in BY_NAME] + [(model, name) for model in WINDOWED for name in WINDOWED_FEATURES]
 ROWS += [("two rotations", "everything"), ("latents", "everything"), ("latents", "several prompts")]
-ROWS += [("transformers_backend", "everything")]
+ROWS += [("transformers_backend", "everything"), ("partly windowed", "beam search")]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ class CurrentStep:
     """The step that a model computes. One for all layers of a model."""
 
     plans: AttentionPlans = ()
+    between_layers: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ def paged_attention(
         [1, num_tokens, num_heads, head_dim], and no weights.
     """
     paged: PagedLayer = getattr(module, PAGED_LAYER)
+    if paged.step.between_layers is not None:
+        paged.step.between_layers()
     plan = paged.step.plans[paged.layer.group]
     attended = plan.attend(
         paged.layer,

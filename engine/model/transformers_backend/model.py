@@ -41,7 +41,7 @@ class TransformersModel:
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
         """Token ids, [num_tokens], to hidden states behind the last norm."""
-        self._step.plans = context.plans
+        self._step.plans, self._step.between_layers = context.plans, context.between_layers
         output = self._head.layers(
             input_ids=input_ids.unsqueeze(0), position_ids=context.positions.unsqueeze(0), use_cache=False
         )

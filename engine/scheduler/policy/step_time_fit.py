@@ -132,7 +132,7 @@ def _nearest_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray, 
     sizes[sizes == 0.0] = 1.0
     scaled = relative / sizes
     gram = (scaled * shares[:, None]).T @ scaled + RIDGE * np.eye(sizes.size)
-    prices = _least_squares(gram, scaled.T @ (shares * seconds / expected)) / sizes
+    prices: FloatArray = _least_squares(gram, scaled.T @ (shares * seconds / expected)) / sizes
     for one, other in _ALIKE:
         if not work[:, one].any():
             prices[one] = prices[other]

@@ -1,7 +1,8 @@
-"""A request as the scheduler knows it: what is rare. What changes at every step lives in the row table."""
+"""A request as the scheduler knows it. What changes at every step of a running one is kept in the row table."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -11,13 +12,15 @@ from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
 from engine.contract.grammar import CompiledGrammar
 from engine.contract.messages import GenerateRequest
 from engine.contract.step import IntArray
+from engine.scheduler.beams.group import BeamGroup
+from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
 from kv_transfer.cache_groups import BlockTables
 from kv_transfer.params import KVTransferParams
 
 
 class RequestState(Enum):
-    """Where a request is. It leaves FINISHED never."""
+    """Where a request is. FINISHED is the last state."""
 
     WAITING = auto()
     LOADING = auto()
@@ -43,14 +46,18 @@ class Request:
     it gets a row. ``num_preempted_tokens`` were computed when it was preempted last, if it waits since then.
     ``queue_s`` is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind
     an invalid span that a load already published.
+    ``is_load_lost``: a load brought nothing that could be used, and none is begun for it any more.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
     ``grammar`` is what its grammar was compiled to, from the time on when it is. ``prompt_logprobs`` collects what was
     asked for about the prompt, on the engine that samples the first token.
+    ``beams`` is the search of a request that asks for one: while it is on, there are ``more_rows`` beside ``row``, and
+    ``token_ids`` are those of the prompt all the time.
     """
 
     __slots__ = (
         "arrival_index",
+        "beams",
         "block_hashes",
         "block_tables",
         "client_id",
@@ -58,10 +65,12 @@ class Request:
         "full_limit",
         "grammar",
         "invalid_spans",
+        "is_load_lost",
         "is_unanswered",
         "kv_transfer",
         "limit",
         "message",
+        "more_rows",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preempted_tokens",
@@ -89,12 +98,16 @@ class Request:
         self.queued_at_s = queued_at_s
         self.state = RequestState.WAITING
         self.row: int | None = None
+        self.more_rows: tuple[int, ...] = ()
         self.token_ids = _known_tokens(message)
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.full_limit = full_limit
         self.limit = min(full_limit, self.num_tokens + 1) if message.hand_over else full_limit
-        ends_at_eos = not sampling.ignore_eos or sampling.grammar is not None
-        self.stop_ids = frozenset(sampling.stop_token_ids + (sampling.eos_token_ids if ends_at_eos else ()))
+        self.stop_ids = sampling.all_stop_ids
+        self.beams: BeamGroup | None = None
+        if sampling.beams is not None:
+            max_tokens = full_limit - self.num_prompt_tokens
+            self.beams = BeamGroup(sampling, max_tokens=max_tokens)
         self.grammar: CompiledGrammar | None = None
         self.root: BlockHash = prompt_root(message.cache_salt)
         self.block_hashes: list[BlockHash] = []
@@ -110,6 +123,7 @@ class Request:
         self.num_remote_tokens = 0
         self.queue_s: float | None = None
         self.is_unanswered = True
+        self.is_load_lost = False
         is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first
         self.prompt_logprobs = PromptLogprobs(self.num_prompt_tokens) if wants_prompt else None
@@ -135,6 +149,28 @@ class Request:
         """
         sampling = self.message.sampling
         return self.num_prompt_tokens + (1 if sampling.grammar is not None else max(sampling.min_tokens, 1))
+
+    @property
+    def promised_gap(self) -> int:
+        """Microseconds that it was promised between two tokens, as a row keeps them."""
+        itl_ms = self.message.promise.itl_ms
+        return row_passes.NO_GAP if itl_ms is None else min(math.ceil(itl_ms * 1e3), row_passes.NO_GAP)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """All rows that it has."""
+        return () if self.row is None else (self.row, *self.more_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has, or may have, while it runs."""
+        beams, has_steps = self.message.sampling.beams, self.limit > self.num_prompt_tokens + 1
+        return beams.width if beams is not None and has_steps else 1
+
+    @property
+    def hands_over_first(self) -> bool:
+        """True when its output goes on elsewhere behind what this engine computes."""
+        return self.message.hand_over and self.limit < self.full_limit
 
     @property
     def is_waiting(self) -> bool:

@@ -7,7 +7,7 @@ a ``Request`` object when one starts, ends or fills a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups, fir
 RowArray: TypeAlias = npt.NDArray[np.intp]
 """Row numbers as numpy indexes them fastest."""
 
-NEVER: Final = int(np.iinfo(np.int32).max)
-"""A position that no request reaches."""
+NEVER: Final = row_passes.NO_GAP
+"""A position that no request reaches, and a gap that none was promised."""
 
 STOP_COLUMNS: Final = 8
 """Stop ids compared by array; a request with more is checked by itself."""
@@ -36,15 +36,6 @@ def _width(num_columns: int) -> int:
     return (num_lines | 1) * _CACHE_LINE_ELEMENTS
 
 
-class RowMeasures(NamedTuple):
-    """Of running requests: the tokens that they must compute before each can take one token a step, how many can, and
-    the tokens that all of them have computed."""
-
-    num_prefill_tokens: int
-    num_decoding: int
-    num_context_tokens: int
-
-
 class RowTable:
     """One row a running request. Positions are absolute, from the first token of the prompt.
 
@@ -57,6 +48,7 @@ class RowTable:
     first_stop: total tokens from which on stop ids count.
     publish_goal: positions that must be computed before the next block is full.
     epoch: how many requests have left the row.
+    promised_gap: microseconds that the row was promised between two tokens.
     is_stalled: 1 while the row gets no tokens in the step that is being put together.
     columns: [num_columns, max_num_seqs] all of these, as the passes take them.
     block_table: [num_groups, max_num_seqs, width] block ids, of which those from first_blocks to num_blocks, both
@@ -81,6 +73,7 @@ class RowTable:
         self.publish_goal: IntArray = self.columns[row_passes.PUBLISH_GOAL]
         self.epoch: IntArray = self.columns[row_passes.EPOCH]
         self.is_stalled: IntArray = self.columns[row_passes.IS_STALLED]
+        self.promised_gap: IntArray = self.columns[row_passes.PROMISED_GAP]
         self.stop_ids: IntArray = self.columns[row_passes.FIRST_STOP_ID :]
         self.stop_ids[:] = _NO_TOKEN
         self.num_stop_columns = 0
@@ -90,10 +83,14 @@ class RowTable:
         self.block_table = np.empty((len(windows), max_num_seqs, _width(max_blocks)), np.int32)
         self.num_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
         self.first_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
-        self.silent_rows: set[int] = set()
+        self.unanswered_rows: set[int] = set()
         self.wide_rows: set[int] = set()
-        self.holed_rows: set[int] = set()
+        self.beam_rows: set[int] = set()
+        self.damaged_rows: set[int] = set()
         self.num_releases = 0
+        self.num_promised = 0
+        self.num_requests = 0
+        self._num_rows_due = 0
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._token_stride = self.token_ids.shape[1]
         self._block_offsets = np.arange(block_size)
@@ -108,8 +105,13 @@ class RowTable:
 
     @property
     def num_free_rows(self) -> int:
-        """Requests that can still be placed."""
-        return len(self._free_rows)
+        """Rows that nobody has, or will have because its beams need them."""
+        return self.max_num_seqs - self._num_rows_due
+
+    @property
+    def num_rows_to_come(self) -> int:
+        """Rows that running requests do not have yet, and will have."""
+        return self._num_rows_due - len(self._running)
 
     @property
     def order(self) -> RowArray:
@@ -131,23 +133,9 @@ class RowTable:
         """``order`` without some rows."""
         return self.order[~np.isin(self.order, leaving_rows)] if leaving_rows else self.order
 
-    def measure(self) -> RowMeasures:
-        """How far the running requests have come, all together."""
-        return RowMeasures(*row_passes.measure(self.columns, self.order_int32))
-
-    def num_common_blocks(self) -> int:
-        """Leading blocks of the first group that the tables of all running requests share."""
-        rows = self.order
-        if rows.size == 0:
-            return 0
-        num_columns = int(self.num_blocks[0, rows].min())
-        tables = self.block_table[0, rows, :num_columns]
-        differs = np.flatnonzero((tables != tables[0]).any(axis=0) | (tables[0] == ABSENT_BLOCK))
-        return int(differs[0]) if differs.size else num_columns
-
     def running(self) -> list[Request]:
         """The requests in the order in which they started."""
-        return list(self._running.values())
+        return list(dict.fromkeys(self._running.values()) if self.beam_rows else self._running.values())
 
     def requests_of(self, rows: RowArray) -> list[Request]:
         """The requests in some rows; for ``order`` itself the same list every time, not to be written to."""
@@ -155,7 +143,7 @@ class RowTable:
             requests: list[Request] = self.owners[rows].tolist()
             return requests
         if self._requests is None:
-            self._requests = self.running()
+            self._requests = list(self._running.values())
         return self._requests
 
     def owner(self, row: int) -> Request:
@@ -174,13 +162,19 @@ class RowTable:
             self.block_table[group, row, : len(table)] = table
         self.limit[row] = request.limit
         self.first_stop[row] = request.first_stop
+        self.promised_gap[row] = request.promised_gap
+        self.num_promised += request.promised_gap != NEVER
         self.token_ids[row, :num_tokens] = request.token_ids
         self.publish_goal[row] = (request.num_published_blocks + 1) * self.block_size if publishes else NEVER
         self.owners[row] = request
         self._set_stop_ids(row, request.stop_ids)
         if request.is_unanswered:
-            self.silent_rows.add(row)
+            self.unanswered_rows.add(row)
         request.row = row
+        self.num_requests += 1
+        self._num_rows_due += request.num_rows
+        if request.beams is not None:
+            self.beam_rows.add(row)
         self._running[row] = request
         self._forget_order()
         self.begin_next_span(row)
@@ -192,14 +186,15 @@ class RowTable:
         if request.invalid_spans:
             span = request.invalid_spans.pop(0)
             self.num_computed[row], self.ceiling[row] = span.start, span.end
-            self.holed_rows.add(row)
+            self.damaged_rows.add(row)
         else:
-            self.num_computed[row], self.ceiling[row] = request.num_computed_tokens, request.limit - 1
-            self.holed_rows.discard(row)
+            end = request.limit - 1 if request.beams is None else request.num_tokens
+            self.num_computed[row], self.ceiling[row] = request.num_computed_tokens, end
+            self.damaged_rows.discard(row)
 
-    def leave_finished_holes(self) -> None:
+    def leave_computed_spans(self) -> None:
         """Send the rows whose invalid span is computed, as of the step just scheduled, to what comes next."""
-        for row in tuple(self.holed_rows):
+        for row in tuple(self.damaged_rows):
             if self.num_computed[row] >= self.ceiling[row]:
                 self.begin_next_span(row)
 
@@ -209,16 +204,70 @@ class RowTable:
         Returns:
             Its block tables, the caller's to release.
         """
-        request = self._running.pop(row)
-        tables = self.block_tables(row)
-        request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
+        request = self._running[row]
+        assert not request.more_rows, "the last row of a request is released"
+        if request.beams is None:
+            request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
         request.row = None
+        self.num_requests -= 1
+        self._num_rows_due -= request.num_rows
+        self.num_promised -= request.promised_gap != NEVER
+        return self._vacate(row)
+
+    def release_one(self, row: int) -> BlockTables:
+        """Take one of its rows from a request that has several; it will have as many again.
+
+        Returns:
+            The row's block tables, the caller's to release.
+        """
+        request = self._running[row]
+        request.row, *more_rows = (other for other in request.rows if other != row)
+        request.more_rows = tuple(more_rows)
+        return self._vacate(row)
+
+    def fork(self, row: int, num_computed: int, copies: Sequence[int]) -> int:
+        """Another row of the request in ``row``, with the same first tokens and blocks; ``go_on_with`` is to follow.
+
+        Full blocks are the caller's to hold once more. ``copies``, one a group, take the place of a last block that
+        ``num_computed`` positions do not fill; none where they fill it.
+        """
+        request, forked = self._running[row], self._free_rows.pop()
+        num_full = num_computed // self.block_size
+        self.token_ids[forked, :num_computed] = self.token_ids[row, :num_computed]
+        self.block_table[:, forked, :num_full] = self.block_table[:, row, :num_full]
+        if copies:
+            self.block_table[:, forked, num_full] = copies
+        self.num_blocks[:, forked] = num_full + bool(copies)
+        self.first_blocks[:, forked] = self.first_blocks[:, row]
+        self.limit[forked], self.is_stalled[forked] = self.limit[row], 0
+        self.promised_gap[forked] = self.promised_gap[row]
+        self.stop_ids[:, forked] = _NO_TOKEN
+        self.owners[forked] = request
+        self.beam_rows.add(forked)
+        request.more_rows = (*request.more_rows, forked)
+        self._running[forked] = request
+        self._forget_order()
+        self.set_capacity(np.array([forked]))
+        return forked
+
+    def go_on_with(self, row: int, num_computed: int, token_ids: Sequence[int]) -> None:
+        """Let a beam go on behind the first ``num_computed`` positions with known tokens, and no further."""
+        end = num_computed + len(token_ids)
+        self.token_ids[row, num_computed:end] = token_ids
+        self.num_computed[row] = num_computed
+        self.num_tokens[row] = self.num_expected[row] = self.ceiling[row] = end
+        self.publish_goal[row] = NEVER
+
+    def _vacate(self, row: int) -> BlockTables:
+        del self._running[row]
+        tables = self.block_tables(row)
         self.owners[row] = None
         self.epoch[row] += 1
         self.num_releases += 1
-        self.silent_rows.discard(row)
+        self.unanswered_rows.discard(row)
         self.wide_rows.discard(row)
-        self.holed_rows.discard(row)
+        self.beam_rows.discard(row)
+        self.damaged_rows.discard(row)
         self._free_rows.append(row)
         self._forget_order()
         return tables

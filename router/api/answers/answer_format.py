@@ -165,6 +165,12 @@ def finish_name(reason: str | None, stop_reason: str | int | None, output: TextO
     return "tool_calls" if is_own_end and output.turn is not None and output.turn.num_calls else reason
 
 
+def beam_fields(output: TextOutput) -> dict[str, object]:
+    """The fields of a choice that say how a beam search ranked it; none where there was no search."""
+    beam = output.beam
+    return {} if beam is None else {"cumulative_logprob": beam.cumulative_logprob, "beam_score": beam.score}
+
+
 def finish_fields(piece: TextPiece, *, return_token_ids: bool, output: TextOutput) -> str:
     """The fields of a choice that say how it ended, and its token ids where they are wanted, as JSON."""
     ids = f',"token_ids":[{",".join(map(str, piece.token_ids))}]' if return_token_ids else ""

@@ -83,6 +83,8 @@ class Choice(Answer):
     logprobs: JsonMap | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
+    cumulative_logprob: float | None = Field(None, description="Of a beam search: the sum over the output's tokens.")
+    beam_score: float | None = Field(None, description="Of a beam search: what outputs are ranked by.")
 
 
 class ChatChoice(Choice):

@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from router.api.answers.answer_format import AnswerHead, Collected, EventWriter, finish_fields, finish_name, with_field
+from router.api.answers.answer_format import (
+    AnswerHead,
+    Collected,
+    EventWriter,
+    beam_fields,
+    finish_fields,
+    finish_name,
+    with_field,
+)
 from router.api.answers.turn_json import turn_delta, turn_message
 from router.request.text_output import TextOutput, TextPiece
 
@@ -55,8 +63,8 @@ class ChatFormat:
     def _turn_event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
         """One piece of an answer that may be more than content."""
         delta = turn_delta(piece.parts)
-        is_silent = not delta and piece.finish_reason is None
-        if is_silent and not self.head.return_token_ids and not piece.entries:
+        says_nothing = not delta and piece.finish_reason is None
+        if says_nothing and not self.head.return_token_ids and not piece.entries:
             return b""
         calls = b""
         if piece.finish_reason is not None and "tool_calls" in delta:
@@ -96,6 +104,7 @@ class ChatFormat:
             "logprobs": None if shows is None else shows.chat(choice.entries),
             "finish_reason": finish_name(choice.finish_reason, choice.stop_reason, choice.output),
             "stop_reason": choice.stop_reason,
+            **beam_fields(choice.output),
         }
         if head.return_token_ids:
             fields["token_ids"] = choice.token_ids

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from router.api.answers.answer_format import AnswerHead, Collected, EventWriter, finish_fields, with_field
+from router.api.answers.answer_format import (
+    AnswerHead,
+    Collected,
+    EventWriter,
+    beam_fields,
+    finish_fields,
+    with_field,
+)
 from router.api.answers.logprobs_answer import PlacedToken, placed
 from router.request.text_output import TextOutput, TextPiece
 
@@ -78,6 +85,7 @@ class CompletionFormat:
             "text": self._echo(index) + "".join(choice.text),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            **beam_fields(choice.output),
         }
         if self.head.return_token_ids:
             fields["token_ids"] = choice.token_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.contract.messages import SamplingParams
+from engine.contract.messages import BeamParams, SamplingParams
 from router.api.bodies.generate_body import GenerateBody
 from router.errors import InvalidRequestError
 from router.settings import RouterSettings
@@ -21,12 +21,13 @@ def sampling_params(
     num_logprobs: int | None = None,
     num_prompt_logprobs: int | None = None,
     grammar: str | None = None,
+    beams: BeamParams | None = None,
 ) -> SamplingParams:
     """The engine's parameters; the seed is drawn elsewhere."""
     top_k = defaults.top_k if body.top_k is None else body.top_k
     return body.params(
         max_tokens=max_tokens,
-        temperature=_given(body.temperature, defaults.temperature),
+        temperature=0.0 if beams is not None else _given(body.temperature, defaults.temperature),
         top_p=_given(body.top_p, defaults.top_p),
         top_k=max(top_k, 0),
         min_p=_given(body.min_p, defaults.min_p),
@@ -37,6 +38,7 @@ def sampling_params(
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
         grammar=grammar,
+        beams=beams,
         **(logits or {}),
     )
 

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from cluster import cli
 from cluster.config.config import BatonConfig
 from cluster.config.settings_sections import CacheSection, GPUSection, RouterSection, SchedulerSection, TransferSection
-from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig
+from engine.contract.config import CacheConfig, CoreSharing, GPUConfig, SchedulerConfig
+from engine.contract.promise import NO_PROMISE, Promise
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
 from router.settings import RouterSettings
@@ -82,7 +83,7 @@ def test_override_equal_to_the_default_still_overrides() -> None:
         (SchedulerSection, SchedulerConfig, {"max_model_len"}),
         (GPUSection, GPUConfig, set()),
         (TransferSection, ConnectorOptions, set()),
-        (RouterSection, RouterSettings, {"metrics_compat"}),
+        (RouterSection, RouterSettings, {"metrics_compat", "promise"}),
     ],
 )
 def test_every_setting_is_a_key_and_is_described(section: type, settings: type, omitted: set[str]) -> None:
@@ -106,6 +107,26 @@ def test_configuration_page_is_current() -> None:
     page = Path(__file__).parents[3] / "docs" / "configuration.md"
 
     assert page.read_text() == configuration_page(), "run: python -m scripts.config_page > docs/configuration.md"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, CoreSharing(borrows=True)),
+        ({"decode": {"num_threads": 1}}, CoreSharing(borrows=False)),
+        ({"decode": {"num_threads": 1}, "borrow_idle_cores": True}, CoreSharing(borrows=True, is_required=True)),
+        ({"borrow_idle_cores": False}, None),
+    ],
+)
+def test_workers_without_a_number_of_threads_borrow_cores_unless_told_otherwise(
+    config: dict[str, object], expected: CoreSharing | None
+) -> None:
+    assert BatonConfig.model_validate(config).core_sharing("decode") == expected
+
+
+def test_cores_are_not_borrowed_for_gpus() -> None:
+    with pytest.raises(ValidationError, match="borrow_idle_cores is true, but device is cuda"):
+        BatonConfig.model_validate({"borrow_idle_cores": True, "device": "cuda"})
 
 
 @pytest.mark.parametrize(
@@ -196,3 +217,17 @@ def test_what_a_cluster_finds_out_by_itself_is_no_setting(key: str) -> None:
 def test_name_with_a_port_is_no_name_of_a_host() -> None:
     with pytest.raises(ValidationError, match=r"security\.allowed_hosts: 'a\.example:80'"):
         BatonConfig.model_validate({"security": {"allowed_hosts": ["a.example:80"]}})
+
+
+def test_promise_of_the_cluster_reaches_the_routers() -> None:
+    assert BatonConfig().router_settings().promise == NO_PROMISE
+
+    config = BatonConfig.model_validate({"slo": {"ttft_ms": 2000, "itl_ms": 80.5}})
+
+    assert config.router_settings().promise == Promise(ttft_ms=2000.0, itl_ms=80.5)
+
+
+@pytest.mark.parametrize("slo", [{"itl_ms": 0}, {"ttft_ms": -1}, {"itl_ms": 1e9}, {"tpot_ms": 20}, {"itl_ms": True}])
+def test_promise_that_makes_no_sense_is_refused(slo: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(slo))):
+        BatonConfig.model_validate({"slo": slo})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import httpx
@@ -58,6 +59,18 @@ def test_transferred_bytes_are_the_blocks_of_the_prompt(client: httpx.Client, cl
         for name in ("transfers", "transferred_blocks", "transferred_bytes")
     }
     assert moved == {"transfers": 1, "transferred_blocks": 6, "transferred_bytes": 6 * block["block_bytes"]}
+
+
+def test_a_lone_stream_is_computed_with_the_idle_workers_cores_too(
+    client: httpx.Client, cluster: ClusterProcess
+) -> None:
+    complete(client, [9, 8, 7, 6], max_tokens=100)
+
+    workers = [row for pool in wait_for_rest(cluster.url)["pools"].values() for row in pool]
+    assert [row["borrows_cores"] for row in workers] == [True, True]
+    num_cores = len(os.sched_getaffinity(0))
+    borrowing = [row for row in workers if row["counters"]["num_borrowed_steps"]]
+    assert bool(borrowing) is (num_cores > 1), workers
 
 
 def test_workers_hold_nothing_at_rest(client: httpx.Client, cluster: ClusterProcess) -> None:

@@ -21,6 +21,7 @@ from engine.contract.messages import FinishReason, GenerateRequest, SamplingPara
 from engine.contract.token_ids import TokenIds
 from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
+from tests.support.scheduler.promising_world import PromisingWorld
 from tests.support.scheduler.scheduler_strategies import (
     BLOCK_SIZE,
     CONFIGS,
@@ -32,7 +33,7 @@ from tests.support.scheduler.scheduler_strategies import (
     SHARES,
     WINDOWS,
 )
-from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds, undisturbed_output
+from tests.support.scheduler.scheduler_world import drafts_for_worlds, undisturbed_output
 from tests.support.scheduler.scripted_connector import PEER
 
 NUM_WORLDS = int(os.environ.get("BATON_SCHEDULER_WORLDS", "2000"))
@@ -43,9 +44,9 @@ pytestmark = pytest.mark.timeout(max(900, NUM_WORLDS))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, lengths, priorities, aborts, small pools, loads and leases, drafts, resets, overlapped steps."""
+    """Random arrivals, lengths, priorities, aborts, pools, loads, leases, drafts, resets, promises, steps ahead."""
 
-    world: SchedulerWorld
+    world: PromisingWorld
 
     @initialize(
         config=CONFIGS,
@@ -64,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_draft_tokens: int,
         windows: tuple[int | None, ...],
     ) -> None:
-        self.world = SchedulerWorld(
+        self.world = PromisingWorld(
             config,
             num_blocks=num_blocks * len(windows),
             windows=windows,
@@ -118,12 +119,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             computed = known[: max(int(len(known) * share), 1)]
             request = replace(request, kv_transfer=self.world.connector.offer(computed, is_known=is_known))
         earlier = self.world.requests.get(request.request_id)
-        if len(prompt) <= min(MAX_MODEL_LEN - 1, self.world.max_total_tokens - 1):
+        if self.world.can_serve(request):
             self.world.add(request)
             if earlier is not None:
                 self.ended.append(request.request_id)
         else:
-            with pytest.raises(PromptTooLongError):
+            error = PromptTooLongError if sampling.beams is None else RequestRefusedError
+            with pytest.raises(error):
                 self.world.add(request)
 
     @rule(
@@ -203,12 +205,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def announced_request_comes(self, data: st.DataObject, is_same: bool, priority: int) -> None:
         announced = self.announced.pop(data.draw(st.sampled_from(sorted(self.announced))))
         prompt = announced.prompt_token_ids if is_same else TokenIds.of((*announced.prompt_token_ids[1:], 4))
-        first_token = undisturbed_output(replace(announced, prompt_token_ids=prompt), self.world.max_total_tokens)[0]
+        begun = undisturbed_output(replace(announced, prompt_token_ids=prompt), self.world.max_total_tokens)[:1]
         self.world.add(
             replace(
                 announced,
                 prompt_token_ids=prompt,
-                output_token_ids=(first_token,),
+                output_token_ids=tuple(begun),
                 priority=priority,
                 arrival_s=float(self.num_added),
                 kv_stream=None,

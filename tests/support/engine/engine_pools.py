@@ -188,8 +188,8 @@ async def engine_pools(
     """Started engines around one in-process fabric; all are closed at the end.
 
     ``decode_blocks`` gives each decode engine a size of its own. With ``chunk_tokens`` prefill computes so many tokens
-    a step, and hands longer prompts over while it computes them. With ``are_elastic`` live requests leave all engines.
-    Engines have no model unless ``make`` gives them one.
+    a step, and hands longer prompts over while it computes them. With ``are_elastic`` live requests leave all engines
+    that drain. Engines have no model unless ``make`` gives them one.
     """
     make = make or chain_engines(max_num_seqs, chunk_tokens)
     fabric = InProcessFabric()

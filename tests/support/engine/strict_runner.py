@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.contract.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from engine.contract.step import BeamCandidates, ModelRunnerOutput, NewRow, SchedulerOutput
 from kv_transfer.cache_groups import ABSENT_BLOCK, GroupBlocks
 
 NUM_VALUES = 5
@@ -38,12 +38,20 @@ def next_token(value: int) -> int:
     return (value >> 20) % NUM_VALUES
 
 
+def next_candidates(value: int, num_candidates: int) -> tuple[list[int], list[float]]:
+    """The most likely tokens after a context, best first, and their log-probabilities."""
+    logprobs = {token: -((value >> (7 * token + 5)) % 89) / 16 for token in range(NUM_VALUES)}
+    tokens = sorted(logprobs, key=lambda token: -logprobs[token])[:num_candidates]
+    return tokens, [logprobs[token] for token in tokens]
+
+
 @dataclass(slots=True)
 class RunnerRow:
-    """The runner's own copy of a row: its block tables by group."""
+    """The runner's own copy of a row: its block tables by group, and how many next tokens are told if it is a beam."""
 
     token_ids: list[int]
     tables: list[list[int]]
+    num_candidates: int = 0
 
     @property
     def block_ids(self) -> list[int]:
@@ -70,6 +78,7 @@ class StrictRunner:
         drafts = iter(output.draft_token_ids.tolist())
         sampled: list[int] = []
         accepted: list[int] = []
+        candidates: list[tuple[int, list[int], list[float]]] = []
         for row, first, count, num_samples in zip(
             output.rows.tolist(),
             output.first_positions.tolist(),
@@ -79,12 +88,23 @@ class StrictRunner:
         ):
             assert count >= max(num_samples, 1)
             of_row = [next(drafts) for _ in range(num_samples - 1)]
-            drawn = self._compute(self.rows[row], first, first + count, of_row, num_samples)
-            accepted.append(self._append(self.rows[row], drawn, of_row))
+            state = self.rows[row]
+            drawn = self._compute(state, first, first + count, of_row, num_samples)
+            if state.num_candidates and num_samples:
+                assert not of_row, "beams have no drafts"
+                value = kv_values(state.token_ids)[-1]
+                candidates.append((row, *next_candidates(value, state.num_candidates)))
+                accepted.append(0)
+            else:
+                accepted.append(self._append(state, drawn, of_row))
             sampled.extend(drawn)
         assert next(drafts, None) is None, "each draft belongs to a row"
         num_accepted = np.array(accepted, np.int32) if output.draft_token_ids.size else None
-        return ModelRunnerOutput(sampled_token_ids=np.array(sampled, np.int32), num_accepted=num_accepted)
+        return ModelRunnerOutput(
+            sampled_token_ids=np.array(sampled, np.int32),
+            num_accepted=num_accepted,
+            candidates=_candidates_of(candidates) if candidates else None,
+        )
 
     def content(self, block_ids: Sequence[int], num_tokens: int, *, start: int = 0) -> list[int]:
         """The KV in a block table, of the tokens from ``start`` on."""
@@ -127,6 +147,11 @@ class StrictRunner:
             table = self.rows[row].tables[group]
             assert column <= len(table), "blocks are appended in order"
             table[column:] = [block_id]
+        sources, targets = output.copy_sources.tolist(), output.copy_targets.tolist()
+        assert len(set(targets)) == len(targets), "a block is copied to once"
+        assert not set(sources).intersection(targets), "no block is copied from and to"
+        for source, target in zip(sources, targets, strict=True):
+            self.kv[target] = list(self.kv[source])
         assert len(set(output.rows.tolist())) == output.rows.size, "a row computes once a step"
 
     def _start(self, new_row: NewRow) -> None:
@@ -137,7 +162,9 @@ class StrictRunner:
         for table in tables:
             while table and table[-1] == ABSENT_BLOCK:
                 table.pop()
-        self.rows[new_row.row] = RunnerRow(new_row.token_ids.tolist(), tables)
+        beams, stop_ids = new_row.sampling.beams, new_row.sampling.all_stop_ids
+        num_candidates = beams.num_candidates(len(stop_ids)) if beams is not None else 0
+        self.rows[new_row.row] = RunnerRow(new_row.token_ids.tolist(), tables, num_candidates)
 
     def _compute(self, row: RunnerRow, first: int, end: int, drafts: list[int], num_samples: int) -> list[int]:
         """Write the KV of these positions; returns the tokens drawn after the last ones of them."""
@@ -161,3 +188,13 @@ class StrictRunner:
         num_accepted = next((n for n, draft in enumerate(drafts) if draft != drawn[n]), len(drafts))
         row.token_ids.extend(drawn[: num_accepted + 1])
         return num_accepted
+
+
+def _candidates_of(told: Sequence[tuple[int, list[int], list[float]]]) -> BeamCandidates:
+    """What rows tell, as wide as the widest; no row looks at what others have behind its own."""
+    width = max(len(tokens) for _, tokens, _ in told)
+    return BeamCandidates(
+        rows=np.array([row for row, _, _ in told], np.int32),
+        token_ids=np.array([tokens + [0] * (width - len(tokens)) for _, tokens, _ in told], np.int32),
+        logprobs=np.array([values + [-np.inf] * (width - len(values)) for _, _, values in told], np.float32),
+    )

@@ -25,6 +25,7 @@ class Column:
     ``ask``: how a row's request is asked, where more happens than that.
     ``grow``: counters that must have grown. ``stay``: counters that must not.
     ``grow_with_caches``: counters that must have grown unless the row's prompts are read from no cache; then, must not.
+    ``grow_without_beams``: counters that must have grown unless the row is a beam search; then, must not.
     ``is_left_whole``: the next row may be asked in the same world.
     """
 
@@ -34,6 +35,7 @@ class Column:
     grow: tuple[str, ...] = ()
     stay: tuple[str, ...] = ()
     grow_with_caches: tuple[str, ...] = ()
+    grow_without_beams: tuple[str, ...] = ()
     is_left_whole: bool = True
 
     async def answer(self, worlds: Worlds, model: Path, feature: Feature) -> Answer:
@@ -47,4 +49,6 @@ class Column:
                 assert made.count(counter) == 0, counter
             for counter in self.grow_with_caches:
                 assert (made.count(counter) > 0) == (not feature.is_computed_anew), counter
+            for counter in self.grow_without_beams:
+                assert (made.count(counter) > 0) == (not feature.is_beam_search), counter
             return answer

@@ -54,6 +54,11 @@ class Feature:
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
     @property
+    def is_beam_search(self) -> bool:
+        """Whether its outputs are found by a search."""
+        return bool(self.fields.get("beam_width") or self.fields.get("use_beam_search"))
+
+    @property
     def plain_body(self) -> dict[str, Any]:
         """The body without the feature."""
         return {**(CHAT if self.is_chat else COMPLETION), **self.needs}

@@ -61,9 +61,8 @@ class World:
         for reset in await self.service.administration.reset_prefix_cache(preempt_running=False):
             assert reset.dropped is not None, reset.reason
         if self.setup.settings.is_elastic:
-            await self.lean(
-                {name: name.partition("-")[0] for pool in (self.prefill, self.decode) for name in pool.engines}
-            )
+            names = (*self.prefill.engines, *self.decode.engines)
+            await self.lean({name: name.partition("-")[0] for name in names})
         for name, runner in self.runners.items():
             runner.pace(self.setup.steps[name.partition("-")[0]])
         self.count_anew()

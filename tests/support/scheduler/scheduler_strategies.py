@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from engine.contract.config import SchedulerConfig
-from engine.contract.messages import SamplingParams
+from engine.contract.messages import BeamParams, SamplingParams
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 40
@@ -47,6 +47,12 @@ PROMPTS = st.sampled_from(
 )
 """Prompts of few stems, so that most have a prefix in common with most."""
 
+BEAMS = (
+    BeamParams(width=2),
+    BeamParams(width=2, length_penalty=-1.0, early_stopping=True),
+    BeamParams(width=3, num_results=2, length_penalty=2.0, early_stopping="never"),
+)
+
 SAMPLING = st.sampled_from(
     [
         SamplingParams(
@@ -58,6 +64,11 @@ SAMPLING = st.sampled_from(
         )
         for max_tokens in (2, 1, 5, 12, 20)
         for min_tokens, stop_token_ids, ignore_eos in [(0, (), False), (0, (0, 2), False), (3, (1,), True)]
+    ]
+    + [
+        SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids, eos_token_ids=(3,), beams=beams)
+        for max_tokens, stop_token_ids in [(5, ()), (12, (0,)), (1, ()), (20, ())]
+        for beams in BEAMS
     ]
 )
 WINDOWS = st.sampled_from([(None,), (None,), (None, 5), (7,), (None, 4, 4), (None, 6, 11), (3,)])

@@ -11,25 +11,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+
 from engine.contract.config import CacheConfig, SchedulerConfig
-from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.messages import BeamResult, FinishReason, GenerateRequest, TokenDelta
 from engine.contract.step import SchedulerOutput
 from engine.drafting.proposer import Drafting
+from engine.scheduler.beams.search import BeamSearch
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import StepResult
 from kv_transfer.cache_groups import ABSENT_BLOCK, CacheGroups
 from kv_transfer.chain.source import ChainSource, ChainTier, chain_orders
 from kv_transfer.connector import ConnectorEvents, ConnectorOrders, LeaseEnd, LeaseEnded, LoadEnded, SchedulerConnector
 from tests.support.engine.proposers import SometimesRight
-from tests.support.engine.strict_runner import StrictRunner, kv_values, next_token
+from tests.support.engine.strict_runner import StrictRunner, kv_values, next_candidates, next_token
 from tests.support.scheduler.place_watch import PlaceWatch
 from tests.support.scheduler.scripted_connector import ScriptedConnector
 from tests.support.scheduler.scripted_tier import ScriptedTier
 
 
 def undisturbed_output(request: GenerateRequest, max_total_tokens: int) -> list[int]:
-    """All output tokens of a request that nothing disturbs, those that it brought along included."""
+    """All output tokens of a request that nothing disturbs, those that it brought along included.
+
+    A beam search has none that come one after the other: see ``undisturbed_beams``.
+    """
     sampling = request.sampling
+    if sampling.beams is not None:
+        return []
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(sampling.eos_token_ids))
     tokens = list(request.prompt_token_ids)
     output = list(request.output_token_ids)
@@ -38,6 +46,26 @@ def undisturbed_output(request: GenerateRequest, max_total_tokens: int) -> list[
             break
         output.append(next_token(kv_values(tokens + output)[-1]))
     return output
+
+
+def undisturbed_beams(request: GenerateRequest, max_total_tokens: int) -> tuple[BeamResult, ...]:
+    """What the beam search of a request that nothing disturbs finds."""
+    sampling, prompt = request.sampling, request.prompt_token_ids.tolist()
+    assert sampling.beams is not None
+    search = BeamSearch(
+        sampling.beams,
+        stop_ids=sampling.all_stop_ids,
+        min_tokens=sampling.min_tokens,
+        max_tokens=min(sampling.max_tokens, max_total_tokens - len(prompt)),
+    )
+    while not search.is_over:
+        values = [kv_values([*prompt, *beam.token_ids])[-1] for beam in search.running]
+        told = [next_candidates(value, search.num_candidates) for value in values]
+        search.advance(
+            [np.array(tokens, np.int32) for tokens, _ in told],
+            [np.array(logprobs, np.float32) for _, logprobs in told],
+        )
+    return search.results
 
 
 def drafts_for_worlds(max_draft_tokens: int, *, accuracy: float = 0.7, proposes_all: bool = False) -> Drafting | None:
@@ -110,6 +138,7 @@ class SchedulerWorld:
             clock=lambda: self.now_s,
             drafting=drafting,
         )
+        self.max_model_len = max_model_len
         groups = CacheGroups(tuple(windows), block_size)
         max_kv_tokens = groups.max_tokens(num_blocks, chunk_tokens=config.most_tokens_of_request)
         self.max_total_tokens = max_model_len if max_kv_tokens is None else min(max_model_len, max_kv_tokens + 1)
@@ -313,9 +342,40 @@ class SchedulerWorld:
             known = (*request.prompt_token_ids, *request.output_token_ids, *ending.token_ids)
             self._lent_tokens[params.lease_id] = known[: params.num_tokens]
 
+    def max_tokens_of(self, request: GenerateRequest) -> int:
+        """Tokens, prompt included, that a request can have here."""
+        beams = request.sampling.beams
+        if beams is None or request.hand_over:
+            return self.max_total_tokens
+        num_kv_tokens = self.scheduler._kv_cache.needs.max_beam_tokens(
+            num_prompt_tokens=len(request.prompt_token_ids),
+            width=beams.width,
+            num_blocks=self.scheduler._kv_cache.num_blocks,
+            max_tokens=self.max_model_len,
+        )
+        return min(self.max_model_len, num_kv_tokens + 1)
+
+    def can_serve(self, request: GenerateRequest) -> bool:
+        """Whether a request is not refused."""
+        beams, num_prompt_tokens = request.sampling.beams, len(request.prompt_token_ids)
+        if beams is not None and not request.hand_over and beams.width > self.config.max_num_seqs:
+            return False
+        return num_prompt_tokens < min(self.max_total_tokens, self.max_tokens_of(request))
+
+    def _check_beams(self, request: GenerateRequest, ending: Ending) -> None:
+        assert ending.last is not None
+        assert not ending.token_ids, "what a search finds comes at its end"
+        if ending.last.finish_reason in (FinishReason.HANDED_OVER, FinishReason.ABORT, FinishReason.ERROR):
+            assert not ending.last.beams
+        else:
+            assert ending.last.beams == undisturbed_beams(request, self.max_tokens_of(request))
+
     def check_output(self, request_id: str) -> None:
         """Compare what a request got with what it gets undisturbed (I1)."""
         request, ending = self.requests[request_id], self._endings[request_id]
+        if request.sampling.beams is not None:
+            self._check_beams(request, ending)
+            return
         expected = undisturbed_output(request, self.max_total_tokens)[len(request.output_token_ids) :]
         assert ending.last is not None
         if ending.last.finish_reason in (FinishReason.HANDED_OVER, FinishReason.ABORT, FinishReason.ERROR):

@@ -1,0 +1,154 @@
+"""The cores that the next step of a worker computes on: its own, and those of workers that have nothing to compute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.device.core_division import Owner, choose_own, divide_idle
+from engine.device.core_table import MAX_CORES, CoreTable, CoreTableError, SlotState
+
+LEND_AFTER_NS = 1_000_000
+"""So long an owner has had nothing to compute when others take its cores: longer than from one step to the next."""
+
+TEAM_LEND_AFTER_NS = 20_000_000
+"""The same for a worker with several cores of its own: a team of threads that grows or shrinks ends and starts threads,
+for tens of microseconds each, but for one that shrinks to a single thread, whose others sleep."""
+
+DOUBT_AFTER_NS = 500_000_000
+"""A worker whose step began so long ago may have died in it: the kernel is asked, once in so long a time."""
+
+
+class CoreShare:
+    """One worker's place among those of its host. Used from one thread.
+
+    ``own`` are ``num_own`` of the ``usable`` cores, or fewer where there are fewer; cores that nobody else owns first.
+    A worker that does not borrow takes part all the same: others may have its cores while it is idle.
+
+    A look takes microseconds. What somebody borrows it gives back at its next look after the owner began to compute.
+
+    Raises:
+        CoreTableError: Workers of this host cannot tell each other anything.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        usable: Sequence[int],
+        num_own: int,
+        borrows: bool,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        if not usable or max(usable) >= MAX_CORES:
+            raise CoreTableError(
+                f"the cores that this process may use are {list(usable)}: not known, or over {MAX_CORES}"
+            )
+        self._clock_ns = clock_ns
+        self.borrows = borrows
+        self._usable = frozenset(usable)
+        self._table = CoreTable(path, borrows=borrows, clock_ns=clock_ns)
+        self.own = choose_own([self._table.own(other) for other in self._table.others()], self._usable, num_own)
+        self._table.admit(self.own, self._usable)
+        self._lend_after_ns = LEND_AFTER_NS if len(self.own) == 1 else TEAM_LEND_AFTER_NS
+        self._computes = False
+        self._cores = self.own
+        self._borrowed: frozenset[int] = frozenset()
+        self._due: frozenset[int] = frozenset()
+        self._generation = -1
+        self._others: list[int] = []
+        self._working: list[int] | None = None
+        self._doubts: dict[int, _Doubt] = {}
+
+    def begin_step(self) -> frozenset[int]:
+        """Say that this worker computes, and the cores that it may compute on until it asks again."""
+        self._table.mark(computes=True)
+        self._computes = True
+        return self.look()
+
+    def look(self) -> frozenset[int]:
+        """The cores that it may compute on from now on, within a step."""
+        generation = self._table.generation
+        if generation != self._generation:
+            self._learn(generation)
+        if self.borrows:
+            self._borrow()
+        return self._cores
+
+    def rest(self) -> None:
+        """Say that there is nothing to compute."""
+        if not self._computes:
+            return
+        self._use(frozenset())
+        self._table.mark(computes=False)
+        self._computes = False
+
+    def close(self) -> None:
+        """Leave the host's workers. Idempotent."""
+        self._table.close()
+
+    def _borrow(self) -> None:
+        now_ns = self._clock_ns()
+        working = [other for other in self._others if self._works(other, self._table.word(other), now_ns)]
+        if self._working != working:
+            self._working = working
+            slot = self._table.slot
+            self._due = divide_idle({number: self._owner(number) for number in (*working, slot)})[slot]
+        if self._due != self._borrowed:
+            # Whoever holds a core that is due to this worker now gives it back at its own next look: it is free then.
+            held = frozenset[int]().union(*(self._table.used(other) for other in working))
+            self._use(self._due & (self._borrowed | (self._due - held)))
+
+    def _works(self, slot: int, word: int, now_ns: int) -> bool:
+        computes, _, since_ns = SlotState.of(word)
+        age_ns = now_ns - since_ns
+        if not computes:
+            return word != 0 and age_ns < self._lend_after_ns
+        return age_ns < DOUBT_AFTER_NS or self._lives(slot, word, now_ns)
+
+    def _lives(self, slot: int, word: int, now_ns: int) -> bool:
+        """Whether somebody holds a slot in which nothing happened for long."""
+        known = self._doubts.get(slot)
+        if known is None or known.word != word or now_ns - known.asked_ns >= DOUBT_AFTER_NS:
+            known = self._doubts[slot] = _Doubt(word, now_ns, self._table.is_held(slot))
+        return known.lives
+
+    def _owner(self, slot: int) -> Owner:
+        return Owner(
+            cores=self._table.own(slot),
+            usable=self._table.usable(slot),
+            borrows=SlotState.of(self._table.word(slot)).borrows,
+        )
+
+    def _learn(self, generation: int) -> None:
+        """See who is there; and leave cores that others own too, where some have no owner any more."""
+        self._generation, self._others, self._working = generation, self._table.others(), None
+        taken = [self._table.own(other) for other in self._others]
+        owned = frozenset[int]().union(*taken)
+        if not self.own & owned or self._usable <= owned | self.own:
+            return
+        with self._table.changing() as may_change:
+            if not may_change or self._table.generation != generation:
+                self._generation = -1  # the next look sees what the others make of it
+                return
+            self.own = choose_own(taken, self._usable, len(self.own))
+            self._table.change_own(self.own)
+            self._generation = self._table.generation
+        self._use(frozenset())
+
+    def _use(self, borrowed: frozenset[int]) -> None:
+        """Tell the others which cores the steps from now on compute on."""
+        cores = self.own | borrowed
+        if cores != self._cores:
+            self._table.use(cores)
+        self._borrowed, self._cores = borrowed, cores
+
+
+class _Doubt(NamedTuple):
+    """What the kernel said when it was asked whether the worker of a slot with this word lives."""
+
+    word: int
+    asked_ns: int
+    lives: bool

@@ -1,0 +1,108 @@
+"""One beam search: which candidates go on, which outputs are complete, and when no better one can come. Free of torch.
+
+It gives the outputs and scores of transformers' ``generate(num_beams=...)``, in the same float32 arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.contract.messages import BeamParams, BeamResult
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+
+
+class Beam(NamedTuple):
+    """An output that goes on, with the sum of its tokens' log-probabilities."""
+
+    token_ids: tuple[int, ...]
+    logprob: np.float32
+
+
+class BeamSearch:
+    """The state of one search; where its beams are computed is not its concern.
+
+    ``running`` are the outputs that go on, the best first, all of one length; ``finished`` those that are complete, the
+    best first. Tokens in ``stop_ids`` complete an output from ``min_tokens`` tokens on, ``max_tokens`` do in any case.
+    Source: transformers, ``GenerationMixin._beam_search`` (5.24).
+    """
+
+    def __init__(self, params: BeamParams, *, stop_ids: frozenset[int], min_tokens: int, max_tokens: int) -> None:
+        self.params = params
+        self.running: tuple[Beam, ...] = (Beam((), np.float32(0.0)),)
+        self.finished: tuple[BeamResult, ...] = ()
+        self.is_over = False
+        self._stop_ids = stop_ids
+        self._min_tokens = min_tokens
+        self._max_tokens = max_tokens
+        self.num_candidates = params.num_candidates(len(stop_ids))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of every running output."""
+        return len(self.running[0].token_ids)
+
+    @property
+    def results(self) -> tuple[BeamResult, ...]:
+        """The outputs that were asked for, once the search is over."""
+        return self.finished[: self.params.num_results]
+
+    def advance(self, token_ids: Sequence[IntArray], logprobs: Sequence[FloatArray]) -> list[int]:
+        """Let every running output go on by one token.
+
+        token_ids, logprobs: the candidates of each running output, best first.
+
+        Returns:
+            Which of the outputs that ran before each of ``running`` continues.
+        """
+        width, length = self.params.width, self.num_tokens + 1
+        scores = np.concatenate([values + beam.logprob for values, beam in zip(logprobs, self.running, strict=True)])
+        tokens = np.concatenate(token_ids)
+        owners = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
+        best = np.argsort(-scores, kind="stable")[: self.num_candidates].tolist()
+        goes_on: list[int] = []
+        complete: list[BeamResult] = []
+        for place, candidate in enumerate(best):
+            token, before = int(tokens[candidate]), self.running[owners[candidate]]
+            is_stop = token in self._stop_ids and length >= self._min_tokens
+            if not is_stop and length < self._max_tokens:
+                goes_on.append(candidate)
+            elif place < width:
+                complete.append(self._complete((*before.token_ids, token), is_stop, scores[candidate]))
+        # Sorting is stable: of equal outputs the earlier one stays.
+        self.finished = tuple(sorted((*self.finished, *complete), key=lambda found: -found.score)[:width])
+        chosen = goes_on[:width]
+        parents = [int(owners[candidate]) for candidate in chosen]
+        self.running = tuple(
+            Beam((*self.running[parent].token_ids, int(tokens[candidate])), np.float32(scores[candidate]))
+            for parent, candidate in zip(parents, chosen, strict=True)
+        )
+        self.is_over = not self.running or not self._can_improve(length)
+        return parents
+
+    def _complete(self, token_ids: tuple[int, ...], is_stop: bool, logprob: np.float32) -> BeamResult:
+        return BeamResult(
+            token_ids=token_ids,
+            stop_token_id=token_ids[-1] if is_stop else None,
+            cumulative_logprob=float(logprob),
+            score=self._score(logprob, len(token_ids)),
+        )
+
+    def _score(self, logprob: np.float32, length: int) -> float:
+        return float(np.float32(logprob) / np.float32(float(length) ** self.params.length_penalty))
+
+    def _can_improve(self, length: int) -> bool:
+        """True while an output that goes on may still be better than the worst complete one, or that is missing."""
+        params = self.params
+        if len(self.finished) < params.width:
+            return True
+        if params.early_stopping is True:
+            return False
+        if params.early_stopping == "never" and params.length_penalty > 0.0:
+            length = self._max_tokens
+        return self._score(self.running[0].logprob, length) > self.finished[-1].score

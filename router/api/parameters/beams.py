@@ -1,0 +1,83 @@
+"""What a body asks of a beam search, and what it may not ask for beside one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.contract.messages import BeamParams
+from router.api.bodies.chat_body import ChatBody
+from router.api.bodies.completion_body import CompletionBody
+from router.api.bodies.generate_body import GenerateBody
+from router.errors import InvalidRequestError
+
+_GRAMMAR_FIELDS = (
+    *("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("tools", "thinking_token_budget"),
+)
+
+
+def beam_params(body: GenerateBody, *, vocab_size: int) -> BeamParams | None:
+    """The beam search that a body asks for; None where it asks for none.
+
+    The width is ``beam_width``, or as in vLLM ``best_of``, or ``n``; of what is found the ``n`` best are given.
+
+    Raises:
+        InvalidRequestError: The parameters contradict each other, or something beside them does not go with a search.
+    """
+    num_results = body.n or 1
+    if not body.use_beam_search and (body.beam_width is None or body.use_beam_search is False):
+        _check_no_search(body)
+        return None
+    width = body.beam_width or body.best_of or num_results
+    if body.best_of is not None and body.best_of != width:
+        raise _refusal(f"best_of is {body.best_of}, and beam_width is {width}: give one of them", "best_of")
+    name = next((name for name in ("beam_width", "best_of") if getattr(body, name)), "n")
+    if width < 2:
+        raise _refusal(f"a beam search follows at least 2 outputs, and {name} is {width}: set beam_width", name)
+    if 2 * width > vocab_size:
+        raise _refusal(f"{name} is {width}, and the model has no more than {vocab_size} tokens to choose from", name)
+    if num_results > width:
+        raise _refusal(f"{name} is {width}, less than n, which is {num_results}", name)
+    for param, reason in _obstacles(body, width):
+        raise _refusal(f"{param} does not go with a beam search: {reason}", param)
+    return BeamParams(
+        width=width,
+        num_results=num_results,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=False if body.early_stopping is None else body.early_stopping,
+    )
+
+
+def _check_no_search(body: GenerateBody) -> None:
+    has_value = {
+        "beam_width": body.beam_width is not None,
+        "length_penalty": body.length_penalty not in (None, 1.0),
+        "early_stopping": body.early_stopping not in (None, False),
+    }
+    for param, is_given in has_value.items():
+        if is_given:
+            raise _refusal(f"{param} is for a beam search: set use_beam_search, or leave it out", param)
+
+
+def _obstacles(body: GenerateBody, width: int) -> Iterator[tuple[str, str]]:
+    """Parameters of a body that a search cannot follow, each with the reason."""
+    if body.stream:
+        yield "stream", "its outputs are known at its end, all at once"
+    if body.temperature:
+        yield "temperature", "nothing is drawn, so that it must be 0 or left out"
+    if body.stop:
+        yield "stop", "outputs end by tokens alone, so use stop_token_ids"
+    if isinstance(body, CompletionBody | ChatBody) and body.logprobs not in (None, False):
+        yield "logprobs", "of each output the sum is told, as cumulative_logprob"
+    if body.prompt_logprobs is not None:
+        yield "prompt_logprobs", "of the prompt nothing is told"
+    if body.allowed_token_ids is not None and len(set(body.allowed_token_ids)) < 2 * width:  # type: ignore[attr-defined]
+        yield "allowed_token_ids", f"{width} beams need at least {2 * width} tokens to choose from"
+    for param in _GRAMMAR_FIELDS:
+        value = getattr(body, param, None)
+        if value is not None and value != [] and not (param == "response_format" and value.type == "text"):
+            yield param, "outputs follow no grammar"
+
+
+def _refusal(reason: str, param: str) -> InvalidRequestError:
+    return InvalidRequestError(reason, code="invalid_parameter", param=param)
