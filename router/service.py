@@ -147,21 +147,13 @@ class RouterService:
 
     def _leaning_control(self, pool: ReplicaPool) -> LeaningControl:
         return LeaningControl(
-            pool,
-            pool.workers,
-            view=self.view,
-            own_id=self.router_id,
-            settings=self.settings,
-            counters=self.counters,
+            pool, pool.workers, view=self.view, own_id=self.router_id, settings=self.settings, counters=self.counters
         )
 
     def _administration(self, views: Sequence[RoleReplicas]) -> Administration:
+        timeout_s, is_elastic = self.settings.abort_timeout_s, self.settings.is_elastic
         return Administration(
-            views,
-            self.rebalancer,
-            timeout_s=self.settings.abort_timeout_s,
-            is_elastic=self.settings.is_elastic,
-            on_leaned=self.leanings.hold,
+            views, self.rebalancer, timeout_s=timeout_s, is_elastic=is_elastic, on_leaned=self.leanings.hold
         )
 
     def _body_room(self) -> BodyRoom:

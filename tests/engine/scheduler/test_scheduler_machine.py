@@ -241,8 +241,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif event == "front end goes":
             scheduler.forget_client("client-0")
         else:
-            may_preempt = event == "reset"
-            assert scheduler.reset_prefix_cache(preempt_running=may_preempt) or not may_preempt
+            assert scheduler.reset_prefix_cache(preempt_running=event == "reset") or event != "reset"
 
     # ---- steps
 
