@@ -87,11 +87,18 @@ class Administration:
         """Have live requests of this router leave a worker, with their KV, and go on at another one.
 
         Raises:
+            InvalidRequestError: The other one does not generate.
             UnknownReplicaError: No worker's id begins like one of these, or several do.
             NoReplicaError: It does not answer.
         """
         pool, source = self._find(name)
         wanted = None if target is None else self._find(target)[1].replica_id
+        if wanted is not None and not self._rebalancer.knows(wanted):
+            raise InvalidRequestError(
+                f"{wanted} computes prompts only, as roles are fixed: name a decode worker, or none",
+                code="wrong_role",
+                param="to",
+            )
         try:
             number = await self._rebalancer.move(source.replica_id, wanted, num_streams=num_streams)
         except (WorkerError, TimeoutError) as error:

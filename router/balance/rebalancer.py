@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from router.balance.moves import HOP_S, MoveLimits, StreamState, WorkerState, plan_moves
@@ -77,6 +77,10 @@ class Rebalancer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def knows(self, replica_id: str) -> bool:
+        """True for a worker at which live requests can go on."""
+        return any(replica.replica_id == replica_id for replica in self._pool.replicas)
+
     async def move(self, source: str, target: str | None, *, num_streams: int) -> int:
         """Move streams of this router away from a worker because an operator wants it, the shortest first.
 
@@ -107,7 +111,6 @@ class Rebalancer:
         streams = {stream.request.request_id: stream for stream in self._streams.all()}
         under_way = self._forget_late_orders(streams.values(), now_s)
         self._rests_until_s = {name: until_s for name, until_s in self._rests_until_s.items() if until_s > now_s}
-        busy = {name for stream in under_way for name in (stream.replica_id, stream.order and stream.order.target)}
         most = self._settings.rebalance_max_in_flight
         moves = plan_moves(
             {worker.replica_id: worker for worker in self._workers()},
@@ -117,7 +120,7 @@ class Rebalancer:
                 num_moves=most - len(under_way),
                 num_moves_a_worker=max(most // 2, 1),
             ),
-            resting=busy | set(self._rests_until_s),
+            resting={*_ends_of(under_way), *self._rests_until_s},
             draw=self._draw,
         )
         leaving: dict[str, list[LiveStream]] = {}
@@ -200,6 +203,14 @@ class Rebalancer:
             for stream in streams:
                 self._give_up(stream)
             raise
+
+
+def _ends_of(under_way: Iterable[LiveStream]) -> Iterator[str]:
+    """The workers that streams are about to leave, and those that they go to."""
+    for stream in under_way:
+        yield stream.replica_id
+        if stream.order is not None and stream.order.target is not None:
+            yield stream.order.target
 
 
 def worker_state(replica: Replica) -> WorkerState:

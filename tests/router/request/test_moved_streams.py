@@ -152,6 +152,7 @@ async def test_order_over_http_names_the_worker_and_how_many_go(model_dir: Path)
 
         told = await rig.client.post("/admin/move", json={"replica": source, "to": target})
         unknown = await rig.client.post("/admin/move", json={"replica": source, "to": "nobody"})
+        prefill = await rig.client.post("/admin/move", json={"replica": source, "to": "prefill-0"})
         none = await rig.client.post("/admin/move", json={"replica": source, "num_streams": 0})
         let_go(rig)
         await asyncio.gather(*answers)
@@ -159,6 +160,7 @@ async def test_order_over_http_names_the_worker_and_how_many_go(model_dir: Path)
         assert told.json() == {"replica": source, "to": target, "num_streams": 1}
         assert unknown.status_code == 404
         assert "nobody" in unknown.json()["error"]["message"]
+        assert (prefill.status_code, prefill.json()["error"]["code"]) == (400, "wrong_role")
         assert none.status_code == 400
         text = (await rig.client.get("/metrics")).text
         assert 'baton:rebalance_moves_total{reason="order"' in text
