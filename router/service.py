@@ -16,9 +16,13 @@ from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
+from router.balance.leaning_control import LeaningControl
+from router.balance.rebalancer import Rebalancer
+from router.balance.streams import LiveStreams
 from router.body_room import BodyRoom
 from router.errors import NoReplicaError, UnknownModelError
 from router.grammar.checker import GrammarChecker
+from router.pool.pool import ReplicaPool
 from router.pool.workers import WorkerPool
 from router.report.cluster_view import ClusterView
 from router.report.counters import RouterCounters
@@ -115,27 +119,46 @@ class RouterService:
         prefill, decode = self._links["prefill"], self._links["decode"]
         self.prefill_pool, self.decode_pool = prefill.pool, decode.pool
         self.metrics = RouterMetrics(self.counters)
-        views = role_views(self._links)
-        self.administration = Administration(
-            views, timeout_s=self.settings.abort_timeout_s, is_elastic=self.settings.is_elastic
+        streams = LiveStreams()
+        self._orchestrator = Orchestrator(
+            prefill, decode, streams=streams, settings=self.settings, counters=self.counters
         )
-        self._orchestrator = Orchestrator(prefill, decode, settings=self.settings, counters=self.counters)
-        self.metrics.watch(
-            in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
-        )
+        self.rebalancer = Rebalancer(decode.pool, streams, settings=self.settings, counters=self.counters)
         self.view = ClusterView(
             router_id=self.router_id,
             model_name=model_name,
             load=self._orchestrator,
-            pools=views,
+            pools=role_views(self._links),
             metrics=self.metrics,
             counters=self.counters,
             peers=peers or NoPeers(),
             settings=self.settings,
             node_ip=node_ip,
         )
+        self._watch()
+        self.leanings = self._leaning_control(decode.pool)
+        self.administration = self._administration()
         self.responses = self._directory(peers or NoPeers())
         self._refreshing: asyncio.Task[None] | None = None
+
+    def _watch(self) -> None:
+        running = self._orchestrator
+        self.metrics.watch(in_progress=lambda: running.num_alive, waiting=lambda: running.num_waiting)
+
+    def _leaning_control(self, pool: ReplicaPool) -> LeaningControl:
+        return LeaningControl(
+            pool, pool.workers, view=self.view, own_id=self.router_id, settings=self.settings, counters=self.counters
+        )
+
+    def _administration(self) -> Administration:
+        timeout_s, is_elastic = self.settings.abort_timeout_s, self.settings.is_elastic
+        return Administration(
+            role_views(self._links),
+            self.rebalancer,
+            timeout_s=timeout_s,
+            is_elastic=is_elastic,
+            on_leaned=self.leanings.hold,
+        )
 
     def _body_room(self) -> BodyRoom:
         settings = self.settings
@@ -182,6 +205,8 @@ class RouterService:
         await self._refresh(wait=True)
         self._refreshing = asyncio.create_task(self._keep_refreshing())
         await self.view.start()
+        self.rebalancer.start()
+        self.leanings.start()
 
     async def close(self) -> None:
         """End all requests, tell the workers, stop. Idempotent."""
@@ -189,6 +214,8 @@ class RouterService:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
+        await self.rebalancer.close()
+        await self.leanings.close()
         await self._orchestrator.close()
         await self.chat_renderer.close()
         self.grammars.close()

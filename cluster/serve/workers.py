@@ -277,6 +277,10 @@ class Worker:
         """End requests in any state; unknown ids are ignored."""
         await self._engine.abort(request_ids)
 
+    async def move_out(self, request_ids: Sequence[str]) -> None:
+        """Have requests leave for another worker as soon as they can; unknown ids are ignored."""
+        await self._engine.move_out(request_ids)
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool follows its load."""
         scaling = self._settings.scaling

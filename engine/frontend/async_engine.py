@@ -214,6 +214,12 @@ class AsyncEngine:
         """
         await self._thread.call(lambda core: core.abort(request_ids))
 
+    async def move_out(self, request_ids: Sequence[str]) -> None:
+        """Have requests leave for another engine as soon as they can: each ends with a hand-over, on the stream of its
+        client. Returns when the engine has taken note. Ids of requests that are not here are ignored.
+        """
+        await self._thread.call(lambda core: core.order_out(request_ids))
+
     def _add_all(self, requests: Sequence[GenerateRequest], core: EngineCore) -> list[RequestRefusedError | None]:
         """Add requests; run by the engine's thread."""
         return [self._try_add(request, core) for request in requests]

@@ -60,6 +60,7 @@ _PATHS = frozenset(
         "/status",
         "/metrics",
         "/admin/drain",
+        "/admin/move",
         "/admin/faults",
         "/admin/lean",
         "/reset_prefix_cache",

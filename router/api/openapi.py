@@ -60,6 +60,7 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/load": RouterLoad,
     "/status": ClusterStatus,
     "/admin/drain": Order,
+    "/admin/move": Order,
     "/admin/faults": Order,
     "/admin/lean": Order,
     "/": State,

@@ -48,6 +48,10 @@ class UnitedWorkers:
         """End requests wherever they are; raises WorkerUnavailableError."""
         await self._of(replica_id).abort(replica_id, request_ids)
 
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Have requests leave a replica for another one; raises WorkerUnavailableError."""
+        await self._of(replica_id).move_out(replica_id, request_ids)
+
     async def drain(self, replica_id: str) -> None:
         """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
         await self._of(replica_id).drain(replica_id)

@@ -71,6 +71,17 @@ class RouterCounters:
         total="itl_promises",
     )
     num_itl_kept: int = counted("Those that kept it on average.", metric="itl_promises_kept", total="itl_promises_kept")
+    num_gap_moves: int = counted(
+        "Live sequences moved to another decode replica, by reason.",
+        metric="rebalance_moves",
+        labels=(("reason", "gap"),),
+        total="gap_moves",
+    )
+    num_kv_moves: int = counted(metric="rebalance_moves", labels=(("reason", "kv"),), total="kv_moves")
+    num_ordered_moves: int = counted(metric="rebalance_moves", labels=(("reason", "order"),), total="ordered_moves")
+    num_failed_moves: int = counted(
+        "Moves that were ordered and not carried out.", metric="rebalance_moves_failed", total="failed_moves"
+    )
     num_placed_colocated: int = _placed(Reason.COLOCATED)
     num_placed_apart: int = _placed(Reason.APART)
     num_placed_overflow_to_prefill: int = _placed(Reason.OVERFLOW_TO_PREFILL)
@@ -79,6 +90,18 @@ class RouterCounters:
     num_placed_override: int = _placed(Reason.OVERRIDE)
     num_placed_session: int = _placed(Reason.SESSION)
     num_placed_leader: int = _placed(Reason.LEADER)
+
+    num_leaning_changes: int = counted(
+        "Workers that this router had lean to other work.", metric="leaning_changes", total="leaning_changes"
+    )
+
+    def count_move(self, reason: str | None) -> None:
+        """A sequence left its decode replica, which was told to let it go for a reason, or (None) is being drained."""
+        if reason is None:
+            self.num_drain_moves += 1
+        else:
+            name = {"gap": "num_gap_moves", "kv": "num_kv_moves", "order": "num_ordered_moves"}[reason]
+            setattr(self, name, getattr(self, name) + 1)
 
     def note_placed(self, reason: Reason | None) -> None:
         """A sequence went to its workers for this reason; None: it followed another one."""

@@ -111,12 +111,14 @@ class RouterMetrics:
         self._answers[path, method, str(code)] += 1
 
     def _counted(self) -> list[MetricFamily]:
-        """What the router counts; counters of one metric differ in their labels."""
-        values: dict[tuple[str, str], dict[Labels, float]] = {}
+        """The counters; those of one name are one family."""
+        texts: dict[str, str] = {}
+        values: dict[str, dict[Labels, float]] = {}
         for name, told in ROUTER_COUNTERS.items():
             if told.metric:
-                values.setdefault((told.metric, told.text), {})[told.labels] = getattr(self._counters, name)
-        return [counter(f"baton:{metric}", text, rows) for (metric, text), rows in values.items()]
+                texts.setdefault(told.metric, told.text)
+                values.setdefault(told.metric, {})[told.labels] = getattr(self._counters, name)
+        return [counter(f"baton:{metric}", texts[metric], rows) for metric, rows in values.items()]
 
     def families(self) -> tuple[MetricFamily, ...]:
         """All of it, without the label that says which router this is."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from router.balance.streams import LiveStreams
 from router.errors import (
     DeadlineExceededError,
     InternalError,
@@ -52,6 +53,7 @@ class Orchestrator:
         prefill: WorkerLink,
         decode: WorkerLink,
         *,
+        streams: LiveStreams,
         settings: RouterSettings,
         counters: RouterCounters,
     ) -> None:
@@ -71,7 +73,9 @@ class Orchestrator:
         )
         self._admission = Admission(decode.pool, settings=settings, placement=self._placement)
         self._prefill_phase = PrefillPhase(prefill, notices=decode.notices, settings=settings, counters=counters)
-        self._decode_phase = DecodePhase(decode, prefill_pool=prefill.pool, settings=settings, counters=counters)
+        self._decode_phase = DecodePhase(
+            decode, prefill_pool=prefill.pool, streams=streams, settings=settings, counters=counters
+        )
         self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
         self._alive: set[asyncio.Task[None]] = set()
 

@@ -104,6 +104,21 @@ async def draining_decode(made: World, feature: Feature) -> Answer:
     return await answering
 
 
+async def rebalancing(made: World, feature: Feature) -> Answer:
+    """The requests of a worker are told to go on at the other one in the middle of the answer, with their KV."""
+    async with asking(made, feature) as answering:
+        source = await made.waiting_engine("decode")
+        (target,) = set(made.decode.engines) - {source}
+        moving = asyncio.create_task(made.service.administration.move(source, target, num_streams=100))
+        await until(lambda: bool(made.decode.ordered))
+        made.let_go()
+        told = await moving
+    assert (told.source, told.target) == (source, target)
+    assert made.engine(target).load.counters["num_generated_tokens"] > 0
+    assert made.engine(target).load.counters["num_requests"] >= told.num_streams
+    return await answering
+
+
 async def resetting_caches(made: World, feature: Feature) -> Answer:
     """All workers drop what they have computed in the middle of the answer."""
     async with asking(made, feature) as answering:
@@ -272,6 +287,14 @@ FAULTS = (
         ask=draining_decode,
         grow=("decode num_moved_out", "router num_drain_moves"),
         stay=("router num_migrations", "decode recomputed_tokens"),
+        is_left_whole=False,
+    ),
+    Column(
+        name="rebalanced mid stream",
+        setup=Setup(num_decode=2, steps={"decode": STEPS_BEFORE}),
+        ask=rebalancing,
+        grow=("decode num_moved_out", "router num_ordered_moves"),
+        stay=("router num_migrations", "router num_drain_moves", "decode recomputed_tokens"),
         is_left_whole=False,
     ),
     Column(

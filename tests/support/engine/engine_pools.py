@@ -33,12 +33,13 @@ DRAIN_TIMEOUT_S = 20.0
 class EnginePool:
     """The engines of one role, by their names. ``moves_out``: live requests leave one that drains.
 
-    ``submitted`` are all requests that a router sent, in order.
+    ``submitted`` are all requests that a router sent, in order, ``ordered`` those that were told to go on elsewhere.
     """
 
     def __init__(self, *, moves_out: bool) -> None:
         self.engines: dict[str, AsyncEngine] = {}
         self.submitted: list[GenerateRequest] = []
+        self.ordered: list[str] = []
         self._infos: dict[str, WorkerInfo] = {}
         self._moves_out = moves_out
 
@@ -97,6 +98,11 @@ class EnginePool:
     async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
         """Drop what is cached."""
         return await self.engines[replica_id].reset_prefix_cache(preempt_running=preempt_running)
+
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Have requests go on elsewhere."""
+        self.ordered.extend(request_ids)
+        await _called(replica_id, self.engines[replica_id].move_out(request_ids))
 
     async def drain(self, replica_id: str) -> None:
         """Let its requests go."""

@@ -232,6 +232,10 @@ class FakePrefillPool(_FakePool):
             replica.running.pop(request_id, None)
             replica.leases.discard(request_id)
 
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """All of them hand over anyway."""
+        self.replicas[replica_id].check_alive()
+
     async def _compute(self, replica: FakeReplica, request: GenerateRequest) -> None:
         await replica.gate.wait()
         if replica.is_dead:
@@ -324,6 +328,15 @@ class FakeDecodePool(_FakePool):
         replica.aborted.extend(request_ids)
         for request_id in request_ids:
             replica.running.pop(request_id, None)
+
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Let requests go, without KV; other ids are ignored."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        replica.moved.extend(request_ids)
+        for request_id in request_ids:
+            if (request := replica.running.pop(request_id, None)) is not None:
+                self._send(replica, request.client_id, [TokenDelta(request_id, (), FinishReason.HANDED_OVER)])
 
     async def _step_until_idle(self, replica: FakeReplica) -> None:
         try:
