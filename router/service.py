@@ -394,5 +394,5 @@ class RouterService:
         tasks = set().union(*(pool.refresh() for pool in self._pools))
         if wait and tasks:
             await asyncio.gather(*tasks)
-        for link in set(self._links.values()):
+        for link in dict.fromkeys(self._links.values()):
             link.follow()
