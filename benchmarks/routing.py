@@ -7,7 +7,8 @@ block of the prompt; equal ids, equal prefix). Lengths are scaled down by 32, so
 tokens, and its time so that prefill would be ``--load`` busy if nothing were cached. Time is simulated; the choices,
 the mirrors, the reservations and the block pools are the real ones, and the time of a choice is measured. Rows:
 ``<metric>/<policy>/replicas=<in each pool>``; ``vs_random`` is the ratio (for hit rates the difference), none where
-``random`` has 0. And ``choice_<state>/<policy>/<role>``: one choice among 256 replicas.
+``random`` has 0. And ``choice_<state>/<policy>/<role>``: one choice among 256 replicas; ``choice_elastic``: one by
+predictions, of who computes a prompt and who generates, and ``report_elastic``: taking a report.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ from benchmarks.report import Row, add_json_option, publish
 from benchmarks.simulated_replicas import Events, Job, SimulatedDecode, SimulatedPrefill, SimulatedReplica
 from engine.contract.block_hash import NO_KEYS_ROOT, BlockHash, hash_chain
 from engine.contract.messages import CacheChanges, GenerateRequest, LoadReport, SamplingParams, WorkerInfo
+from engine.contract.step_time import StepTimeModel
 from engine.contract.token_ids import TokenIds
 from router.policies import policy_names
 from router.pool.demand import Demand
+from router.pool.elastic_placement import ElasticPlacement
 from router.pool.pool import ReplicaPool
+from router.pool.united_workers import UnitedWorkers
 from router.pool.workers import ReplicaStatus
 from router.roles import ROLES
 from router.settings import RouterSettings
@@ -45,6 +49,9 @@ BLOCK_SIZE = 512 // SCALE
 NUM_SAMPLES = 60
 """Looks at all KV usages, after the first fifth of the time."""
 TRACE = Path("mooncake-conversation-trace.jsonl")
+STEP_TIME = StepTimeModel(
+    base_s=5e-3, row_s=1e-4, context_token_s=1e-8, prompt_token_s=1e-5, prompt_read_s=1e-10, error=0.1, num_steps=1000
+)
 SETTINGS = RouterSettings(
     report_period_s=3600.0,
     unresponsive_after_s=7200.0,
@@ -124,10 +131,7 @@ def make_pool(role: str, policy: str, sizes: dict[str, int]) -> ReplicaPool:
     """A real pool that knows its replicas."""
     pool = ReplicaPool(ROLES[role], Names(sizes), policy=policy, settings=SETTINGS, mirrors_cache=True)  # type: ignore[arg-type]
 
-    async def meet() -> None:
-        await asyncio.gather(*pool.refresh())
-
-    asyncio.run(meet())
+    asyncio.run(_meet(pool))
     for name in sizes:
         pool.note_cache(name, [CacheChanges(first_sequence=0, next_sequence=0, is_snapshot=True)])
     return pool
@@ -265,9 +269,53 @@ def _load_unevenly(pool: ReplicaPool) -> None:
     source = random.Random(1)
     for replica in pool.replicas:
         load = LoadReport(
-            num_blocks=1000, num_free_blocks=source.randrange(1000), queued_prefill_tokens=source.randrange(9999)
+            num_blocks=1000,
+            num_free_blocks=source.randrange(1000),
+            queued_prefill_tokens=source.randrange(9999),
+            num_decoding=source.randrange(100),
+            num_context_tokens=source.randrange(100_000),
+            step_time=STEP_TIME,
         )
         pool.note_load(replica.replica_id, load)
+
+
+def elastic_rows(num_replicas: int = 256, num_repeats: int = 50) -> list[Row]:
+    """The best time of one choice by predictions among replicas that are loaded unevenly, likewise."""
+    halves = {role: {f"{role}-{number:03}": 1000 for number in range(num_replicas // 2)} for role in ROLES}
+    workers = UnitedWorkers({role: Names(sizes) for role, sizes in halves.items()})  # type: ignore[dict-item]
+    pool = ReplicaPool(
+        ROLES["prefill"],
+        workers,
+        policy="prefix",
+        settings=SETTINGS,
+        mirrors_cache=True,
+        also={ROLES["decode"]: "kv_usage"},
+    )
+    asyncio.run(_meet(pool))
+    message = GenerateRequest(
+        request_id="a", prompt_token_ids=TokenIds.of(range(8192)), sampling=SamplingParams(max_tokens=500)
+    )
+    demand = Demand(message)
+    for number, replica in enumerate(pool.replicas):
+        pool.note_cache(replica.replica_id, [CacheChanges(first_sequence=0, next_sequence=0, is_snapshot=True)])
+        keys = demand.block_keys(BLOCK_SIZE)[: number if number % 3 == 0 else 0]
+        stored = struct.pack(f"<{len(keys)}Q", *keys)
+        pool.note_cache(replica.replica_id, [CacheChanges(first_sequence=0, next_sequence=1, stored=stored)])
+    _load_unevenly(pool)
+    placement = ElasticPlacement(pool, settings=SETTINGS, num_new_tokens=lambda: 200.0)
+    first = pool.replicas[0]
+    told = {
+        "choice_elastic": lambda: placement.place(demand, num_blocks=520),
+        "report_elastic": lambda: first.report(first.load, 0.0),
+    }
+    return [
+        Row(name=name, value=min(timeit.repeat(call, number=10, repeat=num_repeats)) / 10 * 1e6, unit="us")
+        for name, call in told.items()
+    ]
+
+
+async def _meet(pool: ReplicaPool) -> None:
+    await asyncio.gather(*pool.refresh())
 
 
 def with_ratios(rows: list[Row]) -> list[Row]:
@@ -317,7 +365,7 @@ def main() -> None:
             world = World(policy, num_replicas, args)
             world.run(requests, speed)
             rows += world.rows(policy, num_replicas)
-    rows = with_ratios(rows) + choice_rows()
+    rows = with_ratios(rows) + choice_rows() + elastic_rows()
     publish(rows, packages=("numpy", "xxhash"), json_file=args.json, title="Choice of replicas")
 
 

@@ -142,3 +142,6 @@ class TokenWorker:
         """End requests."""
         for request_id in request_ids:
             self._running.pop(request_id, None)
+
+    async def move_out(self, request_ids: Sequence[str]) -> None:
+        """Everybody stays: nothing is moved in these measurements."""

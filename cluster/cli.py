@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -36,6 +37,7 @@ from cluster.serve.loading import loading
 from engine.contract.config import DeviceName, DTypeName, ModelImplName
 from engine.contract.errors import CheckpointError, ConfigError
 
+T = TypeVar("T")
 EXIT_FAILURE = 1
 EXIT_BAD_INPUT = 2
 
@@ -293,17 +295,9 @@ def status(
     json: Annotated[bool, typer.Option("--json/--no-json", help="Print what the cluster answers, unchanged.")] = False,
 ) -> None:
     """Show the workers of a running cluster."""
-    import httpx
-
-    from cluster.client import cluster_url, explain
     from cluster.commands.status import status as run
-    from cluster.config.own_admin_key import with_own_key
 
-    url, api_key = with_own_key(cluster_url(url), api_key, is_for_orders=is_for_orders(context))
-    try:
-        run(url, Console(), as_json=json, api_key=api_key)
-    except httpx.HTTPError as error:
-        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
+    _give(lambda url, key: run(url, Console(), as_json=json, api_key=key), context, url, api_key)
 
 
 @app.command(cls=Command)
@@ -315,18 +309,38 @@ def drain(
     wait_s: Annotated[float, typer.Option(help="How long to wait until it is gone.")] = 120.0,
 ) -> None:
     """Let a worker's requests finish or move to others, then end it; the cluster starts another one."""
+    from cluster.commands.drain import drain as run
+
+    is_gone = _give(lambda url, key: run(url, replica, Console(), api_key=key, wait_s=wait_s), context, url, api_key)
+    raise typer.Exit(0 if is_gone else EXIT_FAILURE)
+
+
+@app.command(cls=Command)
+def lean(
+    context: typer.Context,
+    replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
+    role: Annotated[str, typer.Argument(help="The role whose work it is to prefer: prefill or decode.")],
+    url: Url = DEFAULT_URL,
+    api_key: AdminKey = "",
+) -> None:
+    """Let a worker prefer the work of a role, where roles are elastic; what runs there goes on."""
+    from cluster.commands.lean import lean as run
+
+    _give(lambda url, key: run(url, replica, role, Console(), api_key=key), context, url, api_key)
+
+
+def _give(order: Callable[[str, str], T], context: typer.Context, url: str, api_key: str) -> T:
+    """What ``order`` says, given the cluster's URL and a key that opens orders; an answer that is none is one line."""
     import httpx
 
     from cluster.client import cluster_url, explain
-    from cluster.commands.drain import drain as run
     from cluster.config.own_admin_key import with_own_key
 
     url, api_key = with_own_key(cluster_url(url), api_key, is_for_orders=is_for_orders(context))
     try:
-        is_gone = run(url, replica, Console(), api_key=api_key, wait_s=wait_s)
+        return order(url, api_key)
     except httpx.HTTPError as error:
         raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
-    raise typer.Exit(0 if is_gone else EXIT_FAILURE)
 
 
 @app.command(cls=Command)

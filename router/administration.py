@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.contract.messages import CacheReset
 from kv_transfer.fault_options import FaultOptions
+from router.balance.rebalancer import Rebalancer
 from router.errors import InvalidRequestError, NoReplicaError, UnknownReplicaError
-from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
+from router.pool.role_view import RoleReplicas
 from router.pool.workers import WorkerError, WorkerRefusedError
 
 
@@ -28,11 +29,40 @@ class ResetAnswer:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveAnswer:
+    """The worker that so many live requests were told to leave, and where they go; None: where the policy says."""
+
+    source: str
+    target: str | None
+    num_streams: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaningAnswer:
+    """Which worker leans to another role now, and to which it did before."""
+
+    replica_id: str
+    before: str
+
+
 class Administration:
     """Orders to workers, by the names that ``/status`` shows."""
 
-    def __init__(self, pools: Sequence[ReplicaPool], *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        pools: Sequence[RoleReplicas],
+        rebalancer: Rebalancer,
+        *,
+        timeout_s: float,
+        on_leaned: Callable[[str], None],
+        is_elastic: bool = False,
+    ) -> None:
+        """``on_leaned`` is called with each worker whose leaning was ordered here."""
         self._pools = tuple(pools)
+        self._rebalancer = rebalancer
+        self._is_elastic = is_elastic
+        self._on_leaned = on_leaned
         self._timeout_s = timeout_s
 
     async def drain(self, name: str) -> str:
@@ -52,6 +82,51 @@ class Administration:
         except (WorkerError, TimeoutError) as error:
             raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error
         return replica.replica_id
+
+    async def move(self, name: str, target: str | None, *, num_streams: int) -> MoveAnswer:
+        """Have live requests of this router leave a worker, with their KV, and go on at another one.
+
+        Raises:
+            InvalidRequestError: The other one does not generate.
+            UnknownReplicaError: No worker's id begins like one of these, or several do.
+            NoReplicaError: It does not answer.
+        """
+        pool, source = self._find(name)
+        wanted = None if target is None else self._find(target)[1].replica_id
+        if wanted is not None and not self._rebalancer.knows(wanted):
+            raise InvalidRequestError(
+                f"{wanted} computes prompts only, as roles are fixed: name a decode worker, or none",
+                code="wrong_role",
+                param="to",
+            )
+        try:
+            number = await self._rebalancer.move(source.replica_id, wanted, num_streams=num_streams)
+        except (WorkerError, TimeoutError) as error:
+            raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{source.replica_id}: {error}") from error
+        return MoveAnswer(source=source.replica_id, target=wanted, num_streams=number)
+
+    async def lean(self, name: str, role: str) -> LeaningAnswer:
+        """Have a worker prefer the work of a role from now on; what runs there goes on.
+
+        Raises:
+            InvalidRequestError: The cluster's roles are fixed.
+            UnknownReplicaError: No worker's id begins like this, or several do.
+            NoReplicaError: It does not answer.
+        """
+        if not self._is_elastic:
+            raise InvalidRequestError(
+                "workers of this cluster do what their pool is for, as its setting roles is fixed; with roles: elastic "
+                "they can lean to other work",
+                code="roles_are_fixed",
+            )
+        pool, replica = self._find(name)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                before = await pool.workers.lean(replica.replica_id, role)
+            self._on_leaned(replica.replica_id)
+        except (WorkerError, TimeoutError) as error:
+            raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error
+        return LeaningAnswer(replica_id=replica.replica_id, before=before)
 
     async def set_faults(self, options: FaultOptions, *, role: str | None) -> list[str]:
         """Have the connectors of all workers, or of one role's, suffer these faults and no others.
@@ -83,7 +158,7 @@ class Administration:
         targets = [(pool, replica_id) for pool in self._pools for replica_id in sorted(pool.workers.replica_ids())]
         return await asyncio.gather(*(self._reset(pool, name, preempt_running) for pool, name in targets))
 
-    async def _reset(self, pool: ReplicaPool, replica_id: str, preempt_running: bool) -> ResetAnswer:
+    async def _reset(self, pool: RoleReplicas, replica_id: str, preempt_running: bool) -> ResetAnswer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 dropped = await pool.workers.reset_prefix_cache(replica_id, preempt_running=preempt_running)
@@ -96,7 +171,7 @@ class Administration:
         pool.forget_cache(replica_id)
         return ResetAnswer(replica_id=replica_id, role=pool.role, dropped=dropped)
 
-    def _find(self, name: str) -> tuple[ReplicaPool, Replica]:
+    def _find(self, name: str) -> tuple[RoleReplicas, Replica]:
         found = [
             (pool, replica)
             for pool in self._pools

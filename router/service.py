@@ -13,10 +13,12 @@ from pathlib import Path
 
 from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
 from engine.contract.promise import NO_PROMISE, Promise
-from engine.contract.role import Role
 from engine.contract.token_ids import TokenIds
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
+from router.balance.leaning_control import LeaningControl
+from router.balance.rebalancer import Rebalancer
+from router.balance.streams import LiveStreams
 from router.body_room import BodyRoom
 from router.errors import NoReplicaError, UnknownModelError
 from router.grammar.checker import GrammarChecker
@@ -29,7 +31,6 @@ from router.report.router_report import NoPeers, RouterPeers
 from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.request.text_output import TextOutput
-from router.roles import ROLES
 from router.settings import RouterSettings
 from router.stored_responses.directory import ResponseDirectory
 from router.stored_responses.store import ResponseStore
@@ -44,7 +45,7 @@ from router.tools.reasoning import ReasoningFormat
 from router.tools.registry import reasoning_format, tool_format
 from router.tools.tool_format import ToolFormat
 from router.tools.turn_reader import TurnRules
-from router.wire.worker_link import WorkerLink
+from router.wire.links import make_links, role_views
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -113,29 +114,51 @@ class RouterService:
         self.grammars = GrammarChecker()
         self.counters = RouterCounters()
         self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
-        self._links = {name: self._link(ROLES[name], workers) for name, workers in pools.items()}
-        self._pools = tuple(link.pool for link in self._links.values())
+        self._links = make_links(pools, settings=self.settings, clock=self._clock)
+        self._pools = tuple(dict.fromkeys(link.pool for link in self._links.values()))
         prefill, decode = self._links["prefill"], self._links["decode"]
         self.prefill_pool, self.decode_pool = prefill.pool, decode.pool
         self.metrics = RouterMetrics(self.counters)
-        self.administration = Administration(self._pools, timeout_s=self.settings.abort_timeout_s)
-        self._orchestrator = Orchestrator(prefill, decode, settings=self.settings, counters=self.counters)
-        self.metrics.watch(
-            in_progress=lambda: self._orchestrator.num_alive, waiting=lambda: self._orchestrator.num_waiting
+        streams = LiveStreams()
+        self._orchestrator = Orchestrator(
+            prefill, decode, streams=streams, settings=self.settings, counters=self.counters
         )
+        self.rebalancer = Rebalancer(decode.pool, streams, settings=self.settings, counters=self.counters)
         self.view = ClusterView(
             router_id=self.router_id,
             model_name=model_name,
             load=self._orchestrator,
-            pools=self._pools,
+            pools=role_views(self._links),
             metrics=self.metrics,
             counters=self.counters,
             peers=peers or NoPeers(),
             settings=self.settings,
             node_ip=node_ip,
         )
+        self._watch()
+        self.leanings = self._leaning_control(decode.pool)
+        self.administration = self._administration()
         self.responses = self._directory(peers or NoPeers())
         self._refreshing: asyncio.Task[None] | None = None
+
+    def _watch(self) -> None:
+        running = self._orchestrator
+        self.metrics.watch(in_progress=lambda: running.num_alive, waiting=lambda: running.num_waiting)
+
+    def _leaning_control(self, pool: ReplicaPool) -> LeaningControl:
+        return LeaningControl(
+            pool, pool.workers, view=self.view, own_id=self.router_id, settings=self.settings, counters=self.counters
+        )
+
+    def _administration(self) -> Administration:
+        timeout_s, is_elastic = self.settings.abort_timeout_s, self.settings.is_elastic
+        return Administration(
+            role_views(self._links),
+            self.rebalancer,
+            timeout_s=timeout_s,
+            is_elastic=is_elastic,
+            on_leaned=self.leanings.hold,
+        )
 
     def _body_room(self) -> BodyRoom:
         settings = self.settings
@@ -175,18 +198,6 @@ class RouterService:
             reasoning_format(self.settings.reasoning_format, source, self.tokenizer),
         )
 
-    def _link(self, role: Role, workers: WorkerPool) -> WorkerLink:
-        settings = self.settings
-        pool = ReplicaPool(
-            role,
-            workers,
-            policy=settings.policy_of(role),
-            settings=settings,
-            mirrors_cache=settings.mirrors_cache(role),
-            clock=self._clock,
-        )
-        return WorkerLink(workers, pool, settings=settings, clock=self._clock)
-
     async def start(self) -> None:
         """Meet the replicas that are there, and keep following them. Idempotent."""
         if self._refreshing is not None:
@@ -194,6 +205,8 @@ class RouterService:
         await self._refresh(wait=True)
         self._refreshing = asyncio.create_task(self._keep_refreshing())
         await self.view.start()
+        self.rebalancer.start()
+        self.leanings.start()
 
     async def close(self) -> None:
         """End all requests, tell the workers, stop. Idempotent."""
@@ -201,6 +214,8 @@ class RouterService:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
+        await self.rebalancer.close()
+        await self.leanings.close()
         await self._orchestrator.close()
         await self.chat_renderer.close()
         self.grammars.close()
@@ -224,9 +239,9 @@ class RouterService:
 
     def waits_for(self) -> str:
         """What is missing before requests can be served; empty when nothing is."""
-        for pool in (self.prefill_pool, self.decode_pool):
-            if not pool.has_introduced():
-                return f"a {pool.role} worker"
+        for role, link in self._links.items():
+            if not link.pool.has_introduced(role):
+                return f"a {role} worker"
         if not any(replica.takes_requests and replica.load.num_peers for replica in self.decode_pool.replicas):
             return "a decode worker that has met a prefill worker"
         return ""
@@ -379,5 +394,5 @@ class RouterService:
         tasks = set().union(*(pool.refresh() for pool in self._pools))
         if wait and tasks:
             await asyncio.gather(*tasks)
-        for link in self._links.values():
+        for link in dict.fromkeys(self._links.values()):
             link.follow()

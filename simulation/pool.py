@@ -104,6 +104,29 @@ class VirtualPool:
         except WorkerGoneError as error:
             raise _gone(replica_id, error) from error
 
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Have requests leave for another replica.
+
+        Raises:
+            WorkerUnavailableError: It is gone.
+        """
+        await self._travel()
+        try:
+            await self._worker(replica_id).move_out(request_ids)
+        except WorkerGoneError as error:
+            raise _gone(replica_id, error) from error
+
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Have a replica prefer the work of a role, and tell which it preferred before.
+
+        Raises:
+            WorkerUnavailableError: It is gone.
+        """
+        await self._travel()
+        worker = self._worker(replica_id)
+        before, worker.leaning = worker.leaning, role
+        return before
+
     async def drain(self, replica_id: str) -> None:
         """Let its requests go, and end it.
 

@@ -105,22 +105,27 @@ class VirtualWorker:
         self.is_gone = self._was_killed = False
         self._load_feed = LoadFeed(self.core, clock=self._clock)
         self._load = self._load_feed.now()
-        self._told: tuple[LoadReport, bool, LoadReport] | None = None
+        self._told: tuple[LoadReport, tuple[bool, str], LoadReport] | None = None
         self._streams: dict[str, ClientStream] = {}
         self._requests_of: dict[str, set[str]] = {}
         self._commands: list[Callable[[], None]] = []
         self._next_turn: asyncio.Handle | None = None
         self._is_computing = False
         self._is_draining = False
+        self.leaning = spec.role
+        """The role whose work it prefers now."""
         self._moves_out = False
         self._emptied = asyncio.Event()
 
     @property
     def load(self) -> LoadReport:
         """What the worker says of itself."""
-        if self._told is None or self._told[0] is not self._load or self._told[1] is not self._is_draining:
-            load = replace(self._load, is_draining=self._is_draining, num_peers=self.transfers.num_peers)
-            self._told = (self._load, self._is_draining, load)
+        stands = (self._is_draining, self.leaning)
+        if self._told is None or self._told[0] is not self._load or self._told[1] != stands:
+            load = replace(
+                self._load, is_draining=self._is_draining, leaning=self.leaning, num_peers=self.transfers.num_peers
+            )
+            self._told = (self._load, stands, load)
         return self._told[2]
 
     async def rest(self) -> None:
@@ -157,6 +162,14 @@ class VirtualWorker:
             WorkerGoneError: There is nothing to end any more.
         """
         await self._between_steps(lambda: self.core.abort(request_ids))
+
+    async def move_out(self, request_ids: Sequence[str]) -> None:
+        """Have requests leave for another worker as soon as they can; unknown ids are ignored.
+
+        Raises:
+            WorkerGoneError: There is nothing to move any more.
+        """
+        await self._between_steps(lambda: self.core.order_out(request_ids))
 
     async def outputs(self, client_id: str, *, mirrors_cache: bool) -> AsyncIterator[StepMessage]:
         """One message a step with all that is new for a client, and one every report period when idle. Closing the

@@ -45,7 +45,7 @@ from kv_transfer.options import ConnectorOptions
 from router.host_rule import is_loopback_name
 from router.roles import ROLES
 from router.security import SecuritySettings
-from router.settings import MetricsCompat, RouterSettings
+from router.settings import DEFAULT_ROLES, MetricsCompat, RolesMode, RouterSettings
 
 HttpProxy = Literal["auto", "none", "serve", "haproxy"]
 
@@ -160,6 +160,12 @@ class BatonConfig(Section):
     )
     prefill_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that compute prompts.")
     decode_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that generate.")
+    roles: RolesMode = Field(
+        default=DEFAULT_ROLES,
+        description="`fixed`: prefill workers compute prompts, decode workers generate. `elastic`: any worker takes "
+        "any work, by what is predicted of all of them, and the role of a worker is what it leans to "
+        "([routing.md](routing.md)).",
+    )
     router_replicas: int = Field(
         default=1,
         ge=1,
@@ -310,6 +316,10 @@ class BatonConfig(Section):
         section: PoolSection = getattr(self, name)
         return section
 
+    def role(self, pool: str) -> Role:
+        """What the workers of a pool are for."""
+        return ROLES[pool].elastic(ROLES) if self.roles == "elastic" else ROLES[pool]
+
     def core_sharing(self, pool: str) -> CoreSharing | None:
         """How the workers of a pool share the cores of their host with others; None: not at all."""
         wanted = self.borrow_idle_cores
@@ -329,7 +339,7 @@ class BatonConfig(Section):
 
     def engine_config(self, pool: str, *, model: Path, num_threads: int) -> EngineConfig:
         """The settings of one pool's engines; ``num_threads`` holds where the pool names none."""
-        section, role = self.pool(pool), ROLES[pool]
+        section, role = self.pool(pool), self.role(pool)
         return EngineConfig(
             model=ModelConfigSource(
                 path=model,
@@ -369,7 +379,9 @@ class BatonConfig(Section):
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
         promise = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms)
-        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat, promise=promise)
+        return settings_from(
+            RouterSettings, self.router, metrics_compat=self.metrics.compat, promise=promise, roles=self.roles
+        )
 
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""

@@ -132,7 +132,7 @@ TransferSection = section_of(
 RouterSection = section_of(
     "RouterSection",
     RouterSettings,
-    omit={"metrics_compat", "promise"},
+    omit={"metrics_compat", "promise", "roles"},
     descriptions={
         "max_body_bytes": "Largest request body.",
         "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",
@@ -166,6 +166,17 @@ RouterSection = section_of(
         "session_header": "Header whose value names a session: its requests go to the same workers; null ignores it.",
         "session_max_usage_lead": "A session's worker may be so much fuller than the emptiest, in KV usage.",
         "session_max_queue_lead": "It may have so many more prompt tokens waiting than the worker with the fewest.",
+        "rebalance": "Move live requests, with their KV, from decode workers that are predicted to break their "
+        "promise or are nearly full to others with room.",
+        "rebalance_max_kv_usage": "A worker with so much of its KV in use is too full; others take requests up to 0.15 "
+        "less.",
+        "rebalance_max_in_flight": "Moves under way at most, per router; half as many from or to one worker.",
+        "rebalance_max_moves": "How often one request may be moved so.",
+        "rebalance_min_stay_s": "How long a request stays at a worker before that.",
+        "rebalance_min_stay_tokens": "How many tokens a request gets from a worker before that.",
+        "rebalance_cooldown_s": "How long a worker neither gives nor takes requests after it did.",
+        "adapt_leanings": "Where roles are elastic, change what workers lean to as the load changes; operators' orders "
+        "stand for 5 minutes.",
         "max_mirrored_blocks": "Blocks of prefix caches that a router remembers at most, about 200 bytes each.",
         "max_stored_responses": "Responses of /v1/responses that each router keeps; 0 keeps none.",
         "max_stored_response_bytes": "What they may take together; the oldest ones go first.",

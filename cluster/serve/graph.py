@@ -79,7 +79,7 @@ def build_graph(
     if config.router_per_node:
         ingress = ingress.options(max_replicas_per_node=1, max_surge_percent=0)
     return _versioned(ingress, settings).bind(
-        settings, **{role.name: _bind_worker(worker, role, config, model, placement) for role in ROLES.values()}
+        settings, **{name: _bind_worker(worker, config.role(name), config, model, placement) for name in ROLES}
     )
 
 

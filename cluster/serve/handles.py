@@ -32,7 +32,8 @@ RESYNC_TIMEOUT_S = 10.0
 class RayWorkerPool:
     """One role's workers: ``router.pool.workers.WorkerPool``, called with the patience of the router's settings.
 
-    Requests and aborts go over the connection that brings the tokens, to replicas that have none by Ray.
+    Requests, aborts and orders to move go over the connection that brings the tokens, to replicas that have none by
+    Ray.
     """
 
     def __init__(self, caller: Caller, settings: RouterSettings) -> None:
@@ -64,9 +65,21 @@ class RayWorkerPool:
         else:
             await self._caller.call(replica_id, "abort", tuple(request_ids), timeout_s=self._order_timeout_s)
 
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Have requests leave a replica for another one; raises WorkerUnavailableError."""
+        if (link := self._links.get(replica_id)) is not None:
+            await link.move_out(request_ids, timeout_s=self._order_timeout_s)
+        else:
+            await self._caller.call(replica_id, "move_out", tuple(request_ids), timeout_s=self._order_timeout_s)
+
     async def drain(self, replica_id: str) -> None:
         """Have a replica let its requests go, and exit; raises WorkerUnavailableError."""
         await self._caller.call(replica_id, "drain", timeout_s=self._order_timeout_s)
+
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Have a replica prefer the work of a role; raises WorkerUnavailableError."""
+        before: str = await self._caller.call(replica_id, "lean", role, timeout_s=self._order_timeout_s)
+        return before
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """Have a replica's connector suffer these faults; raises WorkerRefusedError and WorkerUnavailableError."""

@@ -101,14 +101,17 @@ class Introductions:
         own: Caller,
         others: Sequence[Caller],
         meets_own_role: bool,
+        others_take_over: bool = False,
         peers: PeerDirectory,
         on_met: Callable[[int], None],
         on_absent: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``others_take_over``: what ours of a role did, workers of the other roles may go on with, too."""
         self._own_id = own_id
         self._own = own
         self._others = tuple(others)
+        self._alike = (own, *others) if others_take_over else (own,)
         self._meets_own_role = meets_own_role
         self._peers = peers
         self._on_met = on_met
@@ -122,15 +125,15 @@ class Introductions:
         self._absent_since_s: float | None = None
 
     def siblings(self) -> set[str]:
-        """The other workers of our role that are running now."""
-        return set(self._own.replica_ids()) - {self._own_id}
+        """The other workers that are running now and do what we do: those of our role, unless others take over, too."""
+        return {replica_id for caller in self._alike for replica_id in caller.replica_ids()} - {self._own_id}
 
     async def takers(self) -> set[str]:
         """Those of them that take requests now: they answer, go on, and are not about to go themselves."""
         return {replica_id for replica_id, load in (await self._ask_siblings()).items() if _takes_requests(load)}
 
     async def may_leave(self) -> bool:
-        """Whether it is our turn to go where several want to: one of a role goes at a time, by their ids, and not while
+        """Whether it is our turn to go where several want to: one of them goes at a time, by their ids, and not while
         nobody is there to take our requests, unless nobody ever was."""
         loads = await self._ask_siblings()
         if any(load.is_draining for load in loads.values()):
@@ -146,8 +149,9 @@ class Introductions:
         return {replica_id: load for replica_id, load in zip(siblings, loads, strict=True) if load is not None}
 
     async def _load_of(self, replica_id: str) -> LoadReport | None:
+        caller = next((item for item in self._alike if replica_id in item.replica_ids()), self._own)
         try:
-            _, load = await self._own.call(replica_id, "status", timeout_s=ASK_TIMEOUT_S)
+            _, load = await caller.call(replica_id, "status", timeout_s=ASK_TIMEOUT_S)
         except WorkerUnavailableError as error:
             logger.info("a sibling does not answer: %s", error)
             return None

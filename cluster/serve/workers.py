@@ -93,6 +93,7 @@ class Worker:
             step_timeout_s=settings.step_timeout_s,
             clock=self._clock,
         )
+        self._engine.leaning = settings.role.name
         self._report("starting the engine")
         try:
             await self._engine.start()
@@ -192,6 +193,7 @@ class Worker:
             own=self._callers[role.name],
             others=[self._callers[other.name] for other in roles_met_by(role)],
             meets_own_role=role.moves_out,
+            others_take_over=role.others_take_over,
             peers=connector.peers,
             on_met=self._note_peers,
             on_absent=lambda: self._leave(exits=False),
@@ -275,6 +277,10 @@ class Worker:
         """End requests in any state; unknown ids are ignored."""
         await self._engine.abort(request_ids)
 
+    async def move_out(self, request_ids: Sequence[str]) -> None:
+        """Have requests leave for another worker as soon as they can; unknown ids are ignored."""
+        await self._engine.move_out(request_ids)
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool follows its load."""
         scaling = self._settings.scaling
@@ -283,6 +289,13 @@ class Worker:
     async def drain(self) -> None:
         """Take no more requests, let those that are here finish or move, then exit. Returns at once."""
         self._leave(exits=True)
+
+    async def lean(self, role: str) -> str:
+        """Prefer the work of a role from now on; what runs here goes on. The role that it leaned to before."""
+        before, self._engine.leaning = self._engine.leaning, role
+        if before != role:
+            logger.info("leaning: role=%s before=%s", role, before)
+        return before
 
     async def set_faults(self, options: FaultOptions) -> Refusal | None:
         """Suffer these faults from now on, where the cluster allows it."""

@@ -13,10 +13,11 @@ import msgspec
 from engine.contract.messages import GenerateRequest, RequestError
 from engine.contract.token_ids import TokenIds
 
-CALL_VERSION = 1
+CALL_VERSION = 2
 """The first byte of every call and every answer.
 
 1: ``Submit`` and ``Abort``, answered by ``Answer``.
+2: ``Move``.
 """
 
 
@@ -36,8 +37,14 @@ class Abort(msgspec.Struct, tag="abort"):
     request_ids: tuple[str, ...]
 
 
+class Move(msgspec.Struct, tag="move"):
+    """Have requests leave for another worker, each with a hand-over; unknown ids are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
 class Answer(msgspec.Struct):
-    """To ``Submit`` one refusal or None a request, in order; to ``Abort`` nothing.
+    """To ``Submit`` one refusal or None a request, in order; to ``Abort`` and ``Move`` nothing.
 
     ``failure``: the worker could not do it, and why.
     """
@@ -46,7 +53,7 @@ class Answer(msgspec.Struct):
     failure: str | None = None
 
 
-Call = Submit | Abort
+Call = Submit | Abort | Move
 
 
 def pack_call(call: Call) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from engine.contract.messages import LoadReport
@@ -39,6 +40,15 @@ class Role:
     policy: str
     hands_over_to: tuple[str, ...]
     decodes: bool
+
+    def elastic(self, roles: Iterable[str]) -> Role:
+        """The role where any worker takes any work: its workers hand over to those of all ``roles``, and decode."""
+        return replace(self, hands_over_to=tuple(roles), decodes=True)
+
+    @property
+    def others_take_over(self) -> bool:
+        """True when workers of other roles, too, take live requests from one that is drained."""
+        return self.moves_out and len(self.hands_over_to) > 1
 
     @property
     def moves_out(self) -> bool:

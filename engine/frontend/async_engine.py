@@ -22,6 +22,9 @@ from kv_transfer.params import Hello
 REPORT_PERIOD_S = 0.5
 """How often an idle engine says how it is; `router.report_period_s` in a cluster."""
 
+Stands = tuple[int, str, bool, bool, bool]
+"""What reports say beside the engine's own numbers, in the order of ``AsyncEngine.load``."""
+
 
 class AsyncEngine:
     """Takes requests in batches, and answers on one stream per front end.
@@ -43,7 +46,7 @@ class AsyncEngine:
         self._thread = EngineThread(build, self, name=name, step_timeout_s=step_timeout_s, clock=clock)
         self._report_period_s = report_period_s
         self._load = self._delivered_load = LoadReport()
-        self._told: tuple[LoadReport, tuple[int, bool, bool, bool] | None, LoadReport] = (self._load, None, self._load)
+        self._told: tuple[LoadReport, Stands | None, LoadReport] = (self._load, None, self._load)
         self._streams: dict[str, ClientStream] = {}
         self._outboxes: Mapping[str, Outbox] = {}
         """Replaced, never changed: the engine's thread reads it."""
@@ -51,6 +54,8 @@ class AsyncEngine:
         self._is_draining = False
         self.num_peers = 0
         """How many workers this one has met, for its reports."""
+        self.leaning = ""
+        """The role whose work it prefers, for its reports."""
         self._delivered = asyncio.Event()
 
     async def start(self) -> None:
@@ -84,12 +89,18 @@ class AsyncEngine:
     @property
     def load(self) -> LoadReport:
         """The engine's load after its last step, and whether that is too long ago. From any thread."""
-        load, stands = self._load, (self.num_peers, self._is_draining, self.is_stalled, self.has_hung_read)
+        load = self._load
+        stands = (self.num_peers, self.leaning, self._is_draining, self.is_stalled, self.has_hung_read)
         told_of, told_stands, told = self._told
         if told_of is not load or told_stands != stands:
-            num_peers, is_draining, is_stalled, has_hung_read = stands
+            num_peers, leaning, is_draining, is_stalled, has_hung_read = stands
             told = replace(
-                load, num_peers=num_peers, is_draining=is_draining, is_stalled=is_stalled, has_hung_read=has_hung_read
+                load,
+                num_peers=num_peers,
+                leaning=leaning,
+                is_draining=is_draining,
+                is_stalled=is_stalled,
+                has_hung_read=has_hung_read,
             )
             self._told = (load, stands, told)
         return told
@@ -202,6 +213,12 @@ class AsyncEngine:
         Unknown ids are ignored.
         """
         await self._thread.call(lambda core: core.abort(request_ids))
+
+    async def move_out(self, request_ids: Sequence[str]) -> None:
+        """Have requests leave for another engine as soon as they can: each ends with a hand-over, on the stream of its
+        client. Returns when the engine has taken note. Ids of requests that are not here are ignored.
+        """
+        await self._thread.call(lambda core: core.order_out(request_ids))
 
     def _add_all(self, requests: Sequence[GenerateRequest], core: EngineCore) -> list[RequestRefusedError | None]:
         """Add requests; run by the engine's thread."""

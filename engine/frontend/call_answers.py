@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.contract.call_frame import Answer, CallError, Submit, pack_answer, unpack_call
+from engine.contract.call_frame import Answer, CallError, Move, Submit, pack_answer, unpack_call
 from engine.contract.errors import EngineError, RequestRefusedError
 from engine.contract.messages import GenerateRequest, RequestError
 
@@ -19,6 +19,9 @@ class CalledEngine(Protocol):
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests."""
 
+    async def move_out(self, request_ids: Sequence[str]) -> None:
+        """Have requests leave for another engine."""
+
 
 async def answer_call(engine: CalledEngine, frame: bytes) -> bytes:
     """The answer to one call; it says so if the engine is dead, or if the call cannot be read."""
@@ -27,7 +30,10 @@ async def answer_call(engine: CalledEngine, frame: bytes) -> bytes:
         if isinstance(call, Submit):
             refusals = [_refusal(error) for error in await engine.submit(call.requests)]
             return pack_answer(Answer(refusals=tuple(refusals)))
-        await engine.abort(call.request_ids)
+        if isinstance(call, Move):
+            await engine.move_out(call.request_ids)
+        else:
+            await engine.abort(call.request_ids)
         return pack_answer(Answer())
     except (CallError, EngineError) as error:
         return pack_answer(Answer(failure=f"{type(error).__name__}: {error}"))

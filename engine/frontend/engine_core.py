@@ -88,6 +88,14 @@ class EngineCore:
         self.num_load_changes += 1
         return self.scheduler.move_out()
 
+    def order_out(self, request_ids: Iterable[str]) -> None:
+        """Have requests leave for another engine at the next step boundary, their KV under leases.
+
+        One that is loading leaves when it runs; ids of requests that are not here are ignored and counted.
+        """
+        self.num_load_changes += 1
+        self.scheduler.order_out(request_ids)
+
     def forget_client(self, client_id: str) -> None:
         """A front end is gone: hold nothing for requests that it was still going to send."""
         self.num_load_changes += 1
@@ -128,6 +136,7 @@ class EngineCore:
         """Run one step; running ahead, the result is that of the step before."""
         started = self._clock()
         self.collect()
+        self._let_go()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
         is_ahead = has_launched and len(self._in_flight) <= self._num_ahead
         result = self._take_result() if self._in_flight and not is_ahead else self.scheduler.take_finished()
@@ -135,6 +144,12 @@ class EngineCore:
             self.num_load_changes += 1
         self._counters.step_s += self._clock() - started
         return result
+
+    def _let_go(self) -> None:
+        """End those that were told to leave. With a step in flight nobody can, so that no other one is launched."""
+        if self.scheduler.has_departures:
+            self._launches_nothing = bool(self._in_flight)
+            self.scheduler.let_go()
 
     def _may_launch(self) -> bool:
         return not self._launches_nothing and self.scheduler.has_work()

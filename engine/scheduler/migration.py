@@ -1,12 +1,16 @@
-"""Requests leave a live engine for another one, and take their KV along (drain). Free of torch."""
+"""Requests leave a live engine for another one, and take their KV along: all of them (drain), or those that are told
+to. Free of torch.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from engine.contract.messages import FinishReason
 from engine.contract.stats import Counters
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.remote.loads import RemoteKV
-from engine.scheduler.requests.request import Request
+from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.requests.row_table import RowTable
 from kv_transfer.cache_groups import has_window
 
@@ -16,7 +20,8 @@ class Migration:
 
     A running request's blocks stay under a lease until the engine that goes on has read them. A waiting one holds
     nothing, and passes on the hand-over it came with; what a preempted one had is computed again, and counted here.
-    One whose KV is being loaded goes when it runs: what is on its way here would be lost.
+    One whose KV is being loaded goes when it runs: what is on its way here would be lost. One that hands over after its
+    first token does so, and is not moved before.
     """
 
     def __init__(self, *, table: RowTable, live_requests: LiveRequests, remote: RemoteKV, counters: Counters) -> None:
@@ -24,6 +29,32 @@ class Migration:
         self._live_requests = live_requests
         self._remote = remote
         self._counters = counters
+        self._ordered: list[Request] = []
+
+    def order(self, request_ids: Iterable[str]) -> None:
+        """Have requests leave as soon as they can. Ids of requests that are not here are counted and ignored."""
+        self._ordered = [request for request in self._ordered if not request.is_finished]
+        for request_id in request_ids:
+            request = self._live_requests.live.get(request_id)
+            if request is None:
+                self._counters.num_unknown_ids += 1
+            elif not request.message.hand_over and request not in self._ordered:
+                self._ordered.append(request)
+
+    @property
+    def is_due(self) -> bool:
+        """True when one of those that were told to leave can go, but for a step in flight."""
+        return any(_can_go(request) for request in self._ordered)
+
+    def run_ordered(self) -> int:
+        """Let those go that were told to and can; to be called between steps, when none is in flight.
+
+        Returns:
+            How many requests left.
+        """
+        ordered = self._ordered
+        self._ordered = [request for request in ordered if not (_can_go(request) or request.is_finished)]
+        return self._let_go([request for request in ordered if _can_go(request)])
 
     def run(self) -> int:
         """Let go of everything that can go now; to be called between steps, when none is in flight.
@@ -31,17 +62,20 @@ class Migration:
         Returns:
             How many requests left.
         """
-        running = self._table.running()
-        for request in running:
-            self._hand_over(request)
-        waiting = [request for request in self._live_requests.live.values() if request.is_waiting]
-        for request in waiting:
+        return self._let_go([request for request in self._live_requests.live.values() if _can_go(request)])
+
+    def _let_go(self, leaving: Iterable[Request]) -> int:
+        num_left = 0
+        for request in leaving:
+            num_left += 1
+            if request.row is not None:
+                self._hand_over(request)
+                continue
             params = self._remote.pass_on(request)
             if params is None:
                 self._counters.recomputed_tokens += request.num_preempted_tokens
             self._live_requests.finish(request)
             self._live_requests.report(request, FinishReason.HANDED_OVER, kv_transfer=params)
-        num_left = len(running) + len(waiting)
         self._counters.num_moved_out += num_left
         return num_left
 
@@ -62,3 +96,8 @@ class Migration:
             return
         params = self._live_requests.hand_over(request, num_tokens=num_tokens)
         self._live_requests.report(request, FinishReason.HANDED_OVER, kv_transfer=params)
+
+
+def _can_go(request: Request) -> bool:
+    """True unless what is on its way to the request would be lost, or it has ended."""
+    return request.state in (RequestState.RUNNING, RequestState.WAITING)

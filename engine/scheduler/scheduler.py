@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -146,6 +146,27 @@ class Scheduler:
         if num_left:
             self._is_quiet = False
         return num_left
+
+    def order_out(self, request_ids: Iterable[str]) -> None:
+        """Have requests leave for another engine, each with a hand-over, as soon as :meth:`let_go` can do that.
+
+        One that is loading leaves when it runs, one that hands over anyway does that. Ids of requests that are not here
+        are counted and ignored.
+        """
+        self._is_quiet = False
+        self._migration.order(request_ids)
+
+    @property
+    def has_departures(self) -> bool:
+        """True when requests that were told to leave can go once no step is in flight."""
+        return self._migration.is_due
+
+    def let_go(self) -> int:
+        """End those that were told to leave; nothing is done while a step is in flight. Returns how many left."""
+        if self._in_flight:
+            return 0
+        self._is_quiet = False
+        return self._migration.run_ordered()
 
     # ---- a step
 

@@ -41,6 +41,24 @@ class DrainBody(OrderBody):
     replica: str
 
 
+class MoveBody(OrderBody):
+    """Which worker, and where its requests go on, by the ids or how they begin; no ``to`` leaves that to the policy.
+
+    ``num_streams`` of the router that gets the order are moved.
+    """
+
+    replica: str
+    to: str | None = None
+    num_streams: int = Field(default=1, ge=1)
+
+
+class LeanBody(OrderBody):
+    """Which worker, by its id or how it begins, is to prefer which role's work."""
+
+    replica: str
+    role: Annotated[str, AfterValidator(_known_role), Field(json_schema_extra={"enum": list(ROLES)})]
+
+
 class FaultsBody(OrderBody):
     """The faults from now on, by the names of ``kv_transfer.faults``; none heals all."""
 
@@ -69,6 +87,22 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
         check_open(service)
         async with read_body(request, DrainBody, settings=service.settings, room=service.body_room) as body:
             return {"draining": await service.administration.drain(body.replica)}
+
+    @app.post("/admin/move", openapi_extra=body_schema(MoveBody))
+    async def move(request: Request) -> dict[str, object]:
+        """Have live requests leave a worker, with their KV, and go on at another one. Answers at once."""
+        check_open(service)
+        async with read_body(request, MoveBody, settings=service.settings, room=service.body_room) as body:
+            answer = await service.administration.move(body.replica, body.to, num_streams=body.num_streams)
+            return {"replica": answer.source, "to": answer.target, "num_streams": answer.num_streams}
+
+    @app.post("/admin/lean", openapi_extra=body_schema(LeanBody))
+    async def lean(request: Request) -> dict[str, object]:
+        """Have a worker prefer the work of a role, where roles are elastic. What runs there goes on."""
+        check_open(service)
+        async with read_body(request, LeanBody, settings=service.settings, room=service.body_room) as body:
+            answer = await service.administration.lean(body.replica, body.role)
+            return {"replica": answer.replica_id, "role": body.role, "before": answer.before}
 
     @app.post("/admin/faults", openapi_extra=body_schema(FaultsBody))
     async def set_faults(request: Request) -> dict[str, object]:

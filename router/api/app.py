@@ -60,7 +60,9 @@ _PATHS = frozenset(
         "/status",
         "/metrics",
         "/admin/drain",
+        "/admin/move",
         "/admin/faults",
+        "/admin/lean",
         "/reset_prefix_cache",
         "/server_info",
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from router.errors import NoReplicaError, QueueFullError
 from router.pool.demand import Demand
+from router.pool.placing import Placed, Placement, PolicyPlacement
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica, Reservation
 from router.settings import RouterSettings
@@ -34,14 +35,24 @@ class RoomWish:
 class Ticket:
     """What an accepted request holds: room, or the promise of a place in the queue.
 
-    ``turn`` is there while it stands in the queue. A choice that is not the first of its prompt does so only once the
-    first one has begun; until then its place is kept.
+    ``placed`` says why its room is where it is, and ``prompt_room`` is its turn on another replica that computes its
+    prompt, where both were decided together. ``turn`` is there while it stands in the queue. A choice that is not the
+    first of its prompt does so only once the first one has begun; until then its place is kept.
     """
 
     wish: RoomWish
     order: int
     reservation: Reservation | None = None
+    placed: Placed | None = None
+    prompt_room: Reservation | None = None
     turn: asyncio.Future[None] | None = None
+
+    def give_back(self) -> None:
+        """Let its rooms go. Idempotent."""
+        for room in (self.reservation, self.prompt_room):
+            if room is not None:
+                room.release()
+        self.reservation = self.placed = self.prompt_room = None
 
 
 class Admission:
@@ -51,8 +62,10 @@ class Admission:
     smaller ones behind it, or it might wait for ever. Whoever was let in by ``enter`` is not refused for room later.
     """
 
-    def __init__(self, pool: ReplicaPool, *, settings: RouterSettings) -> None:
+    def __init__(self, pool: ReplicaPool, *, settings: RouterSettings, placement: Placement | None = None) -> None:
+        """``placement`` None chooses by the policy of the pool."""
         self._pool = pool
+        self._placement = placement or PolicyPlacement(pool)
         self._settings = settings
         self._queue: list[tuple[int, int, Ticket]] = []
         self._places: set[Ticket] = set()
@@ -103,12 +116,11 @@ class Admission:
             NoReplicaError: No decode replica was healthy for ``recovery_wait_s`` while this request waited.
         """
         if ticket.reservation is not None and not self._pool.is_usable(ticket.reservation.replica):
-            ticket.reservation.release()
-            ticket.reservation = None
+            ticket.give_back()
         if ticket.reservation is None and ticket.turn is None:
             ticket.reservation = self._try_beside(beside, ticket.wish) if beside is not None else None
             if ticket.reservation is None and not self._queue:
-                ticket.reservation = self._try(ticket.wish)
+                self._try(ticket)
             if ticket.reservation is None:
                 self._stand_in_line(ticket)
         try:
@@ -125,7 +137,7 @@ class Admission:
         """Give back all that a ticket stands for. Idempotent."""
         self._places.discard(ticket)
         if ticket.reservation is not None:
-            ticket.reservation.release()
+            ticket.give_back()
         elif ticket.turn is not None:
             if not ticket.turn.cancel() and not ticket.turn.cancelled():
                 ticket.turn.exception()  # nobody may be left to look at it
@@ -154,8 +166,7 @@ class Admission:
     def _take_now(self, choices: Sequence[Ticket]) -> bool:
         """Room for the choices of a prompt, as far as there is some; False when there is too little."""
         first = choices[0]
-        first.reservation = self._try(first.wish)
-        if first.reservation is None:
+        if not self._try(first) or first.reservation is None:
             return False
         for ticket in choices[1:]:
             ticket.reservation = self._try_beside(first.reservation.replica, ticket.wish)
@@ -163,9 +174,18 @@ class Admission:
                 return False
         return True
 
-    def _try(self, wish: RoomWish) -> Reservation | None:
-        replica = self._pool.choose(wish.demand, num_blocks=wish.num_blocks, must_fit=True)
-        return None if replica is None else self._pool.reserve(replica, num_blocks=wish.num_blocks)
+    def _try(self, ticket: Ticket) -> bool:
+        """Give a ticket room, if there is some; what is to compute its prompt counts it in its queue from now on."""
+        wish, pool = ticket.wish, self._pool
+        placed = self._placement.place(wish.demand, num_blocks=wish.num_blocks)
+        if placed is None:
+            return False
+        ticket.placed = placed
+        own_tokens = placed.num_prompt_tokens if placed.is_colocated else 0
+        ticket.reservation = pool.reserve(placed.stream, num_blocks=wish.num_blocks, num_tokens=own_tokens)
+        if placed.prompt is not None and not placed.is_colocated:
+            ticket.prompt_room = pool.reserve(placed.prompt, num_tokens=placed.num_prompt_tokens)
+        return True
 
     def _try_beside(self, replica: Replica, wish: RoomWish) -> Reservation | None:
         """Room where the blocks of the same prompt are already, for all but those; None where there is none."""
@@ -188,9 +208,8 @@ class Admission:
                 _, _, first = self._queue[0]
                 if _is_over(first):
                     heapq.heappop(self._queue)
-                elif (reservation := self._try(first.wish)) is not None:
+                elif self._try(first):
                     heapq.heappop(self._queue)
-                    first.reservation = reservation
                     self._places.discard(first)
                     assert first.turn is not None
                     first.turn.set_result(None)

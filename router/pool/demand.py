@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
+
 from engine.contract.block_hash import prompt_keys
 from engine.contract.messages import GenerateRequest
+from engine.contract.promise import Promise
 
 
 class Demand:
@@ -20,6 +23,21 @@ class Demand:
     def num_tokens(self) -> int:
         """The prompt's length."""
         return len(self._request.prompt_token_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens it may generate."""
+        return self._request.sampling.max_tokens
+
+    @property
+    def promise(self) -> Promise:
+        """What it was promised."""
+        return self._request.promise
+
+    @property
+    def key(self) -> int:
+        """A number that differs from request to request."""
+        return zlib.crc32(self._request.request_id.encode())
 
     def block_keys(self, block_size: int) -> tuple[int, ...]:
         """The keys of the prompt's blocks that a prefix cache can supply: its last token is always computed."""

@@ -7,18 +7,22 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from engine.contract.messages import CacheChanges, LoadReport
 from engine.contract.role import Role
 from router.errors import NoReplicaError
+from router.placement.fleet import Fleet, SlotArray, Standings
 from router.policies import PREFIX, Ask, Policy, make_policy
 from router.policies.session import home_of, is_overloaded
 from router.pool.demand import Demand
 from router.pool.pool_counters import PoolCounters
 from router.pool.prefix_mirror import PrefixMirror
 from router.pool.replica import Replica, Reservation
+from router.pool.united_workers import UnitedWorkers
 from router.pool.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavailableError
 from router.settings import LATE_PERIODS, RouterSettings
 
@@ -29,7 +33,7 @@ NOTHING_CACHED: Mapping[str, int] = {}
 
 
 class ReplicaPool:
-    """The replicas of one role. Knows who can take a request; asks the workers only in ``refresh``."""
+    """The replicas of one role, or of all. Knows who can take a request; asks the workers only in ``refresh``."""
 
     def __init__(
         self,
@@ -40,21 +44,40 @@ class ReplicaPool:
         settings: RouterSettings,
         mirrors_cache: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        also: Mapping[Role, str] | None = None,
     ) -> None:
-        self.role = role.name
+        """``also``: further roles of which ``workers`` are, each with the policy by which its replicas are chosen.
+
+        A pool of several roles knows no difference between its replicas but how they lean.
+        """
+        self._policies: dict[str, Policy] = {role.name: make_policy(policy, role)}
+        self._policies.update({other.name: make_policy(name, other) for other, name in (also or {}).items()})
+        self._own_role = role.name
+        self.role = " or ".join(self._policies)
         self.workers = workers
-        self.counters = PoolCounters()
+        self.counters_of = {name: PoolCounters() for name in self._policies}
         self.on_lost: Callable[[WorkerUnavailableError], None] = lambda _: None
         self._settings = settings
         self._clock = clock
-        self._policy: Policy = make_policy(policy, role)
-        self._uses_cache = policy == PREFIX
+        self._uses_cache = PREFIX in (policy, *(also or {}).values())
+        self._fleet = Fleet() if also else None
+        self._slots: tuple[Sequence[Replica], SlotArray] = ((), np.empty(0, np.intp))
         self.mirror = PrefixMirror(settings.max_mirrored_blocks) if mirrors_cache else None
         self._replicas: dict[str, Replica] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._fresh: list[Replica] = []
         self._fresh_until_s = -math.inf
+
+    @property
+    def counters(self) -> PoolCounters:
+        """What the replicas counted, of a pool that has one role."""
+        return self.counters_of[self._own_role]
+
+    @property
+    def is_united(self) -> bool:
+        """True when the replicas were started with different roles."""
+        return len(self._policies) > 1
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -65,9 +88,9 @@ class ReplicaPool:
         """One replica, if it is known."""
         return self._replicas.get(replica_id)
 
-    def has_introduced(self) -> bool:
-        """True when at least one replica that takes requests introduced itself."""
-        return any(replica.takes_requests for replica in self._replicas.values())
+    def has_introduced(self, role: str | None = None) -> bool:
+        """True when at least one replica that takes requests introduced itself; one started with ``role`` if given."""
+        return any(item.takes_requests and role in (None, item.role) for item in self._replicas.values())
 
     def refresh(self) -> set[asyncio.Task[None]]:
         """Follow the membership, and start asking those replicas whose reports are missing or old.
@@ -79,9 +102,10 @@ class ReplicaPool:
         current = set(self.workers.replica_ids())
         for replica_id in [known for known in self._replicas if known not in current]:
             self.note_gone(replica_id)
-        self.counters.keep(current)
+        for counters in self.counters_of.values():
+            counters.keep(current)
         for replica_id in sorted(current.difference(self._replicas)):
-            self._replicas[replica_id] = Replica(replica_id, probe_at_s=now)
+            self._add(Replica(replica_id, role=self._role_of(replica_id), probe_at_s=now))
         for replica in self.replicas:
             if replica.replica_id in self._asking:
                 if replica.is_in_service and self.age_s(replica) >= self._settings.unresponsive_after_s:
@@ -98,34 +122,52 @@ class ReplicaPool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def choose(
-        self, demand: Demand, *, num_blocks: int = 0, exclude: Collection[str] = (), must_fit: bool = False
+        self,
+        demand: Demand,
+        *,
+        role: str | None = None,
+        num_blocks: int = 0,
+        exclude: Collection[str] = (),
+        must_fit: bool = False,
     ) -> Replica | None:
-        """The replica that should take a request: its session's, or by the pool's policy.
+        """The replica that should take a request: its session's, or by the policy.
 
         Replicas with fresh reports are preferred to those with stale ones. With ``must_fit`` only those that have room
         for ``num_blocks`` count, or that are idle, so that a wrong report cannot keep a request waiting for ever.
+        In a pool of several roles, those that lean to ``role`` are preferred to the others.
         """
-        candidates = self._candidates(exclude)
+        role = role or self._own_role
+        candidates = self.candidates(exclude)
         if must_fit:
             candidates = [item for item in candidates if item.num_available_blocks >= num_blocks or item.is_idle]
+        if self.is_united:
+            candidates = [item for item in candidates if item.leaning == role] or candidates
         if len(candidates) <= 1:
             return candidates[0] if candidates else None
-        if demand.session_id is not None:
-            home = home_of(candidates, demand.session_id)
-            settings = self._settings
-            if not is_overloaded(
-                home,
-                candidates,
-                max_usage_lead=settings.session_max_usage_lead,
-                max_queue_lead=settings.session_max_queue_lead,
-            ):
-                return home
-        cached = self._cached_tokens(demand) if self._uses_cache else NOTHING_CACHED
-        return self._policy(candidates, Ask(num_tokens=demand.num_tokens, cached_tokens=cached))
+        home = self.home(demand, candidates)
+        if home is not None:
+            return home
+        cached = self.cached_tokens(demand) if self._uses_cache else NOTHING_CACHED
+        return self._policies[role](candidates, Ask(num_tokens=demand.num_tokens, cached_tokens=cached))
+
+    def home(self, demand: Demand, candidates: Sequence[Replica]) -> Replica | None:
+        """The replica of the request's session among at least one; None where it has none, or that is overloaded."""
+        if demand.session_id is None:
+            return None
+        home = home_of(candidates, demand.session_id)
+        settings = self._settings
+        if is_overloaded(
+            home,
+            candidates,
+            max_usage_lead=settings.session_max_usage_lead,
+            max_queue_lead=settings.session_max_queue_lead,
+        ):
+            return None
+        return home
 
     def fewest_queued_tokens(self) -> int | None:
         """Prompt tokens that wait at the replica with the fewest; None where none takes requests."""
-        return min((item.queued_tokens for item in self._candidates(())), default=None)
+        return min((item.queued_tokens for item in self.candidates()), default=None)
 
     def num_cached_tokens(self, replica: Replica, demand: Demand) -> int:
         """How many tokens of a prompt a replica has in its prefix cache, as far as we know."""
@@ -134,13 +176,14 @@ class ReplicaPool:
         block_size = self._block_size()
         return self.mirror.num_cached(replica.replica_id, demand.block_keys(block_size)) * block_size
 
-    def _cached_tokens(self, demand: Demand) -> Mapping[str, int]:
+    def cached_tokens(self, demand: Demand) -> Mapping[str, int]:
+        """How many tokens of a prompt each replica has in its prefix cache, roughly; those with none are left out."""
         if self.mirror is None or not self.mirror.num_blocks:
             return NOTHING_CACHED
         block_size = self._block_size()
         return self.mirror.cached_tokens(demand.block_keys(block_size), block_size)
 
-    async def choose_or_wait(self, demand: Demand, tried: Collection[str] = ()) -> Replica:
+    async def choose_or_wait(self, demand: Demand, tried: Collection[str] = (), *, role: str | None = None) -> Replica:
         """A replica for a request that was accepted, if possible one that it has not tried.
 
         While there is none, it waits for another to come, or for a lost one to come back.
@@ -152,7 +195,7 @@ class ReplicaPool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while True:
-                    replica = self.choose(demand, exclude=tried) or self.choose(demand)
+                    replica = self.choose(demand, role=role, exclude=tried) or self.choose(demand, role=role)
                     if replica is not None:
                         return replica
                     await self.wait_for_change()
@@ -175,7 +218,7 @@ class ReplicaPool:
 
     def has_any(self, exclude: Collection[str] = ()) -> bool:
         """True when some replica could be tried at all."""
-        return bool(self._candidates(exclude))
+        return bool(self.candidates(exclude))
 
     def expects_any(self) -> bool:
         """True when some replica could be tried, or one that has just come is about to give its first report.
@@ -194,7 +237,7 @@ class ReplicaPool:
             if was_candidate is not replica.takes_requests:
                 self._forget_candidates()
             if replica.info is not None:
-                self.counters.note(replica_id, replica.info.incarnation, load.counters)
+                self.counters_of[replica.role].note(replica_id, replica.info.incarnation, load.counters)
             self.notify()
 
     def note_cache(self, replica_id: str, changes: Iterable[CacheChanges]) -> bool:
@@ -220,8 +263,12 @@ class ReplicaPool:
 
     def note_gone(self, replica_id: str) -> None:
         """A replica is not there any more; should it be, the next ``refresh`` asks it anew."""
-        if self._replicas.pop(replica_id, None) is not None:
-            logger.info("%s replica %s is gone", self.role, replica_id)
+        replica = self._replicas.pop(replica_id, None)
+        if replica is not None:
+            logger.info("%s replica %s is gone", replica.role, replica_id)
+            if self._fleet is not None:
+                replica.fleet = None  # what still is promised there must not be told of the next one in its slot
+                self._fleet.give_back(replica.slot)
             self._forget_candidates()
             self.forget_cache(replica_id)
             self.notify()
@@ -236,7 +283,7 @@ class ReplicaPool:
             return
         backoff_s = min(self._settings.backoff_min_s * 2**replica.num_failures, self._settings.backoff_max_s)
         if not replica.is_left_out:
-            logger.warning("%s replica %s is left out: %s", self.role, replica_id, reason)
+            logger.warning("%s replica %s is left out: %s", replica.role, replica_id, reason)
         replica.num_failures = min(replica.num_failures + 1, 32)
         replica.is_left_out = True
         replica.probe_at_s = self._clock() + backoff_s
@@ -257,7 +304,7 @@ class ReplicaPool:
         """Seconds since the replica's last report."""
         return self._clock() - replica.reported_at_s
 
-    def _candidates(self, exclude: Collection[str]) -> list[Replica]:
+    def candidates(self, exclude: Collection[str] = ()) -> list[Replica]:
         """The replicas in service whose reports are fresh; if there are none, those with stale ones."""
         fresh = self._fresh_ones()
         if exclude:
@@ -265,6 +312,15 @@ class ReplicaPool:
         if fresh:
             return fresh
         return [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
+
+    def standings(self, candidates: Sequence[Replica]) -> Standings:
+        """How candidates stand, as arrays, of a pool of several roles."""
+        assert self._fleet is not None, "pools of one role choose by their policies"
+        known, slots = self._slots
+        if known is not candidates:
+            slots = np.array([item.slot for item in candidates], np.intp)
+            self._slots = (candidates, slots)
+        return self._fleet.standings(slots)
 
     def _fresh_ones(self) -> list[Replica]:
         """Those in service with fresh reports: the same list until one of them is not, or another one is."""
@@ -279,6 +335,15 @@ class ReplicaPool:
 
     def _forget_candidates(self) -> None:
         self._fresh_until_s = -math.inf
+
+    def _add(self, replica: Replica) -> None:
+        self._replicas[replica.replica_id] = replica
+        if self._fleet is not None:
+            replica.fleet, replica.slot = self._fleet, self._fleet.take_slot()
+            replica.update()
+
+    def _role_of(self, replica_id: str) -> str:
+        return self.workers.role_of(replica_id) if isinstance(self.workers, UnitedWorkers) else self._own_role
 
     def _has_just_come(self, replica_id: str) -> bool:
         replica = self._replicas.get(replica_id)
@@ -318,7 +383,7 @@ class ReplicaPool:
             self._declare_lost(replica, STALLED)
             return
         if replica.info is None or replica.is_left_out:
-            logger.info("%s replica %s is in service", self.role, replica.replica_id)
+            logger.info("%s replica %s is in service", replica.role, replica.replica_id)
         replica.info = status.info
         replica.is_left_out = False
         replica.num_failures = 0
@@ -327,5 +392,5 @@ class ReplicaPool:
             self._clock(),
         )
         self._forget_candidates()
-        self.counters.note(replica.replica_id, status.info.incarnation, replica.load.counters)
+        self.counters_of[replica.role].note(replica.replica_id, status.info.incarnation, replica.load.counters)
         self.notify()

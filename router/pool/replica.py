@@ -5,42 +5,53 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.contract.messages import LoadReport, WorkerInfo
+from router.placement.fleet import Fleet, Standing, prices_of
+from router.placement.prompt_share import PromptShare
 
 
 class Replica:
     """What is known of one replica. Only its pool and its reservations write it.
 
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
-    yet in its reports. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
+    yet in its reports. ``role`` is the one that it was started with, ``leaning`` the one whose work it prefers now, as
+    it reports. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
     it is also about to go. What policies look at is kept ready in ``num_blocks``, ``num_available_blocks`` (free and
     nobody's; those held for requests to come are promised to these), ``promised_usage`` (share of its KV blocks in use
     or promised; can exceed 1), ``queued_tokens`` (prompt tokens that wait there or are on their way) and ``num_queued``
-    (requests, likewise): it is read for every replica at every choice.
+    (requests, likewise): it is read for every replica at every choice. In a pool that predicts, ``fleet`` has the
+    replica's column at ``slot``.
     """
 
     __slots__ = (
+        "fleet",
         "info",
         "is_in_service",
         "is_left_out",
+        "leaning",
         "load",
         "num_available_blocks",
         "num_blocks",
         "num_failures",
         "num_queued",
         "num_reserved",
+        "num_reserved_rows",
         "on_report",
         "probe_at_s",
         "promised_usage",
+        "prompt_share",
         "queued_tokens",
         "replica_id",
         "reported_at_s",
         "reserved_blocks",
         "reserved_tokens",
+        "role",
+        "slot",
         "takes_requests",
     )
 
-    def __init__(self, replica_id: str, *, probe_at_s: float = 0.0) -> None:
+    def __init__(self, replica_id: str, *, role: str = "", probe_at_s: float = 0.0) -> None:
         self.replica_id = replica_id
+        self.role = self.leaning = role
         self.info: WorkerInfo | None = None
         self.load = LoadReport()
         self.reported_at_s = 0.0
@@ -51,7 +62,11 @@ class Replica:
         self.takes_requests = False
         self.reserved_blocks = 0
         self.reserved_tokens = 0
+        self.num_reserved_rows = 0
         self.num_reserved = 0
+        self.prompt_share = PromptShare()
+        self.fleet: Fleet | None = None
+        self.slot = 0
         self.on_report: list[Callable[[], None]] = []
         self.update()
 
@@ -60,16 +75,35 @@ class Replica:
         load = self.load
         self.is_in_service = self.info is not None and not self.is_left_out
         self.takes_requests = self.is_in_service and not load.is_draining
+        self.leaning = load.leaning or self.role
         self.num_blocks = load.num_blocks
         self.num_available_blocks = load.num_free_blocks + load.num_early_blocks - self.reserved_blocks
         self.promised_usage = 1.0 - self.num_available_blocks / load.num_blocks if load.num_blocks else 1.0
         self.queued_tokens = load.queued_prefill_tokens + self.reserved_tokens
         self.num_queued = load.num_waiting + load.num_loading + self.num_reserved
+        if self.fleet is not None:
+            self.fleet.write(self.slot, self._standing())
+
+    def _standing(self) -> Standing:
+        load = self.load
+        block_size = self.info.block_size if self.info is not None else 0
+        return Standing(
+            self.num_available_blocks,
+            self.is_idle,
+            self.queued_tokens,
+            load.num_decoding + load.num_loading + self.num_reserved_rows,
+            load.num_context_tokens + self.reserved_blocks * block_size,
+            self.prompt_share.value,
+            self.leaning == "prefill",
+            *prices_of(load.step_time),
+        )
 
     def report(self, load: LoadReport, now_s: float) -> None:
         """Take a report, which counts the requests that were accepted before it."""
         self.load = load
         self.reported_at_s = now_s
+        if self.fleet is not None:
+            self.prompt_share.note(load, now_s)
         if self.on_report:
             callbacks, self.on_report = self.on_report, []
             for callback in callbacks:
@@ -100,6 +134,7 @@ class Reservation:
         self.num_blocks = num_blocks
         self.num_tokens = num_tokens
         replica.reserved_blocks += num_blocks
+        replica.num_reserved_rows += num_blocks > 0
         replica.reserved_tokens += num_tokens
         replica.num_reserved += 1
         replica.update()
@@ -122,6 +157,7 @@ class Reservation:
         self._is_released = True
         self._leave_queue()
         self.replica.reserved_blocks -= self.num_blocks
+        self.replica.num_reserved_rows -= self.num_blocks > 0
         self.replica.update()
         self._notify()
 

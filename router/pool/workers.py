@@ -67,8 +67,25 @@ class WorkerPool(Protocol):
     async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
         """End requests wherever they are; unknown ids are ignored."""
 
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Have requests leave a replica as soon as they can, each with a hand-over; unknown ids are ignored.
+
+        Raises:
+            WorkerUnavailableError: It does not answer.
+        """
+
     async def drain(self, replica_id: str) -> None:
         """Have a replica let its requests go, and exit. Returns at once.
+
+        Raises:
+            WorkerUnavailableError: It does not answer.
+        """
+
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Have a replica prefer the work of a role; what runs there goes on.
+
+        Returns:
+            The role that it leaned to before.
 
         Raises:
             WorkerUnavailableError: It does not answer.

@@ -7,14 +7,14 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Protocol
 
-from router.pool.pool import ReplicaPool
+from router.pool.role_view import RoleReplicas
 from router.report.counters import RouterCounters
 from router.report.metric_rows import Labels, MetricFamily, gauge, render
 from router.report.metrics import RouterMetrics
-from router.report.router_report import KnownRouter, RouterBoard, RouterPeers, RouterReport
+from router.report.router_report import KnownRouter, LeaningNote, RouterBoard, RouterPeers, RouterReport
 from router.report.status import cluster_status
 from router.report.vllm_metrics import vllm_families
 from router.report.worker_metrics import worker_families
@@ -55,7 +55,7 @@ class ClusterView:
         router_id: str,
         model_name: str,
         load: RouterUsage,
-        pools: Sequence[ReplicaPool],
+        pools: Sequence[RoleReplicas],
         metrics: RouterMetrics,
         counters: RouterCounters,
         peers: RouterPeers,
@@ -75,6 +75,8 @@ class ClusterView:
         self._counters = counters
         self._board = RouterBoard(peers, own_id=router_id)
         self._settings = settings
+        self._leaning_change: LeaningNote | None = None
+        self._held_leanings: dict[str, float] = {}
         self._num_reports = 0
         self._meeting: asyncio.Task[None] | None = None
 
@@ -96,6 +98,29 @@ class ClusterView:
         self._board.note_farewell(report)
         self._learn(report)
 
+    def live_router_ids(self) -> list[str]:
+        """This router and those that answered it last, at most a ``peer_period_s`` ago."""
+        others = [other.report.router_id for other in self._board.others if other.state == "running"]
+        return [self._router_id, *others]
+
+    def note_leaning(self, change: LeaningNote) -> None:
+        """Remember a change of leaning that this router ordered by itself."""
+        self._leaning_change = change
+
+    def hold_leaning(self, replica_id: str, *, until_s: float) -> None:
+        """An operator chose a worker's leaning: no router changes it until then, in seconds since 1970."""
+        now_s = time.time()
+        self._held_leanings = {name: end_s for name, end_s in self._held_leanings.items() if end_s > now_s}
+        self._held_leanings[replica_id] = until_s
+
+    def held_leanings(self) -> dict[str, float]:
+        """The workers whose leaning an operator chose at any router, and until when that stands."""
+        held = dict(self._held_leanings)
+        for other in self._board.others:
+            for name, until_s in other.report.held_leanings.items():
+                held[name] = max(until_s, held.get(name, 0.0))
+        return held
+
     def report(self) -> RouterReport:
         """What this router tells another."""
         self._num_reports += 1
@@ -113,17 +138,34 @@ class ClusterView:
             gone=self._board.gone(),
             node_ip=self._node_ip,
             forgotten_routers=self._board.forgotten,
+            leaning_change=self._leaning_change,
+            held_leanings=dict(self._held_leanings),
         )
 
     async def status(self) -> dict[str, object]:
         """Every router and every replica, asked now, and the totals of all."""
-        return await cluster_status(
+        routers = await self._routers()
+        told = await cluster_status(
             model=self._model_name,
-            routers=await self._routers(),
+            routers=routers,
             forgotten=self._board.forgotten.counters,
             pools=self._pools,
             timeout_s=self._settings.status_timeout_s,
         )
+        return {**told, "leanings": self._leanings(routers)}
+
+    def _leanings(self, routers: Sequence[KnownRouter]) -> dict[str, object]:
+        """Who decides what workers lean to, the last change that a router made, and what operators hold."""
+        changes = [router.report.leaning_change for router in routers]
+        last = max(
+            (change for change in changes if change is not None), key=lambda item: item.changed_at_s, default=None
+        )
+        now_s = time.time()
+        return {
+            "decided_by": min(self.live_router_ids()) if self._settings.adapts_leanings else None,
+            "last_change": None if last is None else asdict(last),
+            "held_until": {name: end_s for name, end_s in sorted(self.held_leanings().items()) if end_s > now_s},
+        }
 
     async def metrics_text(self) -> bytes:
         """Everything measured, for Prometheus: rows of routers have the label ``router``, those of workers do not."""

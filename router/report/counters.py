@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from kv_transfer.stats import Counted, counted, counters_of
+from router.placement.reason import Reason
 from router.versions import across_versions
+
+TYPICAL_OUTPUT_TOKENS = 128.0
+"""Until some sequence finished."""
+
+
+def _placed(reason: Reason) -> int:
+    """Declare the counter of sequences that went to their workers for a reason."""
+    text = "Sequences by why they went to their workers, where any worker takes any work."
+    counter: int = counted(text, metric="placements", labels=(("reason", reason.value),), total=f"placed_{reason}")
+    return counter
 
 
 @across_versions
@@ -60,6 +71,46 @@ class RouterCounters:
         total="itl_promises",
     )
     num_itl_kept: int = counted("Those that kept it on average.", metric="itl_promises_kept", total="itl_promises_kept")
+    num_gap_moves: int = counted(
+        "Live sequences moved to another decode replica, by reason.",
+        metric="rebalance_moves",
+        labels=(("reason", "gap"),),
+        total="gap_moves",
+    )
+    num_kv_moves: int = counted(metric="rebalance_moves", labels=(("reason", "kv"),), total="kv_moves")
+    num_ordered_moves: int = counted(metric="rebalance_moves", labels=(("reason", "order"),), total="ordered_moves")
+    num_failed_moves: int = counted(
+        "Moves that were ordered and not carried out.", metric="rebalance_moves_failed", total="failed_moves"
+    )
+    num_placed_colocated: int = _placed(Reason.COLOCATED)
+    num_placed_apart: int = _placed(Reason.APART)
+    num_placed_overflow_to_prefill: int = _placed(Reason.OVERFLOW_TO_PREFILL)
+    num_placed_overflow_to_decode: int = _placed(Reason.OVERFLOW_TO_DECODE)
+    num_placed_models_unknown: int = _placed(Reason.MODELS_UNKNOWN)
+    num_placed_override: int = _placed(Reason.OVERRIDE)
+    num_placed_session: int = _placed(Reason.SESSION)
+    num_placed_leader: int = _placed(Reason.LEADER)
+
+    num_leaning_changes: int = counted(
+        "Workers that this router had lean to other work.", metric="leaning_changes", total="leaning_changes"
+    )
+
+    def count_move(self, reason: str | None) -> None:
+        """A sequence left its decode replica, which was told to let it go for a reason, or (None) is being drained."""
+        if reason is None:
+            self.num_drain_moves += 1
+        else:
+            name = {"gap": "num_gap_moves", "kv": "num_kv_moves", "order": "num_ordered_moves"}[reason]
+            setattr(self, name, getattr(self, name) + 1)
+
+    def note_placed(self, reason: Reason | None) -> None:
+        """A sequence went to its workers for this reason; None: it followed another one."""
+        name = f"num_placed_{reason or Reason.LEADER}"
+        setattr(self, name, getattr(self, name) + 1)
+
+    def mean_output_tokens(self) -> float:
+        """Tokens of the sequences that finished, on average."""
+        return self.num_generated_tokens / self.num_finished if self.num_finished else TYPICAL_OUTPUT_TOKENS
 
     def plus(self, other: RouterCounters) -> RouterCounters:
         """The sums of both."""

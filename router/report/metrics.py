@@ -110,6 +110,16 @@ class RouterMetrics:
         """An HTTP request was answered."""
         self._answers[path, method, str(code)] += 1
 
+    def _counted(self) -> list[MetricFamily]:
+        """The counters; those of one name are one family."""
+        texts: dict[str, str] = {}
+        values: dict[str, dict[Labels, float]] = {}
+        for name, told in ROUTER_COUNTERS.items():
+            if told.metric:
+                texts.setdefault(told.metric, told.text)
+                values.setdefault(told.metric, {})[told.labels] = getattr(self._counters, name)
+        return [counter(f"baton:{metric}", texts[metric], rows) for metric, rows in values.items()]
+
     def families(self) -> tuple[MetricFamily, ...]:
         """All of it, without the label that says which router this is."""
         answers: dict[Labels, float] = {
@@ -122,11 +132,7 @@ class RouterMetrics:
             counter("baton:request_finishes", "Sequences by how they ended.", finishes),
             counter("baton:prompt_tokens", "Prompt tokens of answered requests.", {(): self._num_prompt_tokens}),
             counter("baton:generation_tokens", "Tokens generated.", {(): self._num_generation_tokens}),
-            *(
-                counter(f"baton:{told.metric}", told.text, {(): getattr(self._counters, name)})
-                for name, told in ROUTER_COUNTERS.items()
-                if told.metric
-            ),
+            *self._counted(),
             *(histogram(f"baton:{name}", text, self._distributions[name]) for name, (text, _) in _HISTOGRAMS.items()),
             gauge("baton:router_start_time_seconds", "Unix time of this router's start.", {(): self._started_s}),
             *(gauge(name, text, {(): read()}) for name, text, read in self._gauges),

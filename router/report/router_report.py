@@ -44,12 +44,25 @@ class ForgottenRouters:
 
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaningNote:
+    """A worker's leaning that was changed, why, and when, in seconds since 1970."""
+
+    replica_id: str
+    leaning: str
+    reason: str
+    changed_at_s: float
+
+
+@across_versions
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
     """One router at one moment. ``number`` grows with each report of the same router.
 
     ``departed`` are the workers, by role, that this router saw and that are gone, ``forgotten`` those before them;
     ``gone`` are the last reports of routers that are gone, ``forgotten_routers`` those before them, so that those who
     come later know of them too.
+    ``leaning_change`` is the last one that this router ordered. ``held_leanings`` are the workers whose leaning an
+    operator chose, and until when that stands, in seconds since 1970.
 
     Routers of two versions tell each other of themselves during an update (``router.versions``).
     """
@@ -67,6 +80,8 @@ class RouterReport:
     gone: tuple[RouterReport, ...] = ()
     node_ip: str | None = None
     forgotten_routers: ForgottenRouters = field(default_factory=ForgottenRouters)
+    leaning_change: LeaningNote | None = None
+    held_leanings: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import asdict
 
 from engine.contract.messages import LoadReport
 from engine.contract.stats import GAUGES, WORKER_COUNTERS
-from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
+from router.pool.role_view import RoleReplicas
 from router.pool.workers import ReplicaStatus, WorkerError
 from router.report.counters import ROUTER_COUNTERS, RouterCounters
 from router.report.router_report import KnownRouter
@@ -26,7 +26,7 @@ async def cluster_status(
     model: str,
     routers: Sequence[KnownRouter],
     forgotten: RouterCounters,
-    pools: Iterable[ReplicaPool],
+    pools: Iterable[RoleReplicas],
     timeout_s: float,
 ) -> dict[str, object]:
     """Ask every replica at once, none for longer than ``timeout_s``. The first of ``routers`` is the one that answers.
@@ -50,7 +50,7 @@ async def cluster_status(
     }
 
 
-def by_name(pool: ReplicaPool) -> list[Replica]:
+def by_name(pool: RoleReplicas) -> list[Replica]:
     """The replicas of a pool in the order of their names."""
     return sorted(pool.replicas, key=lambda replica: replica.replica_id)
 
@@ -79,7 +79,7 @@ def _totals(sums: Mapping[str, float], counters: Sequence[RouterCounters]) -> di
     return totals
 
 
-async def _ask(pool: ReplicaPool, replica: Replica, timeout_s: float) -> dict[str, object]:
+async def _ask(pool: RoleReplicas, replica: Replica, timeout_s: float) -> dict[str, object]:
     try:
         async with asyncio.timeout(timeout_s):
             status = await pool.workers.status(replica.replica_id, timeout_s=timeout_s)
@@ -100,6 +100,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "state": status.state if status is not None else "unreachable",
         "is_left_out": replica.is_left_out,
         "is_draining": load.is_draining,
+        "leaning": replica.leaning if status is None else load.leaning or replica.role,
         "unhealthy": load.unhealthy,
         "report_age_s": round(age_s, 3),
         "kv_usage": round(load.kv_usage, 6),

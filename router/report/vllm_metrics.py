@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.contract.stats import WORKER_COUNTERS
-from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
+from router.pool.role_view import RoleReplicas
 from router.report.metric_rows import Labels, MetricFamily, MetricRow, counter, gauge
 from router.report.router_report import RouterReport
 
@@ -35,7 +35,7 @@ _WORKER_COUNTERS = {name: told.vllm for name, told in WORKER_COUNTERS.items() if
 
 
 def vllm_families(
-    routers: Iterable[RouterReport], pools: Sequence[ReplicaPool], *, model_name: str
+    routers: Iterable[RouterReport], pools: Sequence[RoleReplicas], *, model_name: str
 ) -> list[MetricFamily]:
     """All that vLLM's dashboards ask for and Baton knows."""
     families = [
@@ -98,7 +98,7 @@ def _gauges(replicas: Sequence[Replica], model_name: str) -> list[MetricFamily]:
     return [*families, gauge("vllm:cache_config_info", "The KV cache of each engine.", config)]
 
 
-def _counters(pools: Sequence[ReplicaPool], model_name: str) -> list[MetricFamily]:
+def _counters(pools: Sequence[RoleReplicas], model_name: str) -> list[MetricFamily]:
     families = []
     for key, name in _WORKER_COUNTERS.items():
         values: dict[Labels, float] = {

@@ -7,8 +7,8 @@ from operator import attrgetter
 
 from engine.contract.stats import GAUGES, WORKER_COUNTERS
 from kv_transfer.stats import Counted
-from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
+from router.pool.role_view import RoleReplicas
 from router.report.metric_rows import Labels, MetricFamily, counter, gauge
 
 _GAUGES: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
@@ -19,7 +19,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
 )
 
 
-def worker_families(pools: Iterable[ReplicaPool]) -> list[MetricFamily]:
+def worker_families(pools: Iterable[RoleReplicas]) -> list[MetricFamily]:
     """Gauges of every replica, and counters of those too that are gone: the rows of the last ones stay."""
     pools = tuple(pools)
     families = []

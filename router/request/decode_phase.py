@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from kv_transfer.params import KVTransferParams
+from router.balance.streams import LiveStreams
 from router.errors import WorkerFailedError
 from router.pool.pool import ReplicaPool
-from router.pool.replica import Reservation
+from router.pool.replica import Replica, Reservation
 from router.pool.workers import WorkerRefusedError, WorkerUnavailableError
 from router.report.counters import RouterCounters
 from router.request.generation import Generation
@@ -44,10 +45,12 @@ class DecodePhase:
         link: WorkerLink,
         *,
         prefill_pool: ReplicaPool,
+        streams: LiveStreams,
         settings: RouterSettings,
         counters: RouterCounters,
     ) -> None:
         self._prefill_pool = prefill_pool
+        self._streams = streams
         self._link = link
         self._pool = link.pool
         self._settings = settings
@@ -74,8 +77,8 @@ class DecodePhase:
                         reservation.release()  # it is not where the request goes now
                     reservation = await self._reserve(generation, journey)
                 if await self._stay(generation, journey, reservation):
-                    is_well = journey.num_losses == 0
-                    return journey.num_left == num_left_before
+                    is_well = journey.num_losses == 0 and not journey.reads_own_kv
+                    return journey.num_left == num_left_before and not journey.reads_own_kv
         finally:
             if journey.kv_holder is not None and not is_well:
                 self._link.aborts.abort(journey.kv_holder, generation.request_id)
@@ -90,6 +93,15 @@ class DecodePhase:
         replica_id = reservation.replica.replica_id
         journey.tried.add(replica_id)
         kv_transfer = journey.usable_kv(len(generation.output_token_ids))
+        if kv_transfer is not None and kv_transfer.source.engine_id == replica_id:
+            kv_transfer = None  # it is in the replica's own cache, under a lease that ends with the request
+            journey.reads_own_kv = True
+        stream = self._streams.enter(
+            generation.request,
+            generation.output_token_ids,
+            replica_id=replica_id,
+            num_moves=journey.num_rebalanced,
+        )
         try:
             final = await self._run_on(generation, reservation, kv_transfer, journey.kv_policy)
         except WorkerRefusedError as error:
@@ -104,8 +116,9 @@ class DecodePhase:
             self._pool.note_failure(replica_id, error.reason)
         else:
             if final.finish_reason is FinishReason.HANDED_OVER:
-                self._counters.num_drain_moves += 1
-                journey.handed_over(replica_id, final, num_output_tokens=len(generation.output_token_ids))
+                self._counters.count_move(stream.order.reason if stream.order is not None else None)
+                num_output_tokens = len(generation.output_token_ids)
+                journey.handed_over(replica_id, final, num_output_tokens=num_output_tokens, order=stream.order)
                 return False
             if final.error is not None and final.error.code == KV_LOST:
                 raise KVLostError(final.error.message)
@@ -115,6 +128,7 @@ class DecodePhase:
             journey.lost(f"{replica_id} gave the request up")
             self._pool.note_failure(replica_id, journey.reason)
         finally:
+            self._streams.leave(stream)
             reservation.release()
         self._counters.num_migrations += journey.num_losses <= self._limit
         logger.warning(
@@ -152,9 +166,20 @@ class DecodePhase:
             await asyncio.sleep(self._settings.full_wait_s(num_refusals))
             if journey.is_turned_away:
                 journey.tried.clear()
-        replica = await self._pool.choose_or_wait(generation.demand, journey.tried)
         num_tokens = len(generation.request.prompt_token_ids) + len(generation.output_token_ids)
-        return self._pool.reserve(replica, num_blocks=self._pool.blocks_for(num_tokens))
+        num_blocks = self._pool.blocks_for(num_tokens)
+        replica = self._target(journey, num_blocks)
+        if replica is None:
+            replica = await self._pool.choose_or_wait(generation.demand, journey.tried, role="decode")
+        return self._pool.reserve(replica, num_blocks=num_blocks)
+
+    def _target(self, journey: Journey, num_blocks: int) -> Replica | None:
+        """Where the request was told to go, once; None where that is gone or full."""
+        name, journey.target = journey.target, None
+        replica = self._pool.get(name) if name is not None else None
+        if replica is None or not replica.takes_requests or replica.num_available_blocks < num_blocks:
+            return None
+        return replica
 
     async def _run_on(
         self,

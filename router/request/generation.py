@@ -11,7 +11,8 @@ from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from router.errors import RouterError
 from router.pool.admission import Ticket
 from router.pool.demand import Demand
-from router.pool.replica import Replica
+from router.pool.placing import Placed
+from router.pool.replica import Replica, Reservation
 from router.report.milestones import Milestones
 from router.wire.mailbox import Mailbox
 
@@ -25,8 +26,8 @@ class Generation:
     ``caller_id`` is what the caller knows the request by, for logs.
     ``leader`` is the first sequence of the same prompt, if this is not the first; ``ticket`` stands for its room on a
     decode replica, None where it needs none; ``begun`` is set once the first token is there, or never will be; the
-    replicas are those where the sequence went first. ``is_local``: the decode replica computes the prompt because
-    prefill is behind.
+    replicas are those where the sequence went first. ``placed`` and ``prompt_room`` are its ticket's: where it goes,
+    and its turn on the replica that computes its prompt. ``is_local``: the decode replica computes the prompt.
     ``others`` get what a beam search found beside the best output, which is this one's: they have no life of their own.
     """
 
@@ -45,6 +46,8 @@ class Generation:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     prefill_replica: Replica | None = None
     decode_replica: Replica | None = None
+    placed: Placed | None = None
+    prompt_room: Reservation | None = None
     is_local: bool = False
     others: list[Generation] = field(default_factory=list)
     num_cached_tokens: int | None = None

@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 
 from engine.contract.messages import TokenDelta
 from kv_transfer.params import KVTransferParams
+from router.balance.streams import MoveOrder
 from router.errors import RouterError
 
 
 @dataclass(slots=True, kw_only=True)
 class Journey:
     """``kv_transfer`` holds the KV of everything up to ``num_output_tokens``; ``kv_holder`` is the decode replica that
-    keeps it, None while it is the prefill replica's. ``tried`` replicas are asked again only after all others.
+    keeps it, None while it is the prefill replica's. ``reads_own_kv``: it went on at the replica that kept it, which
+    nobody tells that it need not any more. ``tried`` replicas are asked again only after all others.
+    ``num_rebalanced`` counts the replicas that were told to let the request go, ``target`` is where it was told to go.
     """
 
     kv_transfer: KVTransferParams | None = None
@@ -23,14 +26,17 @@ class Journey:
     num_losses: int = 0
     num_moves: int = 0
     num_full: int = 0
+    num_rebalanced: int = 0
+    target: str | None = None
     is_turned_away: bool = False
+    reads_own_kv: bool = False
     reason: str = ""
     failure: RouterError | None = None
 
     @property
     def num_left(self) -> int:
         """Replicas that were left, for whatever reason, those that did not take the request included."""
-        return self.num_losses + self.num_moves + self.num_full
+        return self.num_losses + self.num_moves + self.num_full + self.num_rebalanced
 
     @property
     def is_first(self) -> bool:
@@ -47,7 +53,7 @@ class Journey:
         """For error messages."""
         if self.is_turned_away:
             return "decode, whose workers' queues are full"
-        num_moves = self.num_losses + self.num_moves
+        num_moves = self.num_losses + self.num_moves + self.num_rebalanced
         return f"decode, moved {num_moves} time{'s' if num_moves > 1 else ''}" if num_moves else "decode"
 
     def usable_kv(self, num_output_tokens: int) -> KVTransferParams | None:
@@ -67,9 +73,16 @@ class Journey:
         self.reason = reason
         self.is_turned_away = True
 
-    def handed_over(self, replica_id: str, final: TokenDelta, *, num_output_tokens: int) -> None:
-        """The replica is being drained: it let the request go, with its KV if it has any."""
-        self.num_moves += 1
+    def handed_over(
+        self, replica_id: str, final: TokenDelta, *, num_output_tokens: int, order: MoveOrder | None = None
+    ) -> None:
+        """The replica let the request go, with its KV if it has any: it is being drained, or ``order`` told it to."""
+        if order is None:
+            self.num_moves += 1
+        else:
+            self.num_rebalanced += 1
+            self.target = order.target
+            self.tried = {replica_id}
         self.is_turned_away = False
         if final.kv_transfer is None or final.kv_transfer == self.kv_transfer:
             return

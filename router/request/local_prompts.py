@@ -29,11 +29,15 @@ class LocalPrompts:
             return False
         if leader is not None and leader.decode_replica is reservation.replica:  # and here they are
             generation.is_local = True
+        elif (placed := generation.placed) is not None and placed.prompt is not None:
+            generation.is_local = placed.is_colocated
+            return generation.is_local
         elif self._is_prefill_behind(reservation.replica):
             generation.is_local = True
             # The next request must see that this one waits there, before a report tells of it.
             reservation.add_tokens(len(generation.request.prompt_token_ids))
-        self._counters.num_local_prefills += generation.is_local
+        # Where any worker takes any work, a prompt beside its stream is no exception, and is counted by its reason.
+        self._counters.num_local_prefills += generation.is_local and not self._decode_pool.is_united
         return generation.is_local
 
     def _is_short(self, generation: Generation, replica: Replica) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from router.balance.streams import LiveStreams
 from router.errors import (
     DeadlineExceededError,
     InternalError,
@@ -23,6 +24,7 @@ from router.errors import (
 )
 from router.pool.admission import Admission, RoomWish, Ticket
 from router.pool.demand import Demand
+from router.pool.elastic_placement import ElasticPlacement
 from router.pool.replica import Reservation
 from router.report.counters import RouterCounters
 from router.request.decode_phase import DecodePhase
@@ -51,6 +53,7 @@ class Orchestrator:
         prefill: WorkerLink,
         decode: WorkerLink,
         *,
+        streams: LiveStreams,
         settings: RouterSettings,
         counters: RouterCounters,
     ) -> None:
@@ -63,9 +66,16 @@ class Orchestrator:
         self._local_prompts = LocalPrompts(
             settings, prefill_pool=prefill.pool, decode_pool=decode.pool, counters=counters
         )
-        self._admission = Admission(decode.pool, settings=settings)
+        self._placement = (
+            ElasticPlacement(decode.pool, settings=settings, num_new_tokens=counters.mean_output_tokens)
+            if decode.pool.is_united
+            else None
+        )
+        self._admission = Admission(decode.pool, settings=settings, placement=self._placement)
         self._prefill_phase = PrefillPhase(prefill, notices=decode.notices, settings=settings, counters=counters)
-        self._decode_phase = DecodePhase(decode, prefill_pool=prefill.pool, settings=settings, counters=counters)
+        self._decode_phase = DecodePhase(
+            decode, prefill_pool=prefill.pool, streams=streams, settings=settings, counters=counters
+        )
         self._pacer = Pacer(max_delay_s=settings.max_write_delay_s)
         self._alive: set[asyncio.Task[None]] = set()
 
@@ -242,6 +252,8 @@ class Orchestrator:
         reservation = await self._reserve(generation)
         try:
             if reservation is not None and self._local_prompts.takes(generation, reservation):
+                if generation.prompt_room is not None:  # no other replica computes it
+                    generation.prompt_room.release()
                 await self._decode_phase.run(generation, Journey(), reservation)
                 return
             try:
@@ -259,15 +271,29 @@ class Orchestrator:
             self._decode_link.notices.withdraw(generation.request_id)
             if reservation is not None:
                 reservation.release()
+            if generation.prompt_room is not None:
+                generation.prompt_room.release()
 
     async def _reserve(self, generation: Generation) -> Reservation | None:
         """Room for the KV on a decode replica; None for a request that no decode replica will see."""
         if generation.ticket is None:
+            self._place_prompt(generation)
             return None
         beside = generation.leader.decode_replica if generation.leader is not None else None
         reservation = await self._admission.room(generation.ticket, beside=beside)
         generation.decode_replica = reservation.replica
+        generation.placed, generation.prompt_room = generation.ticket.placed, generation.ticket.prompt_room
+        if self._placement is not None:
+            self._counters.note_placed(generation.placed.reason if generation.placed is not None else None)
         return reservation
+
+    def _place_prompt(self, generation: Generation) -> None:
+        """Keep a turn for a prompt behind which nothing is generated, where any worker could compute it."""
+        placed = self._placement.place_prompt(generation.demand) if self._placement is not None else None
+        if placed is None or placed.prompt is None:
+            return
+        self._counters.note_placed(placed.reason)
+        generation.prompt_room = self._prefill_pool.reserve(placed.prompt, num_tokens=placed.num_prompt_tokens)
 
     async def _decode(
         self, generation: Generation, delta: TokenDelta, reservation: Reservation | None, *, prefill_replica_id: str

@@ -73,11 +73,14 @@ class PrefillPhase:
         generation.stage = "prefill"
         policy = self._settings.prefill_lost_policy
         num_attempts = self._settings.max_prefill_attempts if policy == "retry" else 1
+        stream_id = decode.replica.replica_id if decode is not None else None
         loss = Loss()
         while loss.num_losses < num_attempts and loss.num_drained <= MAX_MOVES:
             if policy != "fail" and not self._pool.has_any():
                 raise PrefillLostError(loss.reason or "no prefill replica takes requests")
-            replica = await self._choose(generation, loss)
+            replica = await self._choose(generation, loss, stream_id=stream_id)
+            if replica.replica_id == stream_id:
+                raise PrefillLostError(loss.reason or "no other replica takes requests")
             if decode is not None and generation.leader is None:
                 self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
             delta = await self._try(generation, replica, loss)
@@ -92,28 +95,34 @@ class PrefillPhase:
             retry_after_s=self._settings.retry_after_s,
         )
 
-    async def _choose(self, generation: Generation, loss: Loss) -> Replica:
-        """Who computes the prompt next: where its leader's was computed, or the policy's choice.
+    async def _choose(self, generation: Generation, loss: Loss, *, stream_id: str | None) -> Replica:
+        """Who computes the prompt next: where its leader's was computed, where it was placed, or the policy's choice.
+
+        The replica that is to generate is chosen only if there is no other one.
 
         Raises:
             NoReplicaError: None was healthy for ``recovery_wait_s``.
         """
         self._counters.num_prefill_retries += loss.num_attempts > 0
-        replica = None if loss.num_attempts else self._leaders_prefill(generation)
+        replica = None if loss.num_attempts else self._first_choice(generation)
         if loss.num_full and not self._pool.has_any(loss.tried):
             generation.stage = "prefill, whose workers' queues are full"
             await asyncio.sleep(self._settings.full_wait_s(loss.num_full))
             loss.tried.clear()
         if replica is None:
-            replica = await self._pool.choose_or_wait(generation.demand, loss.tried)
+            avoided = loss.tried if stream_id is None else loss.tried | {stream_id}
+            replica = await self._pool.choose_or_wait(generation.demand, avoided, role="prefill")
         loss.num_attempts += 1
         loss.tried.add(replica.replica_id)
         generation.prefill_replica = replica
         return replica
 
-    def _leaders_prefill(self, generation: Generation) -> Replica | None:
-        """The replica that has the KV of the same prompt already, if it can be used."""
-        replica = generation.leader.prefill_replica if generation.leader is not None else None
+    def _first_choice(self, generation: Generation) -> Replica | None:
+        """The replica that has the KV of the same prompt already, or where it has its turn, if it can be used."""
+        if generation.leader is not None and generation.leader.prefill_replica is not None:
+            replica: Replica | None = generation.leader.prefill_replica
+        else:
+            replica = generation.prompt_room.replica if generation.prompt_room is not None else None
         return replica if replica is not None and self._pool.is_usable(replica) else None
 
     async def _try(self, generation: Generation, replica: Replica, loss: Loss) -> TokenDelta | None:
@@ -164,13 +173,22 @@ class PrefillPhase:
         )
         self._notices.give(decode_replica_id, replace(request, kv_stream=stream))
 
+    def _turn(self, generation: Generation, replica: Replica) -> Reservation:
+        """The place in a replica's queue: what was kept since the request was placed there, or a new one."""
+        kept, generation.prompt_room = generation.prompt_room, None
+        if kept is not None and kept.replica is replica:
+            return kept
+        if kept is not None:
+            kept.release()
+        num_cached = self._pool.num_cached_tokens(replica, generation.demand)
+        return self._pool.reserve(replica, num_tokens=generation.demand.num_tokens - num_cached)
+
     async def _run_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         def make_request(client_id: str) -> GenerateRequest:
             return replace(generation.request, hand_over=True, client_id=client_id)
 
         timeout_s = self._settings.prefill_timeout_s
-        num_cached = self._pool.num_cached_tokens(replica, generation.demand)
-        reservation = self._pool.reserve(replica, num_tokens=generation.demand.num_tokens - num_cached)
+        reservation = self._turn(generation, replica)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._link.run(reservation, make_request, lambda _: None)

@@ -1,11 +1,11 @@
-"""Requests and aborts over the connection that brings a replica's tokens, with the errors that a call over Ray has."""
+"""Requests, aborts and orders to move over the connection that brings a replica's tokens, with a Ray call's errors."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from engine.contract.call_frame import Abort, Answer, CallError, Submit, pack_call, unpack_answer
+from engine.contract.call_frame import Abort, Answer, CallError, Move, Submit, pack_call, unpack_answer
 from engine.contract.messages import GenerateRequest
 from router.pool.workers import WorkerRefusedError, WorkerUnavailableError
 from router.wire.frame_link import FrameLink, LinkBrokenError
@@ -44,6 +44,10 @@ class LinkedCalls:
     async def abort(self, request_ids: Sequence[str], *, timeout_s: float) -> None:
         """End requests; raises WorkerUnavailableError."""
         await self._ask("abort", pack_call(Abort(tuple(request_ids))), timeout_s=timeout_s)
+
+    async def move_out(self, request_ids: Sequence[str], *, timeout_s: float) -> None:
+        """Have requests leave for another worker; raises WorkerUnavailableError."""
+        await self._ask("move", pack_call(Move(tuple(request_ids))), timeout_s=timeout_s)
 
     async def _ask(self, what: str, call: bytes, *, timeout_s: float) -> Answer:
         try:

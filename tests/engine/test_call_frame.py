@@ -11,6 +11,7 @@ from engine.contract.call_frame import (
     Abort,
     Answer,
     CallError,
+    Move,
     Submit,
     pack_answer,
     pack_call,
@@ -91,10 +92,11 @@ def test_no_field_of_a_request_is_left_at_its_default_here() -> None:
         assert [field.name for field in fields(one) if getattr(one, field.name) == getattr(other, field.name)] == []
 
 
-def test_aborts_and_answers_arrive_whole() -> None:
+def test_aborts_moves_and_answers_arrive_whole() -> None:
     answer = Answer(refusals=(None, RequestError(code="queue_full", message="no")), failure="EngineDeadError: it died")
 
     assert unpack_call(pack_call(Abort(("a", "b")))) == Abort(("a", "b"))
+    assert unpack_call(pack_call(Move(("a", "b")))) == Move(("a", "b"))
     assert unpack_answer(pack_answer(answer)) == answer
 
 

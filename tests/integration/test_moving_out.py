@@ -83,6 +83,37 @@ def move(
     return tokens, final
 
 
+def test_some_leave_and_the_others_go_on_where_they_are(pair: tuple[EngineCore, EngineCore]) -> None:
+    """The order comes while a step is in flight, where engines run ahead."""
+    source, target = pair
+    prompts = {str(n): [n] * (5 + 4 * n) for n in range(6)}
+    tokens: dict[str, list[int]] = {name: [] for name in prompts}
+    first: Ends = {}
+    for name, prompt in prompts.items():
+        source.add_request(greedy_request(name, prompt, max_tokens=20))
+    for _ in range(6):
+        turn(source, tokens, first)
+
+    source.order_out(["1", "4", "nobody"])
+    while not {"1", "4"} <= set(first):
+        turn(source, tokens, first)
+    assert {end.finish_reason for end in first.values()} == {FinishReason.HANDED_OVER}
+    final: Ends = {}
+    for name in list(first):
+        request = greedy_request(name, prompts[name], max_tokens=20)
+        target.add_request(
+            replace(request, output_token_ids=tuple(tokens[name]), kv_transfer=first.pop(name).kv_transfer)
+        )
+    settle(target, tokens, final)
+    settle(source, tokens, final)
+
+    assert tokens == {name: expected_tokens(prompt, 20) for name, prompt in prompts.items()}
+    assert {end.finish_reason for end in final.values()} == {FinishReason.LENGTH}
+    assert source.stats().scheduler.num_moved_out == 2
+    assert target.stats().scheduler.recomputed_tokens == 0
+    assert_at_rest(source, target)
+
+
 def assert_at_rest(*cores: EngineCore) -> None:
     for core in cores:
         core.scheduler.check_integrity()

@@ -13,7 +13,7 @@ from tests.support.engine.proposers import Remembering
 from tests.support.parity.answers import Answer
 from tests.support.parity.column import Column
 from tests.support.parity.feature import COMPLETION, Feature
-from tests.support.parity.setup import LOCAL, PLAIN, RECOMPUTES, STREAMED, Setup, suffering
+from tests.support.parity.setup import BY_LEANING, ELASTIC, LOCAL, PLAIN, RECOMPUTES, STREAMED, Setup, suffering
 from tests.support.parity.world import World, asking
 from tests.support.router.router_rig import until
 
@@ -24,6 +24,7 @@ STEPS_BEFORE = 3
 
 DAMAGED = ("decode failed_blocks", "decode recomputed_tokens")
 DRAFTS = 3
+MAX_WARM_UPS = 30
 
 ONE_ENGINE = Column(
     name="one engine",
@@ -103,6 +104,21 @@ async def draining_decode(made: World, feature: Feature) -> Answer:
     return await answering
 
 
+async def rebalancing(made: World, feature: Feature) -> Answer:
+    """The requests of a worker are told to go on at the other one in the middle of the answer, with their KV."""
+    async with asking(made, feature) as answering:
+        source = await made.waiting_engine("decode")
+        (target,) = set(made.decode.engines) - {source}
+        moving = asyncio.create_task(made.service.administration.move(source, target, num_streams=100))
+        await until(lambda: bool(made.decode.ordered))
+        made.let_go()
+        told = await moving
+    assert (told.source, told.target) == (source, target)
+    assert made.engine(target).load.counters["num_generated_tokens"] > 0
+    assert made.engine(target).load.counters["num_requests"] >= told.num_streams
+    return await answering
+
+
 async def resetting_caches(made: World, feature: Feature) -> Answer:
     """All workers drop what they have computed in the middle of the answer."""
     async with asking(made, feature) as answering:
@@ -113,6 +129,51 @@ async def resetting_caches(made: World, feature: Feature) -> Answer:
         told = await resetting
     assert sum(item.dropped.num_preempted for item in told if item.dropped is not None) > 0
     return await answering
+
+
+SWAPPED = {"prefill-0": "decode", "decode-0": "prefill"}
+
+
+async def with_swapped_roles(made: World, feature: Feature) -> Answer:
+    """The worker that was started for prompts generates, and the other one computes prompts."""
+    await made.lean(SWAPPED)
+    return await made.ask(feature)
+
+
+async def changing_roles(made: World, feature: Feature) -> Answer:
+    """In the middle of the answer each of the workers leans to what the other one did."""
+    async with asking(made, feature) as answering:
+        await made.waiting_engine("decode")
+        changing = asyncio.create_task(made.lean(SWAPPED))
+        await until(lambda: made.engine("decode-0").leaning == "prefill")
+        made.let_go()
+        await changing
+    return await answering
+
+
+async def draining_a_swapped_one(made: World, feature: Feature) -> Answer:
+    """A worker that was started for prompts generates, and is told to go in the middle of it."""
+    await made.lean(SWAPPED)
+    async with asking(made, feature) as answering:
+        leaving = await made.waiting_engine("prefill")
+        draining = asyncio.create_task(made.prefill.drain(leaving))
+        await until(lambda: made.engine(leaving).is_draining)
+        made.let_go()
+        await draining
+    return await answering
+
+
+async def once_predicted(made: World, feature: Feature) -> Answer:
+    """The router has seen enough steps to choose by predictions."""
+    unknown = "router num_placed_models_unknown"
+    for _ in range(MAX_WARM_UPS):
+        num_before = made.count(unknown)
+        await made.post("/v1/completions", {**COMPLETION, "prompt": [[90] * 40, [80] * 60]})
+        await made.rest()
+        if made.count(unknown) == num_before:
+            break
+    made.count_anew()
+    return await made.ask(feature)
 
 
 # ---- what is built
@@ -229,6 +290,14 @@ FAULTS = (
         is_left_whole=False,
     ),
     Column(
+        name="rebalanced mid stream",
+        setup=Setup(num_decode=2, steps={"decode": STEPS_BEFORE}),
+        ask=rebalancing,
+        grow=("decode num_moved_out", "router num_ordered_moves"),
+        stay=("router num_migrations", "router num_drain_moves", "decode recomputed_tokens"),
+        is_left_whole=False,
+    ),
+    Column(
         name="preemption",
         setup=Setup(scheduler={"artificial_preemption_probability": 0.5, "max_num_artificial_preemptions": 3}),
         grow=("decode num_preemptions",),
@@ -237,4 +306,54 @@ FAULTS = (
     Column(name="cache reset", setup=Setup(steps={"decode": STEPS_BEFORE}), ask=resetting_caches),
 )
 
-COLUMNS = {column.name: column for column in (*PATHS, *FAULTS)}
+ROLES = (
+    Column(
+        name="elastic roles",
+        setup=Setup(settings=BY_LEANING),
+        grow=("router num_placed_override", "prefill num_leases_done", "decode num_transfers"),
+        stay=("decode recomputed_tokens",),
+    ),
+    Column(
+        name="elastic roles by predictions",
+        setup=Setup(settings=ELASTIC),
+        ask=once_predicted,
+        stay=(
+            "router num_placed_models_unknown",
+            "router num_placed_override",
+            "prefill recomputed_tokens",
+            "decode recomputed_tokens",
+        ),
+    ),
+    Column(
+        name="swapped roles",
+        setup=Setup(settings=BY_LEANING),
+        ask=with_swapped_roles,
+        grow=("decode num_leases_done", "prefill num_transfers"),
+        stay=("decode num_transfers", "prefill recomputed_tokens"),
+    ),
+    Column(
+        name="role changed mid-stream",
+        setup=Setup(settings=BY_LEANING, steps={"decode": STEPS_BEFORE}),
+        ask=changing_roles,
+        grow=("decode num_generated_tokens",),
+        stay=("router num_migrations", "router num_drain_moves", "decode recomputed_tokens"),
+        is_left_whole=False,
+    ),
+    Column(
+        name="drained prefill worker that generates",
+        setup=Setup(settings=BY_LEANING, steps={"prefill": STEPS_BEFORE}),
+        ask=draining_a_swapped_one,
+        grow=("prefill num_moved_out", "router num_drain_moves"),
+        stay=("router num_migrations", "decode recomputed_tokens"),
+        is_left_whole=False,
+    ),
+    Column(  # the only one left has computed the prompt
+        name="killed decode worker with elastic roles",
+        setup=Setup(settings=BY_LEANING, steps={"decode": STEPS_BEFORE}),
+        ask=killing_decode,
+        grow=("router num_migrations", "prefill num_generated_tokens"),
+        is_left_whole=False,
+    ),
+)
+
+COLUMNS = {column.name: column for column in (*PATHS, *FAULTS, *ROLES)}

@@ -288,3 +288,4 @@ class ClusterStatus(Answer):
     routers: list[JsonMap]
     pools: dict[str, list[JsonMap]]
     totals: JsonMap
+    leanings: JsonMap

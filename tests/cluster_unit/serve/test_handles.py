@@ -111,7 +111,7 @@ async def refuse(call: bytes) -> bytes:
     return pack_answer(Answer(refusals=(refusal,) * len(submitted.requests) if isinstance(submitted, Submit) else ()))
 
 
-async def test_requests_and_aborts_go_over_the_connection_while_there_is_one_and_else_by_ray() -> None:
+async def test_requests_aborts_and_moves_go_over_the_connection_while_there_is_one_and_else_by_ray() -> None:
     server = FrameServer()
     await server.start()
     by_ray: list[str] = []
@@ -123,6 +123,9 @@ async def test_requests_and_aborts_go_over_the_connection_while_there_is_one_and
     async def abort(request_ids: Sequence[str]) -> None:
         by_ray.extend(request_ids)
 
+    async def move_out(request_ids: Sequence[str]) -> None:
+        by_ray.extend(f"move {name}" for name in request_ids)
+
     async def write(connection: FrameConnection) -> None:
         connection.send(pack_step(StepMessage(deltas=(), load=LOAD)))
         await asyncio.Event().wait()
@@ -131,7 +134,8 @@ async def test_requests_and_aborts_go_over_the_connection_while_there_is_one_and
         return server.offer(write, refuse)
 
     pool = RayWorkerPool(
-        FakeCaller({"a": {"submit": submit, "abort": abort, "offer_outputs": offer_outputs}}), PATIENCE
+        FakeCaller({"a": {"submit": submit, "abort": abort, "move_out": move_out, "offer_outputs": offer_outputs}}),
+        PATIENCE,
     )
     mine = replace(REQUEST, request_id="mine", client_id="router-1")
     outputs = pool.outputs("a", "router-1")
@@ -142,14 +146,16 @@ async def test_requests_and_aborts_go_over_the_connection_while_there_is_one_and
     assert pool.has_link("a")
     (refusal,) = await pool.submit("a", [mine])
     await pool.abort("a", ["mine"])
+    await pool.move_out("a", ["mine"])
     assert await pool.submit("a", [replace(mine, request_id="of another stream", client_id="router-0")]) == [None]
 
     await outputs.aclose()
     assert not pool.has_link("a")
     await pool.abort("a", ["after"])
+    await pool.move_out("a", ["after"])
     assert refusal is not None
     assert refusal.code == REFUSAL.code
-    assert by_ray == ["before", "of another stream", "after"]
+    assert by_ray == ["before", "of another stream", "after", "move after"]
     await server.close()
 
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.report.counters import RouterCounters
 from router.report.metric_rows import MetricFamily
-from router.report.router_report import MAX_DEPARTED, RouterBoard, RouterReport
+from router.report.router_report import MAX_DEPARTED, LeaningNote, RouterBoard, RouterReport
 from tests.support.router.router_peers import PeerNet
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
@@ -308,3 +308,37 @@ def test_report_of_a_router_of_an_older_version_can_be_read() -> None:
     older.__setstate__([getattr(report, item.name) for item in fields(report)][:9])
 
     assert older == report
+
+
+async def test_leanings_that_an_operator_holds_are_known_to_all_and_outlive_the_router_that_was_told(
+    model_dir: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        routers = await two_routers(model_dir, stack, replace(QUICK, roles="elastic"))
+        one, two = (rig.service.view for rig in (routers.one, routers.two))
+        one.hold_leaning("decode-0", until_s=4e9)
+        one.hold_leaning("long ago", until_s=1.0)
+        one.note_leaning(LeaningNote(replica_id="decode-1", leaning="prefill", reason="prompts wait", changed_at_s=5.0))
+        await until(lambda: "decode-0" in two.held_leanings())
+        assert sorted(two.live_router_ids()) == ["one", "two"]
+
+        del routers.net.views["one"]
+        await until(lambda: two.live_router_ids() == ["two"])
+        told = (await routers.two.client.get("/status")).json()["leanings"]
+
+    assert told == {
+        "decided_by": "two",
+        "last_change": {
+            "replica_id": "decode-1",
+            "leaning": "prefill",
+            "reason": "prompts wait",
+            "changed_at_s": 5.0,
+        },
+        "held_until": {"decode-0": 4e9},
+    }
+
+
+async def test_where_roles_are_fixed_nobody_decides_on_leanings(routers: Routers) -> None:
+    told = (await routers.one.client.get("/status")).json()["leanings"]
+
+    assert told == {"decided_by": None, "last_change": None, "held_until": {}}

@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 
+from engine.contract.call_frame import CALL_VERSION
 from engine.contract.errors import EngineDeadError, RequestRefusedError
 from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
@@ -31,6 +32,7 @@ class Engine:
     def __init__(self) -> None:
         self.accepted: list[GenerateRequest] = []
         self.aborted: list[str] = []
+        self.moved: list[str] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.failure: Exception | None = None
@@ -47,6 +49,12 @@ class Engine:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Take note."""
         self.aborted += request_ids
+
+    async def move_out(self, request_ids: Sequence[str]) -> None:
+        """Take note, or fail."""
+        if self.failure is not None:
+            raise self.failure
+        self.moved += request_ids
 
 
 def request(name: str, *, num_tokens: int = 3, client_id: str = "router-1") -> GenerateRequest:
@@ -122,6 +130,15 @@ async def test_an_abort_follows_the_submission_before_it(engine: Engine, calls: 
     assert engine.aborted == ["a", "unknown"]
 
 
+async def test_an_order_to_move_arrives_and_a_dead_engine_answers_it_too(engine: Engine, calls: LinkedCalls) -> None:
+    await calls.move_out(["a", "unknown"], timeout_s=PATIENCE_S)
+    engine.failure = EngineDeadError("the engine is not running")
+
+    with pytest.raises(WorkerUnavailableError, match="EngineDeadError: the engine is not running"):
+        await calls.move_out(["b"], timeout_s=PATIENCE_S)
+    assert engine.moved == ["a", "unknown"]
+
+
 async def test_a_dead_engine_makes_the_replica_unavailable(engine: Engine, calls: LinkedCalls) -> None:
     engine.failure = EngineDeadError("the engine is not running")
 
@@ -157,7 +174,7 @@ async def test_a_broken_connection_makes_the_replica_unavailable_and_nothing_is_
 async def test_a_call_of_another_version_fails_by_name(link: FrameLink, calls: LinkedCalls) -> None:
     call = packed(calls, request("a"))
 
-    with pytest.raises(WorkerUnavailableError, match="is of version 9, and this process reads version 1"):
+    with pytest.raises(WorkerUnavailableError, match=f"is of version 9, and this process reads version {CALL_VERSION}"):
         await calls.submit(bytes([9]) + call[1:], timeout_s=PATIENCE_S)
 
 

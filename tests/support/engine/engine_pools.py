@@ -33,12 +33,13 @@ DRAIN_TIMEOUT_S = 20.0
 class EnginePool:
     """The engines of one role, by their names. ``moves_out``: live requests leave one that drains.
 
-    ``submitted`` are all requests that a router sent, in order.
+    ``submitted`` are all requests that a router sent, in order, ``ordered`` those that were told to go on elsewhere.
     """
 
     def __init__(self, *, moves_out: bool) -> None:
         self.engines: dict[str, AsyncEngine] = {}
         self.submitted: list[GenerateRequest] = []
+        self.ordered: list[str] = []
         self._infos: dict[str, WorkerInfo] = {}
         self._moves_out = moves_out
 
@@ -98,9 +99,20 @@ class EnginePool:
         """Drop what is cached."""
         return await self.engines[replica_id].reset_prefix_cache(preempt_running=preempt_running)
 
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Have requests go on elsewhere."""
+        self.ordered.extend(request_ids)
+        await _called(replica_id, self.engines[replica_id].move_out(request_ids))
+
     async def drain(self, replica_id: str) -> None:
         """Let its requests go."""
         await self.engines[replica_id].drain(moves_out=self._moves_out, timeout_s=DRAIN_TIMEOUT_S)
+
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Prefer the work of a role."""
+        engine = self.engines[replica_id]
+        before, engine.leaning = engine.leaning or self._infos[replica_id].role, role
+        return before
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """These connectors are not faulty."""
@@ -171,15 +183,17 @@ async def engine_pools(
     wrap_decode_runner: Callable[[StepRunner], StepRunner] = lambda runner: runner,
     options: ConnectorOptions = INPROC,
     make: EngineMaker | None = None,
+    are_elastic: bool = False,
 ) -> AsyncIterator[tuple[EnginePool, EnginePool]]:
     """Started engines around one in-process fabric; all are closed at the end.
 
     ``decode_blocks`` gives each decode engine a size of its own. With ``chunk_tokens`` prefill computes so many tokens
-    a step, and hands longer prompts over while it computes them. Engines have no model unless ``make`` gives them one.
+    a step, and hands longer prompts over while it computes them. With ``are_elastic`` live requests leave all engines
+    that drain. Engines have no model unless ``make`` gives them one.
     """
     make = make or chain_engines(max_num_seqs, chunk_tokens)
     fabric = InProcessFabric()
-    pools = {"prefill": EnginePool(moves_out=False), "decode": EnginePool(moves_out=True)}
+    pools = {"prefill": EnginePool(moves_out=are_elastic), "decode": EnginePool(moves_out=True)}
     wrap = {"prefill": wrap_prefill_runner, "decode": wrap_decode_runner}
     sizes = {"prefill": [num_blocks] * num_prefill, "decode": list(decode_blocks) or [num_blocks] * num_decode}
     for role, of_role in sizes.items():

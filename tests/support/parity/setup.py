@@ -28,6 +28,12 @@ RECOMPUTES = replace(FAST, kv_lost_policy="recompute")
 LOCAL = replace(RECOMPUTES, local_prefill_tokens=1000)
 """Decode workers compute all prompts."""
 
+ELASTIC = replace(RECOMPUTES, roles="elastic")
+"""Any worker takes any work, by predictions once there are some."""
+
+BY_LEANING = replace(ELASTIC, decode_policy="queued_tokens")
+"""Any worker takes any work, and the policies choose among those that lean to it: always the same ones."""
+
 WINDOW = 33
 """Tokens that a position sees in layers with a window: a third of a prompt.
 

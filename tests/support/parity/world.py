@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -60,6 +60,9 @@ class World:
         """Be as new: caches are empty, and runners wait again."""
         for reset in await self.service.administration.reset_prefix_cache(preempt_running=False):
             assert reset.dropped is not None, reset.reason
+        if self.setup.settings.is_elastic:
+            names = (*self.prefill.engines, *self.decode.engines)
+            await self.lean({name: name.partition("-")[0] for name in names})
         for name, runner in self.runners.items():
             runner.pace(self.setup.steps[name.partition("-")[0]])
         self.count_anew()
@@ -101,6 +104,13 @@ class World:
         """Reports of the engines that live."""
         names = self.prefill.engines if role == "prefill" else self.decode.engines
         return [self.engine(name).load for name in names if name not in self.killed]
+
+    async def lean(self, role_of: Mapping[str, str]) -> None:
+        """Have engines lean to other roles, by the order that an operator gives, and let the router know of it."""
+        for name, role in role_of.items():
+            await self.service.administration.lean(name, role)
+        leanings = {replica.replica_id: replica for replica in self.service.decode_pool.replicas}
+        await until(lambda: all(leanings[name].leaning == role for name, role in role_of.items()))
 
     async def waiting_engine(self, role: str) -> str:
         """Wait until an engine of a role has made the steps that it may make; the name of the first that has."""
@@ -188,6 +198,7 @@ async def world(path: Path, setup: Setup | None = None) -> AsyncIterator[World]:
             wrap_decode_runner=watching,
             options=setup.connector_options(Path(folder)),
             make=_engines(path, setup),
+            are_elastic=setup.settings.is_elastic,
         ) as (prefill, decode):
             service = RouterService(path, "tiny", {"prefill": prefill, "decode": decode}, setup.settings)
             await service.start()

@@ -43,6 +43,7 @@ class FakeReplica:
     leases: set[str] = field(default_factory=set)
     seen: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
     num_tokens: int = 0
     gauges: dict[str, Any] = field(default_factory=dict)
 

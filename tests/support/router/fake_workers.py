@@ -61,6 +61,7 @@ class _FakePool:
         self.vocab_size = vocab_size
         self.hidden: set[str] = set()
         self.drained: list[str] = []
+        self.leanings: dict[str, str] = {}
         self.allows_faults = True
         self.is_linked = False
         self.faults: dict[str, FaultOptions] = {}
@@ -153,6 +154,14 @@ class _FakePool:
         num_blocks, replica.num_cached_tokens = replica.num_cached_tokens // 16, 0
         return CacheReset(num_blocks=num_blocks, num_preempted=len(replica.running))
 
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Report another leaning."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        before = str(replica.gauges.get("leaning", self.role))
+        replica.gauges["leaning"] = self.leanings[replica_id] = role
+        return before
+
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """Take note, or refuse."""
         self.replicas[replica_id].check_alive()
@@ -222,6 +231,10 @@ class FakePrefillPool(_FakePool):
         for request_id in request_ids:
             replica.running.pop(request_id, None)
             replica.leases.discard(request_id)
+
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """All of them hand over anyway."""
+        self.replicas[replica_id].check_alive()
 
     async def _compute(self, replica: FakeReplica, request: GenerateRequest) -> None:
         await replica.gate.wait()
@@ -315,6 +328,15 @@ class FakeDecodePool(_FakePool):
         replica.aborted.extend(request_ids)
         for request_id in request_ids:
             replica.running.pop(request_id, None)
+
+    async def move_out(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """Let requests go, without KV; other ids are ignored."""
+        replica = self.replicas[replica_id]
+        replica.check_alive()
+        replica.moved.extend(request_ids)
+        for request_id in request_ids:
+            if (request := replica.running.pop(request_id, None)) is not None:
+                self._send(replica, request.client_id, [TokenDelta(request_id, (), FinishReason.HANDED_OVER)])
 
     async def _step_until_idle(self, replica: FakeReplica) -> None:
         try:

@@ -178,6 +178,7 @@ class SchedulerWorld:
 
     def schedule(self) -> SchedulerOutput:
         """Schedule a step; it stays in flight until ``complete_step``, unless it is empty."""
+        self._let_go()
         places = PlaceWatch(self.scheduler, self.config, is_at_rest=not self.in_flight)
         output = self.scheduler.schedule()
         places.check()
@@ -286,6 +287,20 @@ class SchedulerWorld:
         num_left = self.scheduler.move_out()
         self.collect(self.scheduler.take_finished())
         return num_left
+
+    def order_out(self, request_ids: Sequence[str]) -> None:
+        """Tell some to go on elsewhere, and let those go who can now; others do when a step begins."""
+        self.scheduler.order_out(request_ids)
+        self._let_go()
+
+    def live_ids(self) -> list[str]:
+        """Those that were taken in and have not ended, in the order of their first arrival."""
+        return [request_id for request_id in self.requests if self.is_live(request_id)]
+
+    def _let_go(self) -> None:
+        self.scheduler.let_go()
+        assert self.in_flight or not self.scheduler.has_departures
+        self.collect(self.scheduler.take_finished())
 
     def handle(self, events: ConnectorEvents) -> None:
         """Hand events to the scheduler, and collect what they ended."""

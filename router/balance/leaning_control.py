@@ -1,0 +1,207 @@
+"""Has one worker at a time change its leaning, where one of the live routers decides for all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.balance.leanings import (
+    EVIDENCE_S,
+    HELD_S,
+    ITL_S,
+    TTFT_S,
+    LeaningChange,
+    LeaningGoals,
+    LeaningPolicy,
+    LeaningWorker,
+    leads,
+)
+from router.balance.rebalancer import KnownWorkers, worker_state
+from router.pool.replica import Replica
+from router.pool.workers import WorkerError
+from router.report.counters import RouterCounters
+from router.report.router_report import LeaningNote
+from router.settings import RouterSettings
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+
+class LeaningOrders(Protocol):
+    """Tells a worker what to lean to."""
+
+    async def lean(self, replica_id: str, role: str) -> str:
+        """Have a worker prefer the work of a role.
+
+        Returns:
+            The role that it leaned to before.
+
+        Raises:
+            WorkerUnavailableError: It does not answer.
+        """
+
+
+class LeaningBoard(Protocol):
+    """What routers tell each other (:class:`router.report.cluster_view.ClusterView`)."""
+
+    def live_router_ids(self) -> Collection[str]:
+        """This router and those that are alive."""
+
+    def note_leaning(self, change: LeaningNote) -> None:
+        """Remember a change that this router ordered."""
+
+    def hold_leaning(self, replica_id: str, *, until_s: float) -> None:
+        """Remember what an operator ordered, and until when that stands."""
+
+    def held_leanings(self) -> Mapping[str, float]:
+        """What operators ordered at any router, and until when that stands."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    """What this router has seen of one worker: its leaning and since when, and its time in steps at the last look."""
+
+    leaning: str
+    since_s: float
+    looked_at_s: float
+    step_s: float
+    busy: float = 0.0
+
+
+class LeaningControl:
+    """Looks every report period, and orders a change while its router leads.
+
+    All that it decides by is in the workers' reports, and every router sees those. So when the leader dies the next one
+    has nothing to learn; it waits as long as it takes to be sure of what it sees, by which time the others know, too,
+    who leads. Workers whose leaning is ``held`` until a time (seconds since 1970), by an operator's order, are left
+    alone.
+    """
+
+    def __init__(
+        self,
+        pool: KnownWorkers,
+        orders: LeaningOrders,
+        *,
+        view: LeaningBoard,
+        own_id: str,
+        settings: RouterSettings,
+        counters: RouterCounters,
+        goals: LeaningGoals | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._pool = pool
+        self._orders = orders
+        self._view = view
+        self._own_id = own_id
+        self._settings = settings
+        self._counters = counters
+        self._goals = goals or goals_of(settings)
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._seen: dict[str, _Seen] = {}
+        self._policy = LeaningPolicy(goals=self._goals)
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look, where that is wanted. Idempotent."""
+        if self._settings.adapts_leanings and self._looking is None:
+            self._looking = asyncio.create_task(self._keep_looking())
+
+    async def close(self) -> None:
+        """Order nothing more. Idempotent."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+            self._looking = None
+
+    def hold(self, replica_id: str) -> None:
+        """An operator chose a worker's leaning: leave it alone for a while, at every router."""
+        self._view.hold_leaning(replica_id, until_s=self._wall_clock() + HELD_S)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.report_period_s)
+            try:
+                await self.look()
+            except Exception:
+                logger.exception("looking at the leanings failed")
+
+    async def look(self) -> LeaningChange | None:
+        """Order the change that should be made now, if there is one and this router decides."""
+        change = self._choose()
+        if change is None:
+            return None
+        try:
+            async with asyncio.timeout(self._settings.abort_timeout_s):
+                await self._orders.lean(change.replica_id, change.leaning)
+        except (WorkerError, TimeoutError) as error:
+            logger.info("leaning not changed: replica_id=%s: %s", change.replica_id, error)
+            return None
+        self._counters.num_leaning_changes += 1
+        self._view.note_leaning(
+            LeaningNote(
+                replica_id=change.replica_id,
+                leaning=change.leaning,
+                reason=change.reason,
+                changed_at_s=self._wall_clock(),
+            )
+        )
+        logger.info("leaning changed: replica_id=%s leaning=%s: %s", change.replica_id, change.leaning, change.reason)
+        return change
+
+    def _choose(self) -> LeaningChange | None:
+        now_s, held = self._clock(), self._view.held_leanings()
+        workers = [self._worker(replica, now_s, held) for replica in self._replicas()]
+        known = {worker.state.replica_id for worker in workers}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in known}
+        if not leads(self._own_id, self._view.live_router_ids()):
+            self._policy = LeaningPolicy(goals=self._goals)
+            return None
+        return self._policy.look(workers, now_s)
+
+    def _replicas(self) -> list[Replica]:
+        """Those that take requests, whose leaning is known and whose reports are fresh."""
+        return [
+            replica
+            for replica in self._pool.replicas
+            if replica.takes_requests
+            and replica.load.leaning
+            and self._pool.age_s(replica) < self._settings.stale_after_s
+        ]
+
+    def _worker(self, replica: Replica, now_s: float, held: Mapping[str, float]) -> LeaningWorker:
+        load, name = replica.load, replica.replica_id
+        step_s = load.counters.get("step_s", 0.0)
+        seen = self._seen.get(name)
+        if seen is None:
+            seen = self._seen[name] = _Seen(leaning=load.leaning, since_s=now_s, looked_at_s=now_s, step_s=step_s)
+        if seen.leaning != load.leaning:
+            seen.leaning, seen.since_s = load.leaning, now_s
+        if now_s > seen.looked_at_s:
+            elapsed_s = now_s - seen.looked_at_s
+            # A step that takes longer than a report counts when it ends: a mean over several reports evens that out.
+            seen.busy += (max(step_s - seen.step_s, 0.0) / elapsed_s - seen.busy) * min(elapsed_s / EVIDENCE_S, 1.0)
+            seen.looked_at_s, seen.step_s = now_s, step_s
+        held_for_s = held.get(name, 0.0) - self._wall_clock()
+        return LeaningWorker(
+            state=worker_state(replica),
+            leaning=load.leaning,
+            since_s=seen.since_s,
+            num_queued_tokens=replica.queued_tokens,
+            busy=min(seen.busy, 1.0),
+            held_until_s=now_s + held_for_s,
+        )
+
+
+def goals_of(settings: RouterSettings) -> LeaningGoals:
+    """What requests are promised that ask for nothing else; where that is nothing, what people bear."""
+    promise = settings.promise
+    return LeaningGoals(
+        ttft_s=TTFT_S if promise.ttft_ms is None else promise.ttft_ms / 1000,
+        itl_s=ITL_S if promise.itl_ms is None else promise.itl_ms / 1000,
+        max_usage=settings.rebalance_max_kv_usage,
+    )

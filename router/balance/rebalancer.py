@@ -1,0 +1,241 @@
+"""Has streams of this router moved from workers that break their promise, or are too full, to others with room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from router.balance.moves import HOP_S, MoveLimits, StreamState, WorkerState, plan_moves
+from router.balance.streams import LiveStream, LiveStreams, MoveOrder, MoveReason
+from router.pool.replica import Replica
+from router.pool.workers import WorkerError, WorkerPool
+from router.report.counters import RouterCounters
+from router.settings import RouterSettings
+
+logger = logging.getLogger(f"baton.{__name__}")
+
+ORDER_TIMEOUT_S = 30.0
+"""An order that was not carried out by then is forgotten, and another stream may be told."""
+
+
+class KnownWorkers(Protocol):
+    """The part of a pool that is looked at (:class:`router.pool.pool.ReplicaPool`)."""
+
+    @property
+    def workers(self) -> WorkerPool:
+        """Whom to give orders."""
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """All known workers."""
+
+    def age_s(self, replica: Replica) -> float:
+        """Seconds since a worker's last report."""
+
+
+class Rebalancer:
+    """Looks every report period. What is under way is bounded: moves in all and at a worker, moves of a stream.
+
+    A worker that gave or took streams rests: its next reports must show what that changed. Nothing is kept of a router
+    that dies: its streams end with it.
+    """
+
+    def __init__(
+        self,
+        pool: KnownWorkers,
+        streams: LiveStreams,
+        *,
+        settings: RouterSettings,
+        counters: RouterCounters,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._pool = pool
+        self._streams = streams
+        self._settings = settings
+        self._counters = counters
+        self._clock = clock
+        self._draw = draw
+        self._rests_until_s: dict[str, float] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to look, where that is wanted. Idempotent."""
+        if self._settings.rebalance and self._looking is None:
+            self._looking = asyncio.create_task(self._keep_looking())
+
+    async def close(self) -> None:
+        """Order nothing more. Idempotent."""
+        tasks = [task for task in (self._looking, *self._sending) if task is not None]
+        self._looking = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def knows(self, replica_id: str) -> bool:
+        """True for a worker at which live requests can go on."""
+        return any(replica.replica_id == replica_id for replica in self._pool.replicas)
+
+    async def move(self, source: str, target: str | None, *, num_streams: int) -> int:
+        """Move streams of this router away from a worker because an operator wants it, the shortest first.
+
+        Returns:
+            How many were told to go; they do as soon as they can.
+
+        Raises:
+            WorkerUnavailableError: The worker does not answer.
+            TimeoutError: It does not answer in time.
+        """
+        movable = [stream for stream in self._streams.at(source) if stream.order is None]
+        movable.sort(key=lambda stream: stream.num_context_tokens)
+        order = MoveOrder(target=target, reason=MoveReason.ORDER, ordered_at_s=self._clock())
+        chosen = movable[:num_streams]
+        for stream in chosen:
+            stream.order = order
+        if chosen:
+            await self._tell(source, chosen)
+        return len(chosen)
+
+    def look(self) -> dict[str, list[LiveStream]]:
+        """Choose what has to move now. The streams know of it from here on; whoever calls this tells their workers.
+
+        Returns:
+            The streams that are to leave, by worker.
+        """
+        now_s = self._clock()
+        streams = {stream.request.request_id: stream for stream in self._streams.all()}
+        under_way = self._forget_late_orders(streams.values(), now_s)
+        self._rests_until_s = {name: until_s for name, until_s in self._rests_until_s.items() if until_s > now_s}
+        most = self._settings.rebalance_max_in_flight
+        moves = plan_moves(
+            {worker.replica_id: worker for worker in self._workers()},
+            [self._state_of(stream, now_s) for stream in streams.values()],
+            limits=MoveLimits(
+                max_usage=self._settings.rebalance_max_kv_usage,
+                num_moves=most - len(under_way),
+                num_moves_a_worker=max(most // 2, 1),
+            ),
+            resting={*_ends_of(under_way), *self._rests_until_s},
+            draw=self._draw,
+        )
+        leaving: dict[str, list[LiveStream]] = {}
+        for move in moves:
+            stream = streams[move.request_id]
+            stream.order = MoveOrder(target=move.target, reason=move.reason, ordered_at_s=now_s)
+            leaving.setdefault(move.source, []).append(stream)
+            for name in (move.source, move.target):
+                self._rests_until_s[name] = now_s + self._settings.rebalance_cooldown_s
+            logger.debug(
+                "moves: request_id=%s reason=%s source=%s target=%s num_context_tokens=%d",
+                move.request_id,
+                move.reason,
+                move.source,
+                move.target,
+                stream.num_context_tokens,
+            )
+        return leaving
+
+    def _forget_late_orders(self, streams: Iterable[LiveStream], now_s: float) -> list[LiveStream]:
+        """The streams that were told to leave and have not left."""
+        under_way = []
+        for stream in streams:
+            if stream.order is None:
+                continue
+            if now_s - stream.order.ordered_at_s >= ORDER_TIMEOUT_S:
+                self._give_up(stream)
+            else:
+                under_way.append(stream)
+        return under_way
+
+    def _give_up(self, stream: LiveStream) -> None:
+        if stream.order is not None:
+            stream.order = None
+            self._counters.num_failed_moves += 1
+
+    def _workers(self) -> Iterable[WorkerState]:
+        for replica in self._pool.replicas:
+            if replica.takes_requests and self._pool.age_s(replica) < self._settings.stale_after_s:
+                yield worker_state(replica)
+
+    def _state_of(self, stream: LiveStream, now_s: float) -> StreamState:
+        settings, request = self._settings, stream.request
+        itl_ms = request.promise.itl_ms
+        return StreamState(
+            request_id=request.request_id,
+            replica_id=stream.replica_id,
+            num_tokens=stream.num_context_tokens,
+            num_tokens_left=stream.num_tokens_left,
+            itl_s=None if itl_ms is None else itl_ms / 1000,
+            may_move=stream.order is None
+            and stream.num_moves < settings.rebalance_max_moves
+            and stream.num_tokens_here >= settings.rebalance_min_stay_tokens
+            and now_s - stream.since_s >= settings.rebalance_min_stay_s,
+        )
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.report_period_s)
+            try:
+                for source, streams in self.look().items():
+                    task = asyncio.create_task(self._try_to_tell(source, streams))
+                    self._sending.add(task)
+                    task.add_done_callback(self._sending.discard)
+            except Exception:
+                logger.exception("looking for streams to move failed")
+
+    async def _try_to_tell(self, source: str, streams: Sequence[LiveStream]) -> None:
+        try:
+            await self._tell(source, streams)
+        except (WorkerError, TimeoutError) as error:
+            logger.info("moves failed: replica_id=%s num_requests=%d: %s", source, len(streams), error)
+
+    async def _tell(self, source: str, streams: Sequence[LiveStream]) -> None:
+        """Give the order; where that fails nothing is under way."""
+        try:
+            async with asyncio.timeout(self._settings.abort_timeout_s):
+                await self._pool.workers.move_out(source, [stream.request.request_id for stream in streams])
+        except BaseException:
+            for stream in streams:
+                self._give_up(stream)
+            raise
+
+
+def _ends_of(under_way: Iterable[LiveStream]) -> Iterator[str]:
+    """The workers that streams are about to leave, and those that they go to."""
+    for stream in under_way:
+        yield stream.replica_id
+        if stream.order is not None and stream.order.target is not None:
+            yield stream.order.target
+
+
+def worker_state(replica: Replica) -> WorkerState:
+    """A worker by its last report and what was sent there since. Requests on their way count as rows that are there."""
+    load, info = replica.load, replica.info
+    num_coming = load.num_loading + load.num_waiting + replica.num_reserved
+    mean_context = load.num_context_tokens / load.num_decoding if load.num_decoding else 0.0
+    num_running = max(load.num_running, load.num_decoding)
+    return WorkerState(
+        replica_id=replica.replica_id,
+        num_rows=num_running + num_coming,
+        num_context_tokens=load.num_context_tokens + num_coming * mean_context,
+        num_requests=num_running + num_coming,
+        num_blocks=load.num_blocks,
+        num_used_blocks=load.num_blocks - replica.num_available_blocks,
+        block_size=info.block_size if info is not None else 0,
+        step_time=load.step_time,
+        token_move_s=_token_move_s(replica),
+    )
+
+
+def _token_move_s(replica: Replica) -> float:
+    """Seconds for the KV of a token, as fast as this worker has read others' so far."""
+    counters, info = replica.load.counters, replica.info
+    num_bytes = counters.get("num_bytes", 0.0)
+    if info is None or not num_bytes or not info.block_size:
+        return HOP_S / 1000
+    return counters.get("transfer_s", 0.0) / num_bytes * info.block_bytes / info.block_size

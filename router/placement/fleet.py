@@ -1,0 +1,111 @@
+"""What predictions go by, of all replicas as arrays: a choice reads hundreds of them at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.contract.step_time import StepTimeModel
+
+FloatArray = npt.NDArray[np.float64]
+SlotArray = npt.NDArray[np.intp]
+
+FIRST_CAPACITY = 16
+
+
+class Standing(NamedTuple):
+    """One replica at a moment, with what is promised to requests on their way there.
+
+    ``num_rows``: streams that it generates, or is to; ``num_context_tokens``: what they read.
+    ``prompt_share``: of its time lately, what went into prompts.
+    ``base_s`` and the four behind it are the prices of its steps; they hold if ``is_known``.
+    """
+
+    num_available_blocks: float
+    is_idle: float
+    queued_tokens: float
+    num_rows: float
+    num_context_tokens: float
+    prompt_share: float
+    leans_to_prompts: float
+    base_s: float
+    row_s: float
+    context_token_s: float
+    prompt_token_s: float
+    prompt_read_s: float
+    is_known: float
+
+
+def prices_of(model: StepTimeModel) -> tuple[float, float, float, float, float, float]:
+    """The last six fields of a ``Standing``."""
+    is_known = model.num_steps > 0 and model.error < 1.0
+    return (
+        model.base_s,
+        model.row_s,
+        model.context_token_s,
+        model.prompt_token_s,
+        model.prompt_read_s,
+        float(is_known),
+    )
+
+
+class Fleet:
+    """A column a replica, in a slot that it keeps; replicas write their own when anything of it changes."""
+
+    def __init__(self) -> None:
+        self._values = np.zeros((len(Standing._fields), FIRST_CAPACITY))
+        self._free = list(range(FIRST_CAPACITY - 1, -1, -1))
+
+    def take_slot(self) -> int:
+        """A slot for a new replica."""
+        if not self._free:
+            size = self._values.shape[1]
+            self._values = np.concatenate((self._values, np.zeros_like(self._values)), axis=1)
+            self._free = list(range(2 * size - 1, size - 1, -1))
+        return self._free.pop()
+
+    def give_back(self, slot: int) -> None:
+        """The replica is gone."""
+        self._free.append(slot)
+
+    def write(self, slot: int, standing: Standing) -> None:
+        """Take note of how a replica stands."""
+        self._values[:, slot] = standing
+
+    def standings(self, slots: SlotArray) -> Standings:
+        """Those of some replicas, in the order of ``slots``."""
+        return Standings(*self._values[:, slots])
+
+
+class Standings(NamedTuple):
+    """The fields of ``Standing``, each of many replicas."""
+
+    num_available_blocks: FloatArray
+    is_idle: FloatArray
+    queued_tokens: FloatArray
+    num_rows: FloatArray
+    num_context_tokens: FloatArray
+    prompt_share: FloatArray
+    leans_to_prompts: FloatArray
+    base_s: FloatArray
+    row_s: FloatArray
+    context_token_s: FloatArray
+    prompt_token_s: FloatArray
+    prompt_read_s: FloatArray
+    is_known: FloatArray
+
+    @property
+    def are_any_known(self) -> bool:
+        """True when the prices of some replica's steps are known."""
+        return bool(self.is_known.any())
+
+    def with_prices(self) -> Standings:
+        """These, where replicas whose prices are not known have the mean of those that are."""
+        known = self.is_known > 0
+        if known.all():
+            return self
+        names = ("base_s", "row_s", "context_token_s", "prompt_token_s", "prompt_read_s")
+        filled = {name: np.where(known, getattr(self, name), getattr(self, name)[known].mean()) for name in names}
+        return self._replace(**filled)

@@ -1,0 +1,194 @@
+"""Where a request goes: the plan with the least predicted cost, of all replicas for its prompt and all for its tokens.
+
+The cost of a plan is a sum of seconds: those that the request needs itself, and those by which it delays the streams
+that run where it goes. A second by which somebody is later than was promised counts ``LATE_WEIGHT`` times: so plans
+that keep all promises come first, and if none does, the one that breaks them least. The own seconds of a request that
+was promised something count little: while it is in time it gives way to those that lack the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.contract.promise import NO_PROMISE, Promise
+from router.placement.fleet import FloatArray, Standings
+
+LATE_WEIGHT = 100.0
+SLACK_WEIGHT = 0.1
+"""What an own second counts of a request that was promised something; what is late counts in full beside it."""
+
+LEANING_MARGIN = 0.05
+"""So much less does it cost where a replica leans to the work: near ties go where the cluster's roles want them."""
+
+TIE_MARGIN = 0.01
+"""Of plans that differ by less, each request prefers others: routers that know the same do not all choose the same."""
+
+CHUNK_TOKENS = 2048.0
+LEAST_SHARE = 0.1
+"""Of the promised gap, what a step leaves for prompts although its streams take all of it."""
+
+MAX_PROMPT_SHARE = 0.9
+NEVER = np.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be placed.
+
+    num_blocks: what must be free where its tokens are generated; ``num_prompt_blocks``: where its prompt is computed.
+    num_new_tokens: tokens that are expected to come, after the first.
+    hand_over_s: until another worker can go on with the prompt's KV.
+    key: a number that differs from request to request.
+    """
+
+    num_prompt_tokens: int
+    num_new_tokens: float
+    num_blocks: int = 0
+    num_prompt_blocks: int = 0
+    promise: Promise = NO_PROMISE
+    hand_over_s: float = 0.0
+    key: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Indices of the replica that computes the prompt and of the one that generates behind it."""
+
+    prompt: int
+    stream: int
+    cost: float
+
+    @property
+    def is_colocated(self) -> bool:
+        """True when one replica does both."""
+        return self.prompt == self.stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """Of a request at each replica: seconds until its first token, and between those that follow.
+
+    step_s: a step of the streams that are there, ``slower_s``: what this one adds to it.
+    prompt_s: what the prompt adds to steps, all together.
+    """
+
+    ttft_s: FloatArray
+    gap_s: FloatArray
+    step_s: FloatArray
+    slower_s: FloatArray
+    prompt_s: FloatArray
+
+
+def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predictions:
+    """What the request would see at each replica.
+
+    A prompt waits for those ahead of it. A step with streams takes as many prompt tokens as fit into the promised gap,
+    one without takes a whole chunk; where nothing is promised, so does every step.
+    """
+    step_s = fleet.base_s + fleet.row_s * fleet.num_rows + fleet.context_token_s * fleet.num_context_tokens
+    slower_s = fleet.row_s + fleet.context_token_s * wish.num_prompt_tokens
+    prompt_s = _prompt_s(fleet, wish, cached_tokens)
+    itl_s = _seconds(wish.promise.itl_ms)
+    prompts_s = _queue_s(fleet, wish) + prompt_s
+    in_step_s = np.maximum(fleet.prompt_token_s * CHUNK_TOKENS, 1e-9)
+    if itl_s is not None:
+        beside_streams_s = np.minimum(np.maximum(itl_s - step_s, LEAST_SHARE * itl_s), in_step_s)
+        in_step_s = np.where(fleet.num_rows > 0, beside_streams_s, in_step_s)
+    ttft_s = prompts_s + np.ceil(prompts_s / in_step_s) * step_s
+    alone_s = step_s + slower_s
+    gap_s = alone_s / (1.0 - np.minimum(fleet.prompt_share, MAX_PROMPT_SHARE))
+    if itl_s is not None:  # steps take no more prompt tokens than fit
+        gap_s = np.maximum(alone_s, np.minimum(gap_s, itl_s))
+    return Predictions(ttft_s=ttft_s, gap_s=gap_s, step_s=step_s, slower_s=slower_s, prompt_s=prompt_s)
+
+
+def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What it costs to compute the prompt at each replica, and to generate there."""
+    at = predict(fleet, wish, cached_tokens)
+    promise, num_tokens = wish.promise, wish.num_new_tokens
+    own = 1.0 if promise == NO_PROMISE else SLACK_WEIGHT
+    prompt = own * at.ttft_s + fleet.num_rows * at.prompt_s
+    if (ttft_s := _seconds(promise.ttft_ms)) is not None:
+        prompt += LATE_WEIGHT * np.maximum(at.ttft_s - ttft_s, 0.0)
+    stream = num_tokens * (own * at.gap_s + fleet.num_rows * at.slower_s)
+    if (itl_s := _seconds(promise.itl_ms)) is not None:
+        others_late_s = np.maximum(at.step_s + at.slower_s - itl_s, 0.0) - np.maximum(at.step_s - itl_s, 0.0)
+        late_s = np.maximum(at.gap_s - itl_s, 0.0) + fleet.num_rows * others_late_s
+        stream += LATE_WEIGHT * num_tokens * late_s
+    margin = LEANING_MARGIN * fleet.leans_to_prompts
+    prompt *= 1.0 + LEANING_MARGIN - margin
+    stream *= 1.0 + margin
+    return prompt, stream
+
+
+def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | None:
+    """The plan that costs least; None where no replica has room for the request.
+
+    A replica that is idle has room, whatever it says. Only the best replica for the prompt and the best for the tokens
+    make a pair; where they are the same one, the next best takes its place on either side.
+    """
+    prompt, stream = costs(fleet, wish, cached_tokens)
+    wobble = 1.0 + TIE_MARGIN * _wobble(len(prompt), wish.key)
+    prompt, stream = prompt * wobble, stream * wobble
+    is_idle = fleet.is_idle > 0
+    stream = np.where((fleet.num_available_blocks >= wish.num_blocks) | is_idle, stream, NEVER)
+    together = prompt + stream
+    at = int(together.argmin())
+    best = Plan(prompt=at, stream=at, cost=float(together[at]))
+    apart_prompt = np.where((fleet.num_available_blocks >= wish.num_prompt_blocks) | is_idle, prompt, NEVER)
+    own = 1.0 if wish.promise == NO_PROMISE else SLACK_WEIGHT
+    for prompt_at, stream_at in _pairs(apart_prompt, stream):
+        cost = float(apart_prompt[prompt_at] + stream[stream_at]) + own * wish.hand_over_s
+        if cost < best.cost:
+            best = Plan(prompt=prompt_at, stream=stream_at, cost=cost)
+    return best if best.cost < NEVER else None
+
+
+def choose_prompt(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> int:
+    """The replica that should compute a prompt behind which nothing is generated."""
+    prompt, _ = costs(fleet, wish, cached_tokens)
+    return int((prompt * (1.0 + TIE_MARGIN * _wobble(len(prompt), wish.key))).argmin())
+
+
+def _pairs(prompt: FloatArray, stream: FloatArray) -> list[tuple[int, int]]:
+    """The cheapest pairs of two different replicas: one of them is the best."""
+    if len(prompt) < 2:
+        return []
+    first_prompt, first_stream = int(prompt.argmin()), int(stream.argmin())
+    if first_prompt != first_stream:
+        return [(first_prompt, first_stream)]
+    return [(_second(prompt, first_prompt), first_stream), (first_prompt, _second(stream, first_stream))]
+
+
+def _second(costs: FloatArray, first: int) -> int:
+    others = costs.copy()
+    others[first] = NEVER
+    second = int(others.argmin())
+    return second if second != first else int(first == 0)
+
+
+def _prompt_s(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> FloatArray:
+    """What the prompt adds to the steps of each replica, all together."""
+    num_tokens = np.maximum(wish.num_prompt_tokens - cached_tokens, 1.0)  # the last one in any case
+    reads = num_tokens * (wish.num_prompt_tokens - num_tokens / 2.0)
+    return fleet.prompt_token_s * num_tokens + fleet.prompt_read_s * reads
+
+
+def _queue_s(fleet: Standings, wish: Wish) -> FloatArray:
+    """What the prompts do that wait already, taken to be of the length of this one."""
+    num_tokens = fleet.queued_tokens
+    reads = num_tokens * np.minimum(num_tokens, wish.num_prompt_tokens) / 2.0
+    return fleet.prompt_token_s * num_tokens + fleet.prompt_read_s * reads
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _wobble(size: int, key: int) -> FloatArray:
+    """A number from 0 to 1 for each replica, in an order that depends on the request."""
+    mixed = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B1) ^ np.uint64(key * 0x85EBCA6B & 0xFFFFFFFF)
+    mixed = (mixed ^ (mixed >> np.uint64(15))) * np.uint64(0x2C1B3C6D)
+    return (mixed >> np.uint64(8) & np.uint64(0xFFFF)).astype(np.float64) / 65_536.0

@@ -1,0 +1,32 @@
+"""How much of a worker's time went into prompts lately, by what its reports count."""
+
+from __future__ import annotations
+
+from engine.contract.messages import LoadReport
+
+WINDOW_S = 1.0
+NEW_WEIGHT = 0.3
+"""Of the newest window in the average: the share follows a change of the load within a few seconds."""
+
+
+class PromptShare:
+    """Averages over windows of ``WINDOW_S``; ``value`` is 0 to 1."""
+
+    __slots__ = ("_num_tokens", "_since_s", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._num_tokens: float | None = None
+        self._since_s = 0.0
+
+    def note(self, load: LoadReport, now_s: float) -> None:
+        """Take a report."""
+        passed_s = now_s - self._since_s
+        if self._num_tokens is not None and passed_s < WINDOW_S:
+            return
+        counters = load.counters
+        num_tokens = counters.get("num_scheduled_tokens", 0.0) - counters.get("num_generated_tokens", 0.0)
+        if self._num_tokens is not None:
+            seconds = max(num_tokens - self._num_tokens, 0.0) * load.step_time.prompt_token_s
+            self.value += NEW_WEIGHT * (min(seconds / passed_s, 1.0) - self.value)
+        self._num_tokens, self._since_s = num_tokens, now_s

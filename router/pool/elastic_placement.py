@@ -1,0 +1,149 @@
+"""Where requests go in a pool whose workers take any work: by predictions, or by policies until there are some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from engine.contract.messages import LoadReport
+from router.placement.fleet import FloatArray
+from router.placement.planner import Plan, Wish, choose, choose_prompt
+from router.placement.reason import Reason
+from router.pool.demand import Demand
+from router.pool.placing import Placed
+from router.pool.pool import ReplicaPool
+from router.pool.replica import Replica
+from router.roles import ROLES
+from router.settings import RouterSettings
+
+HOP_S = 0.01
+"""What a hand-over costs besides moving bytes: two calls and the start of a read."""
+
+BYTES_PER_S = 1e9
+"""How fast KV moves, until some was moved."""
+
+PROMPTS, STREAMS = "prefill", "decode"
+
+
+class ElasticPlacement:
+    """Places each request as a whole: who computes its prompt, and who generates."""
+
+    def __init__(self, pool: ReplicaPool, *, settings: RouterSettings, num_new_tokens: Callable[[], float]) -> None:
+        """``num_new_tokens``: how many tokens a request is expected to generate that may generate any number."""
+        self._pool = pool
+        self._settings = settings
+        self._num_new_tokens = num_new_tokens
+        self._places: tuple[Sequence[Replica], Mapping[str, int]] = ((), {})
+        self._names_policy = any(settings.policy_of(role) != role.policy for role in ROLES.values())
+
+    def place(self, demand: Demand, *, num_blocks: int) -> Placed | None:
+        """Where a request goes that needs so many blocks; None while no replica has room.
+
+        A worker of its session generates, unless it is overloaded. Policies that the settings name hold before the
+        predictions, and so do all policies while nothing can be predicted.
+        """
+        candidates = self._pool.candidates()
+        if self._names_policy or not candidates:
+            return self._by_policies(demand, num_blocks, Reason.OVERRIDE)
+        standings = self._pool.standings(candidates)
+        if not standings.are_any_known:
+            return self._by_policies(demand, num_blocks, Reason.MODELS_UNKNOWN)
+        cached = self._cached_tokens(demand, candidates)
+        home = self._home(demand, candidates, num_blocks)
+        if home is not None:
+            standings = standings._replace(
+                num_available_blocks=np.where([item is home for item in candidates], np.inf, -np.inf),
+                is_idle=np.zeros(len(candidates)),
+            )
+        wish = self._wish(demand, num_blocks, candidates)
+        plan = choose(standings.with_prices(), wish, cached)
+        if plan is None:
+            return None
+        lacking = max(wish.num_prompt_tokens - int(cached[plan.prompt]), 1)
+        return self._placed(candidates, plan, lacking, has_home=home is not None)
+
+    def place_prompt(self, demand: Demand) -> Placed | None:
+        """Where a prompt is computed behind which nothing is generated; None leaves it to the policy."""
+        candidates = self._pool.candidates()
+        if self._names_policy or not candidates:
+            return None
+        standings = self._pool.standings(candidates)
+        if not standings.are_any_known:
+            return None
+        cached, wish = self._cached_tokens(demand, candidates), self._wish(demand, 0, candidates)
+        at = choose_prompt(standings.with_prices(), wish, cached)
+        lacking = max(wish.num_prompt_tokens - int(cached[at]), 1)
+        replica = candidates[at]
+        return Placed(stream=replica, prompt=replica, num_prompt_tokens=lacking, reason=Reason.COLOCATED)
+
+    def _home(self, demand: Demand, candidates: Sequence[Replica], num_blocks: int) -> Replica | None:
+        """The worker that generates for the request's session, among those that lean to that, if it has room."""
+        if demand.session_id is None:
+            return None
+        homes = [item for item in candidates if item.leaning == STREAMS] or candidates
+        home = self._pool.home(demand, homes)
+        has_room = home is not None and (home.num_available_blocks >= num_blocks or home.is_idle)
+        return home if has_room else None
+
+    def _placed(self, candidates: Sequence[Replica], plan: Plan, num_prompt_tokens: int, *, has_home: bool) -> Placed:
+        prompt, stream = candidates[plan.prompt], candidates[plan.stream]
+        if has_home:
+            reason = Reason.SESSION
+        elif plan.is_colocated:
+            reason = Reason.COLOCATED
+        elif stream.leaning == PROMPTS:
+            reason = Reason.OVERFLOW_TO_PREFILL
+        else:
+            reason = Reason.APART if prompt.leaning == PROMPTS else Reason.OVERFLOW_TO_DECODE
+        return Placed(stream=stream, prompt=prompt, num_prompt_tokens=num_prompt_tokens, reason=reason)
+
+    def _by_policies(self, demand: Demand, num_blocks: int, reason: Reason) -> Placed | None:
+        """The stream by the policy for decode, the prompt by that for prefill, each on who leans to it if possible."""
+        pool = self._pool
+        stream = pool.choose(demand, role=STREAMS, num_blocks=num_blocks, must_fit=True)
+        if stream is None:
+            return None
+        prompt = pool.choose(demand, role=PROMPTS, exclude=(stream.replica_id,)) or stream
+        lead = self._settings.max_prefill_queue_lead
+        if lead > 0 and prompt.queued_tokens - stream.queued_tokens > lead:
+            prompt, reason = stream, Reason.OVERRIDE
+        lacking = max(demand.num_tokens - pool.num_cached_tokens(prompt, demand), 1)
+        return Placed(stream=stream, prompt=prompt, num_prompt_tokens=lacking, reason=reason)
+
+    def _wish(self, demand: Demand, num_blocks: int, candidates: Sequence[Replica]) -> Wish:
+        return Wish(
+            num_prompt_tokens=demand.num_tokens,
+            num_new_tokens=min(demand.max_tokens - 1.0, self._num_new_tokens()),
+            num_blocks=num_blocks,
+            num_prompt_blocks=self._pool.blocks_for(demand.num_tokens + 1),
+            promise=demand.promise,
+            hand_over_s=_hand_over_s(candidates[0], demand.num_tokens),
+            key=demand.key,
+        )
+
+    def _cached_tokens(self, demand: Demand, candidates: Sequence[Replica]) -> FloatArray:
+        cached = np.zeros(len(candidates))
+        counts = self._pool.cached_tokens(demand)
+        if not counts:
+            return cached
+        if self._places[0] is not candidates:
+            self._places = (candidates, {item.replica_id: place for place, item in enumerate(candidates)})
+        find = self._places[1].get
+        for replica_id, num_tokens in counts.items():
+            if (place := find(replica_id)) is not None:
+                cached[place] = num_tokens
+        return cached
+
+
+def _hand_over_s(replica: Replica, num_tokens: int) -> float:
+    """How long moving a prompt's KV takes, as fast as this replica's reads were so far."""
+    info = replica.info
+    if info is None:
+        return HOP_S
+    return HOP_S + num_tokens * info.block_bytes / info.block_size / _bytes_per_s(replica.load)
+
+
+def _bytes_per_s(load: LoadReport) -> float:
+    num_bytes, seconds = load.counters.get("num_bytes", 0.0), load.counters.get("transfer_s", 0.0)
+    return num_bytes / seconds if num_bytes > 0.0 and seconds > 0.0 else BYTES_PER_S

@@ -1,0 +1,192 @@
+"""Where a request goes by predictions: properties of every plan, and the cases that people would name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.contract.promise import Promise
+from engine.contract.step_time import StepTimeModel
+from router.placement.fleet import Fleet, Standing, Standings, prices_of
+from router.placement.planner import Plan, Wish, choose, choose_prompt, costs, predict
+
+MODEL = StepTimeModel(
+    base_s=0.005, row_s=0.0005, context_token_s=1e-7, prompt_token_s=0.0002, prompt_read_s=1e-9, error=0.1, num_steps=99
+)
+
+
+def standing(**changes: float) -> Standing:
+    """An idle replica that leans to streams."""
+    idle = Standing(100.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, *prices_of(MODEL))
+    busy = bool(changes.keys() & {"num_rows", "queued_tokens"})
+    return idle._replace(**{"is_idle": float(not busy), **changes})
+
+
+def fleet_of(*replicas: Standing) -> Standings:
+    fleet = Fleet()
+    slots = [fleet.take_slot() for _ in replicas]
+    for slot, replica in zip(slots, replicas, strict=True):
+        fleet.write(slot, replica)
+    return fleet.standings(np.array(slots, np.intp))
+
+
+def plan_of(*replicas: Standing, cached: tuple[float, ...] = (), **changes: object) -> Plan | None:
+    wish = Wish(**{"num_prompt_tokens": 1000, "num_new_tokens": 100.0, "hand_over_s": 0.02, **changes})  # type: ignore[arg-type]
+    return choose(fleet_of(*replicas), wish, np.array(cached or [0.0] * len(replicas)))
+
+
+REPLICAS = st.lists(
+    st.builds(
+        standing,
+        num_available_blocks=st.integers(0, 100).map(float),
+        queued_tokens=st.integers(0, 50_000).map(float),
+        num_rows=st.integers(0, 200).map(float),
+        num_context_tokens=st.integers(0, 100_000).map(float),
+        prompt_share=st.floats(0, 1),
+        leans_to_prompts=st.sampled_from([0.0, 1.0]),
+        is_idle=st.sampled_from([0.0, 1.0]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+WISHES = st.builds(
+    Wish,
+    num_prompt_tokens=st.integers(1, 30_000),
+    num_new_tokens=st.integers(0, 2000).map(float),
+    num_blocks=st.integers(0, 120),
+    num_prompt_blocks=st.integers(0, 120),
+    promise=st.builds(Promise, ttft_ms=st.none() | st.floats(1, 60_000), itl_ms=st.none() | st.floats(1, 1000)),
+    hand_over_s=st.floats(0, 1),
+    key=st.integers(0, 2**32 - 1),
+)
+
+
+@given(replicas=REPLICAS, wish=WISHES)
+def test_streams_go_where_there_is_room_and_nobody_waits_while_there_is_some(
+    replicas: list[Standing], wish: Wish
+) -> None:
+    plan = choose(fleet_of(*replicas), wish, np.zeros(len(replicas)))
+
+    has_room = [item.num_available_blocks >= wish.num_blocks or item.is_idle > 0 for item in replicas]
+    assert (plan is not None) == any(has_room)
+    assert plan is None or has_room[plan.stream]
+
+
+@given(replicas=REPLICAS, wish=WISHES)
+def test_no_worker_alone_would_cost_less(replicas: list[Standing], wish: Wish) -> None:
+    fleet, cached = fleet_of(*replicas), np.zeros(len(replicas))
+    plan = choose(fleet, wish, cached)
+    prompt, stream = costs(fleet, wish, cached)
+    has_room = (fleet.num_available_blocks >= wish.num_blocks) | (fleet.is_idle > 0)
+
+    assert plan is None or plan.cost <= 1.02 * np.where(has_room, prompt + stream, np.inf).min()
+
+
+@given(replicas=REPLICAS, wish=WISHES, queued=st.integers(1, 50_000))
+def test_more_ahead_is_never_predicted_to_be_sooner(replicas: list[Standing], wish: Wish, queued: int) -> None:
+    cached = np.zeros(len(replicas))
+    longer = [item._replace(queued_tokens=item.queued_tokens + queued) for item in replicas]
+
+    before, after = (predict(fleet_of(*items), wish, cached).ttft_s for items in (replicas, longer))
+
+    assert (after >= before).all()
+
+
+def test_an_idle_worker_does_all_of_a_request() -> None:
+    plan = plan_of(standing(num_rows=8.0), standing())
+
+    assert plan is not None
+    assert plan.is_colocated
+    assert plan.stream == 1
+
+
+def test_streams_are_spared_a_long_prompt_where_a_worker_has_none() -> None:
+    busy = standing(num_rows=30.0, num_context_tokens=10_000.0)
+    plan = plan_of(
+        standing(leans_to_prompts=1.0, num_available_blocks=5.0, queued_tokens=1.0),
+        busy,
+        num_prompt_tokens=8000,
+        num_blocks=50,
+    )
+
+    assert plan == Plan(prompt=0, stream=1, cost=plan.cost if plan else 0.0)
+
+
+def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
+    plan = plan_of(standing(), standing(), standing(), cached=(0.0, 990.0, 0.0), num_prompt_tokens=1000)
+
+    assert plan is not None
+    assert plan.prompt == 1
+
+
+def test_a_full_decode_worker_sends_streams_to_one_that_leans_to_prompts() -> None:
+    plan = plan_of(
+        standing(leans_to_prompts=1.0, queued_tokens=10.0),
+        standing(num_available_blocks=1.0, num_rows=50.0),
+        num_blocks=20,
+        num_prompt_blocks=20,
+    )
+
+    assert plan is not None
+    assert plan.stream == 0
+
+
+def test_a_prompt_leaves_a_queue_that_would_break_its_promise() -> None:
+    behind = standing(leans_to_prompts=1.0, queued_tokens=20_000.0)
+    promise = Promise(ttft_ms=1000.0, itl_ms=100.0)
+
+    plan = plan_of(behind, standing(num_rows=4.0), promise=promise)
+
+    assert plan is not None
+    assert plan.prompt == 1
+
+
+def test_a_step_beside_streams_takes_as_many_prompt_tokens_as_the_promised_gap_leaves() -> None:
+    alone, beside = standing(), standing(num_rows=20.0)
+    wish = Wish(num_prompt_tokens=2000, num_new_tokens=10.0, promise=Promise(itl_ms=25.0))
+
+    predicted = predict(fleet_of(alone, beside), wish, np.zeros(2))
+
+    assert predicted.ttft_s[0] == pytest.approx(MODEL.prompt_seconds(2000), rel=0.05)
+    num_steps = np.ceil(2000 * 0.0002 / (0.025 - 0.015))
+    assert predicted.ttft_s[1] == pytest.approx(2000 * 0.0002 + num_steps * 0.015, rel=0.05)
+
+
+def test_near_ties_go_where_the_roles_want_them() -> None:
+    plan = plan_of(standing(leans_to_prompts=1.0), standing(), hand_over_s=0.0)
+
+    assert plan is not None
+    assert (plan.prompt, plan.stream) == (0, 1)
+
+
+def test_equal_replicas_are_not_all_chosen_in_the_same_order() -> None:
+    chosen = {plan.stream for key in range(50) if (plan := plan_of(*[standing()] * 8, key=key)) is not None}
+
+    assert len(chosen) > 4
+
+
+def test_unknown_prices_are_taken_to_be_those_of_the_others() -> None:
+    unknown = standing()._replace(base_s=0.0, row_s=0.0, prompt_token_s=0.0, is_known=0.0)
+    fleet = fleet_of(standing(), unknown)
+
+    assert fleet.are_any_known
+    assert not fleet_of(unknown).are_any_known
+    assert fleet.with_prices().prompt_token_s.tolist() == pytest.approx([MODEL.prompt_token_s] * 2)
+
+
+def test_a_prompt_alone_goes_where_it_is_done_and_delays_nobody() -> None:
+    wish = Wish(num_prompt_tokens=1000, num_new_tokens=0.0)
+    fleet = fleet_of(standing(num_rows=40.0), standing(queued_tokens=100.0))
+
+    assert choose_prompt(fleet, wish, np.zeros(2)) == 1
+
+
+def test_slots_are_used_again_and_there_are_always_enough() -> None:
+    fleet = Fleet()
+    slots = [fleet.take_slot() for _ in range(40)]
+    fleet.give_back(slots[7])
+
+    assert len(set(slots)) == 40
+    assert fleet.take_slot() == slots[7]

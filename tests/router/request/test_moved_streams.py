@@ -1,0 +1,167 @@
+"""Streams that are told to leave a live worker go on at the other one, whatever happens meanwhile; nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from router.errors import NoReplicaError
+from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
+
+NUM_TOKENS = 60
+
+
+def texts(rig: RouterRig, number: int, **body: object) -> list[asyncio.Task[str]]:
+    async def one(index: int) -> str:
+        answer = await rig.complete([index + 1] * 5, max_tokens=NUM_TOKENS, seed=1, ignore_eos=True, **body)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    return [asyncio.create_task(one(index)) for index in range(number)]
+
+
+async def undisturbed(model_dir: Path, number: int) -> list[str]:
+    async with router_rig(model_dir) as rig:
+        return await asyncio.gather(*texts(rig, number))
+
+
+def hold(rig: RouterRig) -> None:
+    for replica in rig.decode.replicas.values():
+        replica.step_gate.clear()
+
+
+def let_go(rig: RouterRig) -> None:
+    for replica in rig.decode.replicas.values():
+        replica.step_gate.set()
+
+
+async def all_at(rig: RouterRig, index: int, number: int) -> None:
+    """Requests run at one worker, and make no step."""
+    await until(lambda: len(rig.decode[index].running) == number)
+
+
+async def test_streams_go_where_they_are_told_to_and_not_back(model_dir: Path) -> None:
+    expected = await undisturbed(model_dir, 3)
+    async with router_rig(model_dir, num_decode=3) as rig:
+        rig.decode[1].refuse_code = rig.decode[2].refuse_code = "draining"
+        await rig.service._refresh(wait=True)
+        hold(rig)
+        answers = texts(rig, 3)
+        await all_at(rig, 0, 3)
+        rig.decode[1].refuse_code = rig.decode[2].refuse_code = None
+        await until(lambda: all(item.takes_requests for item in rig.service.decode_pool.replicas))
+
+        told = await rig.service.administration.move("decode-0", "decode-2", num_streams=2)
+        await all_at(rig, 2, 2)
+        await rig.service.administration.move("decode-2", "decode-1", num_streams=1)  # and a second time
+        await all_at(rig, 1, 1)
+        let_go(rig)
+
+        assert told.num_streams == 2
+        assert await asyncio.gather(*answers) == expected
+        counters = rig.service.counters
+        assert (counters.num_ordered_moves, counters.num_drain_moves, counters.num_migrations) == (3, 0, 0)
+        await until(rig.is_at_rest)
+
+
+async def test_target_that_dies_during_the_move_is_not_waited_for(model_dir: Path) -> None:
+    expected = await undisturbed(model_dir, 2)
+    async with router_rig(model_dir, num_decode=2) as rig:
+        rig.decode[1].refuse_code = "draining"
+        await rig.service._refresh(wait=True)
+        hold(rig)
+        answers = texts(rig, 2)
+        await all_at(rig, 0, 2)
+        rig.decode[1].refuse_code = None
+        await until(lambda: all(item.takes_requests for item in rig.service.decode_pool.replicas))
+
+        await rig.service.administration.move("decode-0", "decode-1", num_streams=2)
+        await all_at(rig, 1, 2)
+        rig.decode.kill("decode-1")
+        let_go(rig)
+
+        assert await asyncio.gather(*answers) == expected
+        assert rig.service.counters.num_migrations == 2
+        await until(lambda: rig.service.num_alive == 0)
+
+
+async def test_source_that_dies_with_the_order_loses_nothing(model_dir: Path) -> None:
+    expected = await undisturbed(model_dir, 2)
+    async with router_rig(model_dir, num_decode=2) as rig:
+        hold(rig)
+        answers = texts(rig, 2)
+        await until(lambda: sum(len(item.running) for item in rig.decode.replicas.values()) == 2)
+        source = max(rig.decode.replicas.values(), key=lambda item: len(item.running))
+        rig.decode.kill(source.replica_id)
+
+        with pytest.raises(NoReplicaError, match="killed by the test"):
+            await rig.service.administration.move(source.replica_id, None, num_streams=2)
+        let_go(rig)
+
+        assert await asyncio.gather(*answers) == expected
+        await until(lambda: rig.service.num_alive == 0)
+
+
+async def test_client_that_leaves_during_the_move_leaves_nothing(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_decode=2) as rig:
+        hold(rig)
+        (answer,) = texts(rig, 1)
+        await until(lambda: any(item.running for item in rig.decode.replicas.values()))
+        source = next(name for name, item in rig.decode.replicas.items() if item.running)
+
+        moving = asyncio.create_task(rig.service.administration.move(source, None, num_streams=1))
+        await until(lambda: bool(rig.decode.replicas[source].moved))
+        answer.cancel()
+        await moving
+        let_go(rig)
+
+        await until(rig.is_at_rest)
+        assert rig.service.rebalancer.look() == {}
+
+
+async def test_move_off_a_worker_that_drains_is_a_move_all_the_same(model_dir: Path) -> None:
+    expected = await undisturbed(model_dir, 1)
+    async with router_rig(model_dir, num_decode=2) as rig:
+        hold(rig)
+        answers = texts(rig, 1)
+        await until(lambda: any(item.running for item in rig.decode.replicas.values()))
+        source = next(name for name, item in rig.decode.replicas.items() if item.running)
+        rig.decode.replicas[source].refuse_code = "draining"
+
+        await rig.service.administration.move(source, source, num_streams=1)  # it is no target any more
+        let_go(rig)
+
+        assert await asyncio.gather(*answers) == expected
+        assert (
+            rig.decode.replicas[source].seen[-1].output_token_ids
+            == rig.decode.replicas[source].seen[0].output_token_ids
+        )
+        await until(rig.is_at_rest)
+
+
+async def test_order_over_http_names_the_worker_and_how_many_go(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_decode=2, settings=FAST) as rig:
+        hold(rig)
+        answers = texts(rig, 1, stream=False)
+        await until(lambda: any(item.running for item in rig.decode.replicas.values()))
+        source = next(name for name, item in rig.decode.replicas.items() if item.running)
+        (target,) = set(rig.decode.replicas) - {source}
+
+        told = await rig.client.post("/admin/move", json={"replica": source, "to": target})
+        unknown = await rig.client.post("/admin/move", json={"replica": source, "to": "nobody"})
+        prefill = await rig.client.post("/admin/move", json={"replica": source, "to": "prefill-0"})
+        none = await rig.client.post("/admin/move", json={"replica": source, "num_streams": 0})
+        let_go(rig)
+        await asyncio.gather(*answers)
+
+        assert told.json() == {"replica": source, "to": target, "num_streams": 1}
+        assert unknown.status_code == 404
+        assert "nobody" in unknown.json()["error"]["message"]
+        assert (prefill.status_code, prefill.json()["error"]["code"]) == (400, "wrong_role")
+        assert none.status_code == 400
+        text = (await rig.client.get("/metrics")).text
+        assert 'baton:rebalance_moves_total{reason="order"' in text
+        assert (await rig.client.get("/status")).json()["totals"]["ordered_moves"] == 1
