@@ -11,7 +11,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.executor import EngineFacts, Executor
 from engine.contract.messages import WorkerInfo
 from engine.drafting.proposer import Drafting
-from engine.drafting.registry import make_drafting
+from engine.drafting.registry import make_drafting, with_predictions
 from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.engine_core import EngineCore
 from engine.scheduler.scheduler import Scheduler
@@ -48,9 +48,8 @@ def build_engine(
         CheckpointError: The directory cannot be loaded.
         ConfigError: The settings contradict each other or do not fit into this machine's memory.
     """
-    drafting = drafting or make_drafting(config.speculative)
-    max_draft_tokens = drafting.max_draft_tokens if drafting is not None else 0
-    executor = SingleProcessExecutor(config, progress=progress, max_draft_tokens=max_draft_tokens)
+    drafting = with_predictions(drafting or make_drafting(config.speculative), config.speculative)
+    executor = SingleProcessExecutor(config, progress=progress, max_samples_a_row=drafting.most_samples_a_request)
     executor.warm_up()
     return join_engine(config, executor, build_connector=build_connector, drafting=drafting)
 
@@ -88,7 +87,7 @@ def join_engine(
         runner=executor,
         connector=connector.worker if connector is not None else None,
         wake=wake,
-        runs_ahead=config.scheduler.runs_ahead(facts.device, has_drafts=drafting is not None),
+        runs_ahead=config.scheduler.runs_ahead(facts.device, has_drafts=drafting is not None and drafting.serves_all),
         on_close=executor.close,
     )
     return BuiltEngine(core=core, facts=facts, executor=executor, connector=connector)

@@ -55,6 +55,7 @@ class TextRequest:
     ``caller_id`` is the caller's own id of it, for logs.
     ``is_prompt_only`` asks what the model says of the prompt, and for no output.
     ``turn`` says how to tell thinking, content and calls apart; None where all is content.
+    ``prediction_token_ids`` are what the caller expects of the output.
     """
 
     request_id: str
@@ -72,6 +73,7 @@ class TextRequest:
     shows_logprobs: bool = False
     is_prompt_only: bool = False
     turn: TurnRules | None = None
+    prediction_token_ids: TokenIds | None = None
 
 
 class RouterService:
@@ -321,6 +323,7 @@ class RouterService:
             priority=text.priority,
             arrival_s=time.time(),
             cache_salt=text.cache_salt,
+            prediction_token_ids=text.prediction_token_ids,
         )
 
     def _output(self, text: TextRequest, generation: Generation, leader: TextOutput | None) -> TextOutput:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine.contract.errors import ConfigError
+from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.step import IntArray
 
 
@@ -18,6 +19,7 @@ class DraftContext(NamedTuple):
     max_tokens: as many drafts are of use, at least 1.
     num_prompt_tokens: the first so many are the prompt, the others were said by the model.
     salt: requests with different ones must not learn of each other.
+    prediction: follows the output along what the caller predicted of it; None where nothing was predicted.
     """
 
     request_id: str
@@ -25,6 +27,7 @@ class DraftContext(NamedTuple):
     max_tokens: int
     num_prompt_tokens: int = 0
     salt: str | None = None
+    prediction: PredictionFollower | None = None
 
 
 class Draft(NamedTuple):
@@ -53,12 +56,22 @@ class Proposer(Protocol):
 class Drafting:
     """Who proposes, and how many draft tokens a request may have in one step.
 
+    max_predicted_tokens: the same for a request whose caller predicted its output; 0: as many.
+    serves_all: False where it proposes for such requests alone. Then drafts get only samples that the step has left,
+        of as many as there may be requests: nothing needs more memory than without drafts.
     is_adaptive: only as many as are measured to pay, and none where they do not.
     """
 
     proposer: Proposer
     max_draft_tokens: int
+    max_predicted_tokens: int = 0
+    serves_all: bool = True
     is_adaptive: bool = False
+
+    @property
+    def most_samples_a_request(self) -> int:
+        """Of a step in which all requests have as many drafts as may be, on average over the requests."""
+        return 1 + self.max_draft_tokens if self.serves_all else 1
 
     def __post_init__(self) -> None:
         if self.max_draft_tokens < 1:

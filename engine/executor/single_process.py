@@ -20,9 +20,9 @@ class SingleProcessExecutor:
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: ProgressCallback | None = None, max_draft_tokens: int = 0
+        self, config: EngineConfig, *, progress: ProgressCallback | None = None, max_samples_a_row: int = 1
     ) -> None:
-        self._runner: ModelRunner | None = ModelRunner(config, progress=progress, max_draft_tokens=max_draft_tokens)
+        self._runner: ModelRunner | None = ModelRunner(config, progress=progress, max_samples_a_row=max_samples_a_row)
 
     @property
     def runner(self) -> ModelRunner:

@@ -55,8 +55,8 @@ logger = logging.getLogger(f"baton.{__name__}")
 class ModelRunner:
     """The weights, the KV cache and the rows of one engine. Used from one thread.
 
-    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. Of a row at
-    most ``max_draft_tokens`` are verified in a step.
+    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. A step
+    samples at most ``max_samples_a_row`` times as many tokens as there may be rows.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -69,12 +69,12 @@ class ModelRunner:
         *,
         progress: ProgressCallback | None = None,
         parts: DeviceParts | None = None,
-        max_draft_tokens: int = 0,
+        max_samples_a_row: int = 1,
     ) -> None:
         source = config.model
         self._config = config
         self._parts = parts or DeviceParts()
-        self._max_draft_tokens = max_draft_tokens
+        self._max_samples_a_row = max_samples_a_row
         self.model_config: ModelShape = load_model_config(source.path, source.code)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
@@ -206,7 +206,7 @@ class ModelRunner:
         before = torch.cuda.memory_allocated(self.device)
         scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
         num_tokens = scheduler.max_num_batched_tokens
-        num_logits = min(scheduler.max_num_seqs * (1 + self._max_draft_tokens), num_tokens)
+        num_logits = min(scheduler.max_num_seqs * self._max_samples_a_row, num_tokens)
         logits = self._run_scratch(scratch, num_tokens=num_tokens, num_logits=num_logits)
         sample_worst_case(logits.repeat(num_logits // len(logits) + 1, 1)[:num_logits])
         torch.cuda.synchronize(self.device)

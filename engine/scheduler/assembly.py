@@ -122,7 +122,7 @@ def assemble(
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
-        speculation=_speculation(drafting, state, running, draft_lengths),
+        speculation=_speculation(config, drafting, state, running, draft_lengths),
         step_output=step_output,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
@@ -264,11 +264,21 @@ def _remote_events(config: SchedulerConfig, state: State, step_output: StepOutpu
 
 
 def _speculation(
-    drafting: Drafting | None, state: State, running: RunningPass, lengths: DraftLengths | None
+    config: SchedulerConfig,
+    drafting: Drafting | None,
+    state: State,
+    running: RunningPass,
+    lengths: DraftLengths | None,
 ) -> Speculation | None:
     if drafting is None:
         return None
-    return Speculation(drafting, table=state.table, running=running, lengths=lengths)
+    return Speculation(
+        drafting,
+        table=state.table,
+        running=running,
+        lengths=lengths,
+        may_hold_back=config.async_scheduling == "auto",
+    )
 
 
 def _prompt_delay(config: SchedulerConfig, state: State, clock: Callable[[], float]) -> PromptDelay | None:

@@ -248,6 +248,11 @@ class Scheduler:
         dues = (self._admission.ask_again_at_s, self._early.next_deadline_s, grammar_due)
         return min((due for due in dues if due is not None), default=None)
 
+    @property
+    def wants_newest_tokens(self) -> bool:
+        """True while the next step should not be scheduled before those in flight have returned."""
+        return self._speculation is not None and self._speculation.wants_newest_tokens
+
     def has_unfinished(self) -> bool:
         """True while a request is live."""
         return bool(self._live_requests.live)

@@ -22,35 +22,54 @@ class Speculation:
     array have none.
 
     Nothing counts before it is verified: the computed and expected lengths of a row with drafts are those without them
-    until the step returns (``row_passes.append_sampled``). ``lengths`` says how many drafts pay.
+    until the step returns (``row_passes.append_sampled``). ``lengths`` says how many drafts pay. With ``may_hold_back``
+    an engine that runs ahead is to wait for the newest tokens while a prediction can be followed.
     """
 
     def __init__(
-        self, drafting: Drafting, *, table: RowTable, running: RunningPass, lengths: DraftLengths | None = None
+        self,
+        drafting: Drafting,
+        *,
+        table: RowTable,
+        running: RunningPass,
+        lengths: DraftLengths | None = None,
+        may_hold_back: bool = False,
     ) -> None:
         self._drafting = drafting
         self._lengths = lengths
         self._table = table
         self._running = running
+        self._may_hold_back = may_hold_back
+        self._most_samples = table.max_num_seqs * drafting.most_samples_a_request
+
+    @property
+    def is_needed(self) -> bool:
+        """False while no request here can have drafts."""
+        return self._drafting.serves_all or bool(self._table.predicted_rows)
+
+    @property
+    def wants_newest_tokens(self) -> bool:
+        """True while a step should not be scheduled before the one before it has returned."""
+        if not (self._may_hold_back and self._table.predicted_rows):
+            return False
+        return self._lengths is None or not self._lengths.is_at_rest(len(self._table))
 
     def run(self, draft: StepDraft) -> None:
         """Give the running requests that decode in the step their drafts."""
         batch, table = draft.running, self._table
-        if batch is None or draft.token_budget <= 0:
+        if batch is None or draft.token_budget <= 0 or not self.is_needed:
             return
         if self._lengths is not None and self._lengths.rests(batch.rows.size):
             return
         rows, ends = batch.rows, batch.ends
-        room = np.minimum(table.limit[rows] - ends - 1, np.int32(self._drafting.max_draft_tokens))
-        room[(batch.num_samples == 0) | (table.num_tokens[rows] != ends)] = 0
-        if table.wide_rows:
-            room[np.isin(rows, list(table.wide_rows))] = 0
+        room = self._room(batch)
         asked = np.flatnonzero(room > 0)
         if asked.size == 0:
             return
         proposals = self._propose(rows[asked], room[asked])
         counts = np.zeros(rows.size, np.int32)
-        counts[asked] = self._within_budget(self._lengths_of(proposals, rows[asked], batch), draft.token_budget)
+        budget = min(draft.token_budget, self._most_samples - batch.total_samples)
+        counts[asked] = self._within_budget(self._lengths_of(proposals, rows[asked], batch), budget)
         self._find_blocks(draft, rows, ends, counts)
         num_drafts = int(counts.sum())
         if num_drafts == 0:
@@ -68,9 +87,22 @@ class Speculation:
             total_samples=batch.total_samples + num_drafts,
         )
 
+    def _room(self, batch: Batch) -> IntArray:
+        """How many drafts each row could have at most."""
+        table, drafting, rows = self._table, self._drafting, batch.rows
+        room: IntArray = np.full(rows.size, drafting.max_draft_tokens if drafting.serves_all else 0, np.int32)
+        if table.predicted_rows:
+            most = drafting.max_predicted_tokens or drafting.max_draft_tokens
+            room[np.isin(rows, list(table.predicted_rows))] = most
+        np.minimum(room, table.limit[rows] - batch.ends - 1, out=room)
+        room[(batch.num_samples == 0) | (table.num_tokens[rows] != batch.ends)] = 0
+        if table.wide_rows:
+            room[np.isin(rows, list(table.wide_rows))] = 0
+        return room
+
     def step_scheduled(self, batch: Batch, *, is_alone: bool) -> None:
         """A step begins; it ``is_alone`` where no other one is under way."""
-        if self._lengths is not None and is_alone and not batch.has_prompts:
+        if self._lengths is not None and is_alone and not batch.has_prompts and self.is_needed:
             self._lengths.step_scheduled(batch.num_tokens)
 
     def step_returned(self) -> None:
@@ -103,6 +135,7 @@ class Speculation:
                     limit,
                     request.num_prompt_tokens,
                     request.message.cache_salt,
+                    request.prediction,
                 )
             )
         proposals = self._drafting.proposer.propose(contexts)

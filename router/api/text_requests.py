@@ -32,7 +32,8 @@ class Ask:
     """One body's prompts with all that was made of its parameters.
 
     ``param`` is the parameter to blame for a prompt that is too long. ``logits`` is what logits processors get,
-    ``grammar`` what answers must match, ``turn`` how they are read.
+    ``grammar`` what answers must match, ``turn`` how they are read, and
+    ``prediction`` what they are expected to say.
     """
 
     prompts: Sequence[TokenIds]
@@ -42,6 +43,7 @@ class Ask:
     wish: LogprobsWish
     grammar: str | None = None
     turn: TurnRules | None = None
+    prediction: TokenIds | None = None
 
 
 def start_choices(
@@ -103,6 +105,7 @@ def _text_request(
         shows_logprobs=ask.wish.num_output is not None,
         is_prompt_only=ask.limit.is_prompt_only,
         turn=ask.turn,
+        prediction_token_ids=ask.prediction,
     )
 
 

@@ -162,11 +162,11 @@ class PrefillPhase:
             source=PeerIdentity(engine_id=info.engine_id, incarnation=info.incarnation),
             timeout_s=min(self._settings.prefill_timeout_s, remaining_s),
         )
-        self._notices.give(decode_replica_id, replace(request, kv_stream=stream))
+        self._notices.give(decode_replica_id, replace(request, kv_stream=stream, prediction_token_ids=None))
 
     async def _run_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         def make_request(client_id: str) -> GenerateRequest:
-            return replace(generation.request, hand_over=True, client_id=client_id)
+            return replace(generation.request, hand_over=True, client_id=client_id, prediction_token_ids=None)
 
         timeout_s = self._settings.prefill_timeout_s
         num_cached = self._pool.num_cached_tokens(replica, generation.demand)

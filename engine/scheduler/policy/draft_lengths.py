@@ -113,11 +113,15 @@ class DraftLengths:
 
     def rests(self, num_rows: int) -> bool:
         """True when nobody needs to propose for a step of so many requests: drafts did not pay with as many."""
-        if self._rest_steps == 0 or num_rows < self._rest_rows:
+        if not self.is_at_rest(num_rows):
             return False
         self._rest_steps -= 1
         self._steps_without += 1
         return True
+
+    def is_at_rest(self, num_rows: int) -> bool:
+        """True when ``rests`` would say so now."""
+        return self._rest_steps > 0 and num_rows >= self._rest_rows
 
     def choose(self, keys: Sequence[tuple[str, int]], counts: IntArray, *, num_tokens: int, num_rows: int) -> IntArray:
         """How many of its drafts each of these requests should have in the step.

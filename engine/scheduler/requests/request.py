@@ -10,6 +10,7 @@ import numpy as np
 from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
 from engine.contract.grammar import CompiledGrammar
 from engine.contract.messages import GenerateRequest
+from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.step import IntArray
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
 from kv_transfer.cache_groups import BlockTables
@@ -46,7 +47,8 @@ class Request:
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
     ``grammar`` is what its grammar was compiled to, from the time on when it is. ``prompt_logprobs`` collects what was
-    asked for about the prompt, on the engine that samples the first token.
+    asked for about the prompt, on the engine that samples the first token. ``prediction`` follows the output along
+    what the caller predicted of it; None where nothing was predicted, or no output but one token comes from here.
     """
 
     __slots__ = (
@@ -69,6 +71,7 @@ class Request:
         "num_prompt_tokens",
         "num_published_blocks",
         "num_remote_tokens",
+        "prediction",
         "prompt_logprobs",
         "queue_s",
         "queued_at_s",
@@ -112,6 +115,8 @@ class Request:
         self.is_unanswered = True
         is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first
+        predicted = None if message.hand_over else message.prediction_token_ids
+        self.prediction = PredictionFollower(predicted) if predicted else None
         self.prompt_logprobs = PromptLogprobs(self.num_prompt_tokens) if wants_prompt else None
 
     @property

@@ -83,6 +83,7 @@ class RowTable:
         self.first_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
         self.silent_rows: set[int] = set()
         self.wide_rows: set[int] = set()
+        self.predicted_rows: set[int] = set()
         self.holed_rows: set[int] = set()
         self.num_releases = 0
         self._flat_token_ids = self.token_ids.reshape(-1)
@@ -173,6 +174,8 @@ class RowTable:
         self._set_stop_ids(row, request.stop_ids)
         if request.is_unanswered:
             self.silent_rows.add(row)
+        if request.prediction is not None:
+            self.predicted_rows.add(row)
         request.row = row
         self._running[row] = request
         self._forget_order()
@@ -211,6 +214,7 @@ class RowTable:
         self.num_releases += 1
         self.silent_rows.discard(row)
         self.wide_rows.discard(row)
+        self.predicted_rows.discard(row)
         self.holed_rows.discard(row)
         self._free_rows.append(row)
         self._forget_order()
