@@ -70,11 +70,15 @@ SpeculativeSection = section_of(
     SpeculativeConfig,
     descriptions={
         "method": "Who proposes draft tokens, which a step verifies: the same answers in fewer steps. `ngram` looks "
-        "where the last tokens stood in the request itself, `suffix` also in earlier answers with the same cache salt.",
+        "where the last tokens stood in the request itself, `suffix` also in earlier answers with the same cache salt, "
+        "`draft_model` asks a smaller model.",
         "num_tokens": "Drafts of a request in a step at most; `auto`: as many as are measured to pay, if any.",
         "min_match": "So many of the last tokens must be found again.",
         "max_match": "So many are looked for at most.",
         "max_kept_tokens": "Tokens of earlier answers that `suffix` keeps on each worker.",
+        "draft_model": "Directory of the smaller model, of the same vocabulary. Each decode worker loads it.",
+        "draft_cache_tokens": "Tokens of running requests whose KV the draft model keeps on each worker, at most; "
+        "requests beyond them have no drafts for a while.",
     },
 )
 

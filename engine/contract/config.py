@@ -13,7 +13,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 ModelImplName = Literal["auto", "native", "transformers"]
 QueuePolicy = Literal["fcfs", "priority"]
 LoadFailurePolicy = Literal["recompute", "fail"]
-SpeculativeMethod = Literal["none", "ngram", "suffix"]
+SpeculativeMethod = Literal["none", "ngram", "suffix", "draft_model"]
 Switch = bool | Literal["auto"]
 """``auto``: where it helps and works here; true: refuse to start where it does not work; false: never."""
 
@@ -229,10 +229,12 @@ class SpeculativeConfig:
     """Draft tokens, which change no token, only how many come out of a step.
 
     method: who proposes them; ``ngram`` looks where the last tokens stood in the request itself, ``suffix`` also in
-        earlier answers.
+        earlier answers, ``draft_model`` asks another model.
     num_tokens: most drafts of a request in a step; ``auto``: as many as are measured to pay, at most 8.
     min_match, max_match: so many of the last tokens must be found again, and so many are looked for at most.
     max_kept_tokens: of earlier answers.
+    draft_model: the checkpoint of that model, which has the same vocabulary.
+    draft_cache_tokens: of running requests whose KV it keeps, at most as many as there may be.
     """
 
     method: SpeculativeMethod = "none"
@@ -240,6 +242,8 @@ class SpeculativeConfig:
     min_match: int = 2
     max_match: int = 16
     max_kept_tokens: int = 1_000_000
+    draft_model: Path | None = None
+    draft_cache_tokens: int = 32_768
 
     def __post_init__(self) -> None:
         if self.num_tokens != "auto" and self.num_tokens < 1:
@@ -253,6 +257,15 @@ class SpeculativeConfig:
             )
         if self.max_kept_tokens < 0:
             raise ConfigError(f"max_kept_tokens must be >= 0, got {self.max_kept_tokens}")
+        if self.method == "draft_model" and self.draft_model is None:
+            raise ConfigError("speculative.method is draft_model, but speculative.draft_model names no checkpoint")
+        if self.method != "draft_model" and self.draft_model is not None:
+            raise ConfigError(
+                f"speculative.draft_model is {str(self.draft_model)!r}, but speculative.method is {self.method!r}: "
+                "set it to draft_model, or leave the model out"
+            )
+        if self.draft_cache_tokens < 1:
+            raise ConfigError(f"draft_cache_tokens must be at least 1, got {self.draft_cache_tokens}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

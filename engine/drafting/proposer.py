@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine.contract.errors import ConfigError
+from engine.contract.messages import SamplingParams
 from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.step import IntArray
 
@@ -19,6 +20,7 @@ class DraftContext(NamedTuple):
     max_tokens: as many drafts are of use, at least 1.
     num_prompt_tokens: the first so many are the prompt, the others were said by the model.
     salt: requests with different ones must not learn of each other.
+    sampling: how its tokens are drawn.
     prediction: follows the output along what the caller predicted of it; None where nothing was predicted.
     """
 
@@ -27,6 +29,7 @@ class DraftContext(NamedTuple):
     max_tokens: int
     num_prompt_tokens: int = 0
     salt: str | None = None
+    sampling: SamplingParams | None = None
     prediction: PredictionFollower | None = None
 
 
@@ -52,10 +55,24 @@ class Proposer(Protocol):
         """Draft tokens for each of these requests, in order: at most its ``max_tokens``."""
 
 
+class ModelProposer(Proposer, Protocol):
+    """One whose drafts take time: it is asked for as many as are to be verified, and only where nobody else has any.
+
+    It holds something of each request.
+    """
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """These requests have ended; each is told once."""
+
+    def close(self) -> None:
+        """Free what it computes with. Idempotent."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
     """Who proposes, and how many draft tokens a request may have in one step.
 
+    model: is asked where ``proposer`` has no drafts.
     max_predicted_tokens: the same for a request whose caller predicted its output; 0: as many.
     serves_all: False where it proposes for such requests alone. Then drafts get only samples that the step has left,
         of as many as there may be requests: nothing needs more memory than without drafts.
@@ -64,6 +81,7 @@ class Drafting:
 
     proposer: Proposer
     max_draft_tokens: int
+    model: ModelProposer | None = None
     max_predicted_tokens: int = 0
     serves_all: bool = True
     is_adaptive: bool = False

@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.backend import AttentionBatch
 from engine.attention.factory import check_attention
-from engine.contract.config import EngineConfig
+from engine.contract.config import EngineConfig, ModelConfigSource
 from engine.contract.errors import ConfigError
 from engine.contract.step import (
     NOTHING_PENDING,
@@ -56,7 +56,8 @@ class ModelRunner:
     """The weights, the KV cache and the rows of one engine. Used from one thread.
 
     ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. A step
-    samples at most ``max_samples_a_row`` times as many tokens as there may be rows.
+    samples at most ``max_samples_a_row`` times as many tokens as there may be rows. ``grammars`` are those of another
+    runner whose requests it has, too.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -70,6 +71,7 @@ class ModelRunner:
         progress: ProgressCallback | None = None,
         parts: DeviceParts | None = None,
         max_samples_a_row: int = 1,
+        grammars: GrammarStore | None = None,
     ) -> None:
         source = config.model
         self._config = config
@@ -99,9 +101,7 @@ class ModelRunner:
         self._attention = self._parts.build_attention(self.kv_cache)
         if self._graphs is not None:
             self._graphs.capture(self.kv_cache, self._attention)
-        self.grammars = GrammarStore(
-            source.path, vocab_size=self.model_config.vocab_size, eos_token_ids=self.eos_token_ids
-        )
+        self.grammars = grammars or grammar_store(source)
         self._batch = InputBatch(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
@@ -271,6 +271,10 @@ class ModelRunner:
         with torch.inference_mode():
             return self._launch(output)
 
+    def write(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
+        """Put tokens into rows where others may stand; no step may be in flight."""
+        self._batch.learn(rows, positions, token_ids)
+
     def _launch(self, output: SchedulerOutput) -> PendingStep:
         before = self._last_step
         if before is not None and not before.is_settled:
@@ -330,6 +334,15 @@ class ModelRunner:
 
     def _upload(self, array: LongArray) -> torch.Tensor:
         return upload(array, self.device)
+
+
+def grammar_store(source: ModelConfigSource) -> GrammarStore:
+    """Where the grammars of requests to a model are kept."""
+    return GrammarStore(
+        source.path,
+        vocab_size=load_model_config(source.path, source.code).vocab_size,
+        eos_token_ids=load_generation_defaults(source.path).eos_token_ids,
+    )
 
 
 def _choose_max_model_len(asked: int | None, model: ModelShape) -> int:

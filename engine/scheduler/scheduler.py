@@ -173,10 +173,13 @@ class Scheduler:
     def _seal(self, draft: StepDraft) -> SchedulerOutput:
         """Turn the draft into the message to the runner, and remember the step until it returns."""
         batch = draft.batch()
+        reports = self._live_requests.take_reports()
+        if self._speculation is not None and reports.finished_request_ids:
+            self._speculation.requests_finished(reports.finished_request_ids)
         output = draft.output(
             batch,
             step_id=self._next_step_id,
-            reports=self._live_requests.take_reports(),
+            reports=reports,
             connector_orders=self.take_orders(),
         )
         self._next_step_id += 1

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 
-from engine.contract.step import IntArray
-from engine.drafting.proposer import Draft, DraftContext, Drafting
+from engine.contract.step import BoolArray, IntArray
+from engine.drafting.proposer import Draft, DraftContext, Drafting, ModelProposer
 from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.running_pass import RunningPass
 from engine.scheduler.step_draft import Batch, StepDraft
+
+MODEL_EVIDENCE: Final = 64
+"""Behind the evidence of all other proposers: a draft model is judged by itself."""
 
 
 class Speculation:
@@ -66,10 +72,11 @@ class Speculation:
         asked = np.flatnonzero(room > 0)
         if asked.size == 0:
             return
-        proposals = self._propose(rows[asked], room[asked])
-        counts = np.zeros(rows.size, np.int32)
+        contexts = self._contexts(rows[asked], room[asked])
         budget = min(draft.token_budget, self._most_samples - batch.total_samples)
-        counts[asked] = self._within_budget(self._lengths_of(proposals, rows[asked], batch), budget)
+        proposals = self._propose(contexts, batch, budget)
+        counts: IntArray = np.zeros(rows.size, np.int32)
+        counts[asked] = [len(proposal.token_ids) for proposal in proposals]
         self._find_blocks(draft, rows, ends, counts)
         num_drafts = int(counts.sum())
         if num_drafts == 0:
@@ -110,20 +117,13 @@ class Speculation:
         if self._lengths is not None:
             self._lengths.step_returned()
 
-    def _lengths_of(self, proposals: list[Draft], rows: RowArray, batch: Batch) -> IntArray:
-        """How many of its drafts each of these rows should have."""
-        counts = np.array([len(proposal.token_ids) for proposal in proposals], np.int32)
-        if self._lengths is None:
-            return counts
-        keys = [
-            (self._table.owner(row).request_id, proposal.evidence)
-            for row, proposal in zip(rows.tolist(), proposals, strict=True)
-        ]
-        num_rows = int(np.count_nonzero(batch.num_samples))
-        return self._lengths.choose(keys, counts, num_tokens=batch.num_tokens, num_rows=num_rows)
+    def requests_finished(self, request_ids: Sequence[str]) -> None:
+        """These requests have ended; each is told once."""
+        if self._drafting.model is not None:
+            self._drafting.model.forget(request_ids)
 
-    def _propose(self, rows: RowArray, room: IntArray) -> list[Draft]:
-        """What is proposed for each of these rows, at most ``room``."""
+    def _contexts(self, rows: RowArray, room: IntArray) -> list[DraftContext]:
+        """What proposers see of these rows, which can have at most ``room`` drafts."""
         table = self._table
         contexts: list[DraftContext] = []
         for row, length, limit in zip(rows.tolist(), table.num_tokens[rows].tolist(), room.tolist(), strict=True):
@@ -135,14 +135,60 @@ class Speculation:
                     limit,
                     request.num_prompt_tokens,
                     request.message.cache_salt,
+                    request.message.sampling,
                     request.prediction,
                 )
             )
-        proposals = self._drafting.proposer.propose(contexts)
-        return [
-            proposal._replace(token_ids=proposal.token_ids[: context.max_tokens])
-            for proposal, context in zip(proposals, contexts, strict=True)
+        return contexts
+
+    def _propose(self, contexts: Sequence[DraftContext], batch: Batch, budget: int) -> list[Draft]:
+        """The drafts that each of these requests is to have, within the budget."""
+        model = self._drafting.model
+        found = list(self._drafting.proposer.propose(contexts))
+        counts = np.array([len(draft.token_ids) for draft in found], np.int32)
+        np.minimum(counts, [context.max_tokens for context in contexts], out=counts)
+        is_by_model = (counts == 0) if model is not None else np.zeros(counts.size, np.bool_)
+        most = self._drafting.max_draft_tokens
+        for place in np.flatnonzero(is_by_model).tolist():
+            counts[place] = min(contexts[place].max_tokens, most)
+            found[place] = Draft((), MODEL_EVIDENCE)
+        counts = self._within_budget(self._lengths_of(contexts, found, counts, is_by_model, batch), budget)
+        drafts = [
+            draft._replace(token_ids=draft.token_ids[:count])
+            for draft, count in zip(found, counts.tolist(), strict=True)
         ]
+        asked = np.flatnonzero(is_by_model & (counts > 0)).tolist()
+        if model is not None and asked:
+            wanted = [contexts[place]._replace(max_tokens=int(counts[place])) for place in asked]
+            for place, draft in zip(asked, self._ask(model, wanted), strict=True):
+                drafts[place] = draft
+        return drafts
+
+    def _ask(self, model: ModelProposer, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
+        """What the draft model proposes, whose time is taken."""
+        if self._lengths is None:
+            return model.propose(contexts)
+        with self._lengths.drafting(len(contexts)) as measured:
+            drafts = model.propose(contexts)
+            measured.num_steps = max(len(draft.token_ids) for draft in drafts)
+        return drafts
+
+    def _lengths_of(
+        self,
+        contexts: Sequence[DraftContext],
+        drafts: Sequence[Draft],
+        counts: IntArray,
+        is_by_model: BoolArray,
+        batch: Batch,
+    ) -> IntArray:
+        """How many of its drafts, of which there are ``counts``, each of these requests should have."""
+        if self._lengths is None:
+            return counts
+        keys = [(context.request_id, draft.evidence) for context, draft in zip(contexts, drafts, strict=True)]
+        num_rows = int(np.count_nonzero(batch.num_samples))
+        return self._lengths.choose(
+            keys, counts, num_tokens=batch.num_tokens, num_rows=num_rows, is_by_model=is_by_model
+        )
 
     @staticmethod
     def _within_budget(counts: IntArray, token_budget: int) -> IntArray:

@@ -148,6 +148,11 @@ PATHS = (
         grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
     ),
     Column(
+        name="drafts of a model",
+        setup=Setup(is_own_draft=True),
+        grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
+    ),
+    Column(
         name="own prefix cache",
         setup=Setup(settings=LOCAL),
         ask=twice,
