@@ -58,9 +58,8 @@ def build_engine(
     # Before the model itself, whose KV cache may take what memory is left.
     draft_model = load_draft_model(draft_engine, grammars) if draft_engine is not None else None
     drafting = with_predictions(drafting or make_drafting(config.speculative, model=draft_model), config.speculative)
-    executor = SingleProcessExecutor(
-        config, progress=progress, max_samples_a_row=drafting.most_samples_a_request, grammars=grammars
-    )
+    max_samples = drafting.most_samples(config.scheduler.max_num_seqs)
+    executor = SingleProcessExecutor(config, progress=progress, max_samples=max_samples, grammars=grammars)
     executor.warm_up()
     return join_engine(config, executor, build_connector=build_connector, drafting=drafting)
 

@@ -63,6 +63,8 @@ class SchedulerOutput(NamedTuple):
         block_table[group, row, column] = block_id; with empty ``append_groups`` all are of group 0. Nothing is said
         when a block leaves its group's window and is given to somebody else: entries before the window of what a step
         computes must not be used.
+    num_decode_steps: more than 1: every row decodes so many times over, each time the token that was sampled last, and
+        its counts of scheduled tokens and of samples are this number. There are no drafts then.
     is_decode: True where it is known that every row computes one token and samples one; what is laid out is the same
         if nobody knows it.
     """
@@ -74,6 +76,7 @@ class SchedulerOutput(NamedTuple):
     num_samples: IntArray
     draft_token_ids: IntArray = EMPTY_INTS
     is_decode: bool = False
+    num_decode_steps: int = 1
     released_rows: IntArray = EMPTY_INTS
     new_rows: tuple[NewRow, ...] = ()
     append_rows: IntArray = EMPTY_INTS
@@ -122,7 +125,8 @@ class ModelRunnerOutput(NamedTuple):
 
     sampled_token_ids: [sum of num_samples] the tokens drawn for each row, one row after the other.
     num_accepted: [num_reqs] how many draft tokens of each row are right: the first ``num_accepted + 1`` of its sampled
-        tokens are its output. None where the step has no draft tokens: all that was sampled is output.
+        tokens are its output; where rows decode several times over, ``num_decode_steps - 1`` of each. None where the
+        step is one without draft tokens: all that was sampled is output.
     has_nan: [sum of num_samples] True where the logits of a sample that counts held a NaN.
     has_waited: sampling had to wait for the tokens of the step before.
     failures: rows whose requests cannot go on; their tokens count for nothing.

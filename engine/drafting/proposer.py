@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine.contract.errors import ConfigError
+from engine.contract.grammar import GrammarFollower
 from engine.contract.messages import SamplingParams
 from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.step import IntArray
@@ -22,6 +23,7 @@ class DraftContext(NamedTuple):
     salt: requests with different ones must not learn of each other.
     sampling: how its tokens are drawn.
     prediction: follows the output along what the caller predicted of it; None where nothing was predicted.
+    grammar: tells which drafts fit the request's grammar; None where it has none.
     """
 
     request_id: str
@@ -31,6 +33,7 @@ class DraftContext(NamedTuple):
     salt: str | None = None
     sampling: SamplingParams | None = None
     prediction: PredictionFollower | None = None
+    grammar: GrammarFollower | None = None
 
 
 class Draft(NamedTuple):
@@ -74,8 +77,7 @@ class Drafting:
 
     model: is asked where ``proposer`` has no drafts.
     max_predicted_tokens: the same for a request whose caller predicted its output; 0: as many.
-    serves_all: False where it proposes for such requests alone. Then drafts get only samples that the step has left,
-        of as many as there may be requests: nothing needs more memory than without drafts.
+    serves_all: False where it proposes for such requests alone.
     is_adaptive: only as many as are measured to pay, and none where they do not.
     """
 
@@ -86,10 +88,13 @@ class Drafting:
     serves_all: bool = True
     is_adaptive: bool = False
 
-    @property
-    def most_samples_a_request(self) -> int:
-        """Of a step in which all requests have as many drafts as may be, on average over the requests."""
-        return 1 + self.max_draft_tokens if self.serves_all else 1
+    def most_samples(self, max_num_seqs: int) -> int:
+        """Samples of a step at most, where so many requests may run.
+
+        Drafts of predictions alone get those that the requests leave, and as many as one request may have: nothing
+        needs much more memory than without them.
+        """
+        return max_num_seqs * (1 + self.max_draft_tokens) if self.serves_all else max_num_seqs + self.max_draft_tokens
 
     def __post_init__(self) -> None:
         if self.max_draft_tokens < 1:

@@ -25,11 +25,11 @@ class SingleProcessExecutor:
         config: EngineConfig,
         *,
         progress: ProgressCallback | None = None,
-        max_samples_a_row: int = 1,
+        max_samples: int | None = None,
         grammars: GrammarStore | None = None,
     ) -> None:
         self._runner: ModelRunner | None = ModelRunner(
-            config, progress=progress, max_samples_a_row=max_samples_a_row, grammars=grammars
+            config, progress=progress, max_samples=max_samples, grammars=grammars
         )
 
     @property

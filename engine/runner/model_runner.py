@@ -37,6 +37,7 @@ from engine.model.registry import load_model_config
 from engine.model.step_context import StepContext
 from engine.model.weights.checkpoint import ProgressCallback, model_hash
 from engine.runner.cpu_threads import check_threads
+from engine.runner.decode_steps import run_decode_steps
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
 from engine.runner.input_batch import InputBatch
@@ -56,8 +57,8 @@ class ModelRunner:
     """The weights, the KV cache and the rows of one engine. Used from one thread.
 
     ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. A step
-    samples at most ``max_samples_a_row`` times as many tokens as there may be rows. ``grammars`` are those of another
-    runner whose requests it has, too.
+    samples at most ``max_samples`` tokens, by default one a row. ``grammars`` are those of another runner, if it has
+    the same requests.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -70,13 +71,13 @@ class ModelRunner:
         *,
         progress: ProgressCallback | None = None,
         parts: DeviceParts | None = None,
-        max_samples_a_row: int = 1,
+        max_samples: int | None = None,
         grammars: GrammarStore | None = None,
     ) -> None:
         source = config.model
         self._config = config
         self._parts = parts or DeviceParts()
-        self._max_samples_a_row = max_samples_a_row
+        self._max_samples = max_samples or config.scheduler.max_num_seqs
         self.model_config: ModelShape = load_model_config(source.path, source.code)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
@@ -206,7 +207,7 @@ class ModelRunner:
         before = torch.cuda.memory_allocated(self.device)
         scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
         num_tokens = scheduler.max_num_batched_tokens
-        num_logits = min(scheduler.max_num_seqs * self._max_samples_a_row, num_tokens)
+        num_logits = min(self._max_samples, num_tokens)
         logits = self._run_scratch(scratch, num_tokens=num_tokens, num_logits=num_logits)
         sample_worst_case(logits.repeat(num_logits // len(logits) + 1, 1)[:num_logits])
         torch.cuda.synchronize(self.device)
@@ -266,6 +267,8 @@ class ModelRunner:
         if not output.has_work:
             self._batch.apply(output)
             return NOTHING_PENDING
+        if output.num_decode_steps > 1:
+            return FinishedStep(run_decode_steps(self.launch, output))
         if not self._enters_inference_mode:
             return self._launch(output)
         with torch.inference_mode():

@@ -7,9 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from engine.contract.grammar import GrammarFollower
 from engine.contract.step import BoolArray, IntArray
 from engine.drafting.proposer import Draft, DraftContext, Drafting, ModelProposer
 from engine.scheduler.policy.draft_lengths import DraftLengths
+from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.running_pass import RunningPass
 from engine.scheduler.step_draft import Batch, StepDraft
@@ -46,7 +48,7 @@ class Speculation:
         self._table = table
         self._running = running
         self._may_hold_back = may_hold_back
-        self._most_samples = table.max_num_seqs * drafting.most_samples_a_request
+        self._most_samples = drafting.most_samples(table.max_num_seqs)
 
     @property
     def is_needed(self) -> bool:
@@ -137,14 +139,24 @@ class Speculation:
                     request.message.cache_salt,
                     request.message.sampling,
                     request.prediction,
+                    self._grammar_of(request),
                 )
             )
         return contexts
 
+    @staticmethod
+    def _grammar_of(request: Request) -> GrammarFollower | None:
+        if request.grammar_follower is None and request.grammar is not None:
+            request.grammar_follower = request.grammar.new_follower()
+        return request.grammar_follower
+
     def _propose(self, contexts: Sequence[DraftContext], batch: Batch, budget: int) -> list[Draft]:
         """The drafts that each of these requests is to have, within the budget."""
         model = self._drafting.model
-        found = list(self._drafting.proposer.propose(contexts))
+        found = [
+            self._fitting(context, draft)
+            for context, draft in zip(contexts, self._drafting.proposer.propose(contexts), strict=True)
+        ]
         counts = np.array([len(draft.token_ids) for draft in found], np.int32)
         np.minimum(counts, [context.max_tokens for context in contexts], out=counts)
         is_by_model = (counts == 0) if model is not None else np.zeros(counts.size, np.bool_)
@@ -163,6 +175,15 @@ class Speculation:
             for place, draft in zip(asked, self._ask(model, wanted), strict=True):
                 drafts[place] = draft
         return drafts
+
+    @staticmethod
+    def _fitting(context: DraftContext, draft: Draft) -> Draft:
+        """As much of a draft as the request's grammar allows: what it does not is never computed."""
+        if context.grammar is None or not len(draft.token_ids):
+            return draft
+        guesses = np.asarray(draft.token_ids[: context.max_tokens], np.int32)
+        num_fitting = context.grammar.num_fitting(context.token_ids[context.num_prompt_tokens :], guesses)
+        return draft._replace(token_ids=guesses[:num_fitting])
 
     def _ask(self, model: ModelProposer, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
         """What the draft model proposes, whose time is taken."""

@@ -125,13 +125,23 @@ def test_f3_requests_without_a_prediction_have_no_drafts_beside_one_that_has() -
 
 @pytest.mark.behaviour("F3")
 def test_f3_drafts_of_predictions_take_only_samples_that_nobody_needs() -> None:
-    """The memory of a step is that of as many samples as there may be requests."""
+    """The memory of a step is that of as many samples as there may be requests, and one request's drafts."""
     core = chain_engine(scheduler=replace(DEFAULT_SCHEDULER, max_num_seqs=4), drafting=predictions(9))
     answer = expected_tokens(PROMPT, NUM_TOKENS)
+    requests = [request(name, answer) for name in "abcd"]
+    for asked in requests:
+        core.add_request(asked)
 
-    deltas = list(run_requests(core, [request("a", answer), request("b", None)]))
+    found: dict[str, list[int]] = {asked.request_id: [] for asked in requests}
+    most = 0
+    while core.has_unfinished():
+        deltas = core.step().deltas()
+        most = max(most, sum(len(delta.token_ids) for delta in deltas))
+        for delta in deltas:
+            found[delta.request_id] += delta.token_ids
 
-    assert max(len(delta.token_ids) for delta in deltas) == 4 - 1
+    assert most == 4 + 9
+    assert set(map(tuple, found.values())) == {tuple(answer)}
 
 
 @pytest.mark.behaviour("F3")

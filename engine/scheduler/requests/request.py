@@ -8,7 +8,7 @@ from enum import Enum, auto
 import numpy as np
 
 from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
-from engine.contract.grammar import CompiledGrammar
+from engine.contract.grammar import CompiledGrammar, GrammarFollower
 from engine.contract.messages import GenerateRequest
 from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.step import IntArray
@@ -46,7 +46,8 @@ class Request:
     an invalid span that a load already published.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
-    ``grammar`` is what its grammar was compiled to, from the time on when it is. ``prompt_logprobs`` collects what was
+    ``grammar`` is what its grammar was compiled to, from the time on when it is, and ``grammar_follower`` tells which
+    drafts fit it, from the first ones on. ``prompt_logprobs`` collects what was
     asked for about the prompt, on the engine that samples the first token. ``prediction`` follows the output along
     what the caller predicted of it; None where nothing was predicted, or no output but one token comes from here.
     """
@@ -59,6 +60,7 @@ class Request:
         "confirmed_blocks",
         "full_limit",
         "grammar",
+        "grammar_follower",
         "invalid_spans",
         "is_unanswered",
         "kv_transfer",
@@ -99,6 +101,7 @@ class Request:
         ends_at_eos = not sampling.ignore_eos or sampling.grammar is not None
         self.stop_ids = frozenset(sampling.stop_token_ids + (sampling.eos_token_ids if ends_at_eos else ()))
         self.grammar: CompiledGrammar | None = None
+        self.grammar_follower: GrammarFollower | None = None
         self.root: BlockHash = prompt_root(message.cache_salt)
         self.block_hashes: list[BlockHash] = []
         self.block_tables: BlockTables = []
