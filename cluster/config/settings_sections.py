@@ -48,6 +48,8 @@ SchedulerSection = section_of(
         "enable_priority_preemption": "Let waiting or loaded requests take the place of ones of lower priority.",
         "artificial_preemption_probability": "Preempt without need, for tests.",
         "max_num_artificial_preemptions": "How often at most.",
+        "max_decode_steps": "Decode steps that a worker makes in one at most, while all its requests decode and nobody "
+        "waits: fewer and larger messages, less work between steps, and who arrives waits for the last of them.",
         "async_scheduling": "Schedule and launch a step before the result of the one before is there; `auto`: on GPUs.",
         "enable_cache_events": "Record what the prefix cache stores and removes.",
         "cache_event_capacity": "Records kept at most.",

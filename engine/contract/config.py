@@ -85,6 +85,7 @@ class SchedulerConfig:
     scheduler_delay_factor: hold new prompts back for so many times the last prompt's latency; 0 is off.
     enable_priority_preemption: a waiting or loaded request may take the place of running ones of lower priority.
     artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times.
+    max_decode_steps: where all running requests decode and nobody waits, so many steps are made in one, at most.
     async_scheduling: schedule and launch a step before the one before returned; ``auto`` does so on GPUs.
     enable_cache_events: record what the prefix cache stores and removes, the last cache_event_capacity of them.
     """
@@ -106,6 +107,7 @@ class SchedulerConfig:
     enable_priority_preemption: bool = False
     artificial_preemption_probability: float = 0.0
     max_num_artificial_preemptions: int = 0
+    max_decode_steps: int = 1
     async_scheduling: Switch = "auto"
     enable_cache_events: bool = False
     cache_event_capacity: int = 65_536
@@ -117,7 +119,7 @@ class SchedulerConfig:
         no use for draft tokens: they follow the newest token, which the step in flight has not told yet.
         """
         if self.async_scheduling == "auto":
-            return device_type != "cpu" and not has_drafts
+            return device_type != "cpu" and not has_drafts and self.max_decode_steps == 1
         return self.async_scheduling
 
     @property
@@ -133,7 +135,13 @@ class SchedulerConfig:
         return self.prefill_chunk_tokens or self.max_num_batched_tokens
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting", "cache_event_capacity"):
+        for name in (
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "max_num_waiting",
+            "max_decode_steps",
+            "cache_event_capacity",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -173,6 +181,11 @@ class SchedulerConfig:
             )
         if self.enable_priority_preemption and self.policy != "priority":
             raise ConfigError(f"enable_priority_preemption needs policy 'priority', got {self.policy!r}")
+        if self.max_decode_steps > 1 and self.async_scheduling is True:
+            raise ConfigError(
+                f"max_decode_steps ({self.max_decode_steps}) and async_scheduling both keep the device busy while "
+                "nobody schedules: set max_decode_steps to 1, or async_scheduling to auto or false"
+            )
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark is a share of the blocks in [0, 1), got {self.watermark}")
         if self.ask_again_s <= 0.0:

@@ -14,6 +14,7 @@ from engine.scheduler.admission import Admission
 from engine.scheduler.blocks.cache_events import CacheEventLog
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
+from engine.scheduler.decode_steps import DecodeSteps
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.migration import Migration
 from engine.scheduler.policy.draft_lengths import DraftLengths
@@ -70,6 +71,7 @@ class Parts:
     running: RunningPass
     admission: Admission
     speculation: Speculation | None
+    decode_steps: DecodeSteps | None
     step_output: StepOutputProcessor
     remote_events: RemoteEvents
     prompt_delay: PromptDelay | None
@@ -123,6 +125,7 @@ def assemble(
         running=running,
         admission=admission,
         speculation=_speculation(config, drafting, state, running, draft_lengths),
+        decode_steps=_decode_steps(config, state, running),
         step_output=step_output,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
@@ -278,6 +281,18 @@ def _speculation(
         running=running,
         lengths=lengths,
         may_hold_back=config.async_scheduling == "auto",
+    )
+
+
+def _decode_steps(config: SchedulerConfig, state: State, running: RunningPass) -> DecodeSteps | None:
+    if config.max_decode_steps == 1:
+        return None
+    return DecodeSteps(
+        config.max_decode_steps,
+        table=state.table,
+        running=running,
+        live_requests=state.live_requests,
+        remote=state.remote,
     )
 
 

@@ -77,6 +77,7 @@ class Scheduler:
         self._running = parts.running
         self._admission = parts.admission
         self._speculation = parts.speculation
+        self._decode_steps = parts.decode_steps
         self._step_output = parts.step_output
         self._remote_events = parts.remote_events
         self._preparations = parts.preparations
@@ -156,7 +157,13 @@ class Scheduler:
         self._admission.run(draft)
         if self._speculation is not None:
             self._speculation.run(draft)
+        if self._decode_steps is not None and not self._in_flight and not self._drafts_now:
+            self._decode_steps.run(draft)
         return self._seal(draft)
+
+    @property
+    def _drafts_now(self) -> bool:
+        return self._speculation is not None and self._speculation.is_needed
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
         """Take in what the oldest step in flight produced."""

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     @property
     def has_prompts(self) -> bool:
         """True when some row computes several known tokens."""
-        return self.num_tokens - self.draft_token_ids.size > self.rows.size
+        return self.num_tokens > self.total_samples and self.num_tokens - self.draft_token_ids.size > self.rows.size
 
 
 class StepInFlight(NamedTuple):
@@ -81,6 +81,7 @@ class StepDraft:
     that there is something to do even if this step computes nothing. ``prefill_share``: at most so many tokens go to
     one prefill; 0 is no limit. ``favoured``: who is let in first, because a place was made or is kept for it.
     ``leaving_rows``: while it is only weighed who is to make room, the rows that would be given up.
+    ``num_decode_steps``: how often the running rows decode in it.
     """
 
     token_budget: int
@@ -89,6 +90,7 @@ class StepDraft:
     prefill_share: int = 0
     favoured: Request | None = None
     leaving_rows: tuple[int, ...] = ()
+    num_decode_steps: int = 1
     running: Batch | None = None
     started: list[StartedRow] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
@@ -153,6 +155,7 @@ class StepDraft:
             num_samples=batch.num_samples,
             draft_token_ids=batch.draft_token_ids,
             is_decode=batch.is_decode,
+            num_decode_steps=self.num_decode_steps,
             released_rows=reports.released_rows,
             new_rows=tuple(self.new_rows),
             append_rows=append_rows,

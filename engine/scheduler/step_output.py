@@ -10,7 +10,7 @@ from engine.contract.block_hash import BlockHash, group_hash, hash_block, hash_c
 from engine.contract.grammar import GRAMMAR_FAILED
 from engine.contract.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
-from engine.contract.step import IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
+from engine.contract.step import EMPTY_INTS, IntArray, ModelRunnerOutput, PromptLogprobsChunk, SampledLogprobs
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
 from engine.scheduler.live_requests import LiveRequests
@@ -101,7 +101,7 @@ class StepOutputProcessor:
         is_live = self._table.epoch[batch.rows] == batch.epochs
         num_samples = batch.num_samples[is_live]
         num_scheduled_tokens = batch.num_scheduled_tokens[is_live]
-        num_drafts = np.maximum(batch.num_samples - 1, 0)
+        num_drafts, has_drafts = np.maximum(batch.num_samples - 1, 0), batch.draft_token_ids.size > 0
         left = Batch(
             rows=batch.rows[is_live],
             rows_int32=batch.rows_int32[is_live],
@@ -110,7 +110,7 @@ class StepOutputProcessor:
             ends=batch.ends[is_live],
             epochs=batch.epochs[is_live],
             num_samples=num_samples,
-            draft_token_ids=batch.draft_token_ids[np.repeat(is_live, num_drafts)],
+            draft_token_ids=batch.draft_token_ids[np.repeat(is_live, num_drafts)] if has_drafts else EMPTY_INTS,
             num_tokens=int(num_scheduled_tokens.sum()),
             total_samples=int(num_samples.sum()),
         )
@@ -118,16 +118,19 @@ class StepOutputProcessor:
         return left, token_ids, None if num_accepted is None else num_accepted[is_live]
 
     def _take_in_drafts(self, batch: Batch, num_samples: IntArray, num_appended: IntArray) -> None:
-        """Count the drafts of a step, and give back the blocks that only rejected ones needed."""
+        """Count the drafts of a step, and give back the blocks that only rejected ones, or tokens behind the end of
+        an output, needed."""
         is_drafted = num_samples > 1
         num_accepted = num_appended[is_drafted[num_samples > 0]] - 1
-        self._count_drafts(batch.draft_token_ids.size, num_accepted)
+        has_drafts = batch.draft_token_ids.size > 0
+        if has_drafts:
+            self._count_drafts(batch.draft_token_ids.size, num_accepted)
         verified = zip(batch.rows[is_drafted], num_samples[is_drafted] - 1, num_accepted, strict=True)
         for row, num_drafts, num_right in ((int(row), int(drafts), int(right)) for row, drafts, right in verified):
             surplus = self._table.trim_blocks(row)
             if surplus:
                 self._kv_cache.release(surplus)
-            if self._draft_lengths is not None:
+            if self._draft_lengths is not None and has_drafts:
                 request_id = self._table.owner(row).request_id
                 self._draft_lengths.note_verified(request_id, num_drafts=num_drafts, num_accepted=num_right)
 

@@ -1,4 +1,5 @@
-"""I1 with a real model: tokens, log-probabilities and usage are the same whether steps verify drafts or not."""
+"""I1 with a real model: tokens, log-probabilities and usage are the same whether steps verify drafts or not, and
+whether they decode once or several times."""
 
 from __future__ import annotations
 
@@ -221,3 +222,18 @@ def test_a_draft_model_that_is_the_model_is_nearly_always_right(world: World) ->
     engine.core.step()  # tells of the last ones that ended
     assert (len(model.rows), model.rows.num_free_blocks) == (0, model.rows.num_blocks)
     model.rows.check_integrity()
+
+
+@pytest.mark.behaviour("O7")
+def test_o7_several_decode_steps_at_once_say_the_same(world: World) -> None:
+    config = world.config("repeat")
+    scheduler = replace(config.scheduler, max_decode_steps=5, max_num_seqs=64, max_num_batched_tokens=2048)
+    config = replace(config, scheduler=scheduler)
+    engine = build_engine(config).core
+
+    actual = listen(run_requests(engine, world.requests))
+
+    assert_same(actual, world)
+    stats = engine.stats()
+    assert stats.scheduler.num_generated_tokens == sum(len(said.output.token_ids) for said in actual.values())
+    assert stats.num_steps < NUM_TOKENS / 2
