@@ -292,6 +292,11 @@ class EngineConfig:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     def __post_init__(self) -> None:
+        if self.scheduler.max_decode_steps > 1 and self.speculative.method != "none":
+            raise ConfigError(
+                f"max_decode_steps ({self.scheduler.max_decode_steps}) has no use beside speculative.method "
+                f"{self.speculative.method!r}, which looks at every step: set it to 1, or the method to none"
+            )
         if self.cache.num_blocks is not None and self.scheduler.max_model_len is not None:
             self.scheduler.check_fits(
                 block_size=self.cache.block_size,

@@ -4,22 +4,24 @@ whether they decode once or several times."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.build import build_engine
 from engine.contract.config import EngineConfig, SpeculativeConfig
 from engine.contract.messages import GenerateRequest, SamplingParams, TokenDelta
 from engine.contract.token_ids import TokenIds
-from engine.drafting.proposer import Drafting
+from engine.drafting.proposer import Draft, DraftContext, Drafting, Proposer
 from engine.drafting.registry import make_drafting
 from engine.executor.draft_model import DraftModel
 from engine.frontend.engine_core import EngineCore
-from engine.frontend.offline import run_requests
+from engine.frontend.offline import generate, run_requests
 from tests.support.cluster.served_checkpoint import make_served_checkpoint
 from tests.support.engine.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.engine.collected_output import CollectedOutput, collect
@@ -237,3 +239,54 @@ def test_o7_several_decode_steps_at_once_say_the_same(world: World) -> None:
     stats = engine.stats()
     assert stats.scheduler.num_generated_tokens == sum(len(said.output.token_ids) for said in actual.values())
     assert stats.num_steps < NUM_TOKENS / 2
+
+
+class Rigged:
+    """Implements ``Proposer``: another one for each example."""
+
+    def __init__(self) -> None:
+        self.proposer: Proposer = RepeatLast()
+
+    def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
+        """What the one of now says."""
+        return self.proposer.propose(contexts)
+
+
+@pytest.fixture(scope="module")
+def rigged(world: World) -> tuple[EngineCore, EngineCore, Rigged]:
+    """An engine without drafts, one with them, and who proposes them."""
+    proposer = Rigged()
+    drafting = Drafting(proposer=proposer, max_draft_tokens=MAX_DRAFT_TOKENS)
+    config = small_engine_config(world.path)
+    return build_engine(config).core, build_engine(config, drafting=drafting).core, proposer
+
+
+@pytest.mark.behaviour("F3")
+@settings(max_examples=20, deadline=None)
+@given(
+    probability=st.floats(0.0, 1.0),
+    temperatures=st.lists(st.sampled_from([0.0, 0.8, 1.5]), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+)
+def test_f3_drafts_that_are_right_with_any_probability_change_nothing(
+    rigged: tuple[EngineCore, EngineCore, Rigged], probability: float, temperatures: list[float], seed: int
+) -> None:
+    plain, drafted, proposer = rigged
+    rng = random.Random(seed)
+    requests = [
+        GenerateRequest(
+            request_id=str(number),
+            prompt_token_ids=TokenIds.of([rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 20))]),
+            sampling=SamplingParams(
+                max_tokens=rng.randint(1, NUM_TOKENS), temperature=temperature, seed=rng.getrandbits(40)
+            ),
+        )
+        for number, temperature in enumerate(temperatures)
+    ]
+    expected = generate(plain, requests)
+    said = {asked.request_id: [*asked.prompt_token_ids, *expected[asked.request_id], 0] for asked in requests}
+    proposer.proposer = SometimesRight(
+        lambda name, tokens: said[name][min(len(tokens), len(said[name]) - 1)], probability=probability, seed=seed
+    )
+
+    assert generate(drafted, requests) == expected

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from engine.contract.config import SchedulerConfig
+from engine.contract.config import EngineConfig, ModelConfigSource, SchedulerConfig, SpeculativeConfig
 from engine.contract.errors import ConfigError
 from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
@@ -117,3 +118,13 @@ def test_o7_with_steps_that_run_ahead_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_decode_steps must be at least 1"):
         SchedulerConfig(max_decode_steps=0)
     assert not SchedulerConfig(max_decode_steps=2).runs_ahead("cuda")
+
+
+@pytest.mark.behaviour("O7")
+def test_o7_beside_a_proposer_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_decode_steps \(2\) has no use beside speculative.method 'ngram'"):
+        EngineConfig(
+            model=ModelConfigSource(path=Path("model")),
+            scheduler=SchedulerConfig(max_decode_steps=2),
+            speculative=SpeculativeConfig(method="ngram"),
+        )
