@@ -1,6 +1,7 @@
 """Does separating prefill from decode pay? The same load on three clusters of two threads in all, behind one router.
 
     python -m benchmarks.disagg --rates 0.5 1 2 --json benchmarks/results/disagg.json
+    python -m benchmarks.disagg --matrix --json benchmarks/results/regret.json
 
 ``disagg``: one prefill and one decode worker with one thread each. ``disagg_lead``: the same, and decode computes
 prompts itself while ``--queue-lead`` more prompt tokens wait at prefill than there (docs/routing.md). ``single``: one
@@ -12,6 +13,13 @@ answers. Rows of a cluster and a rate: ``<cluster>/itl_p99_ms/rate=<r>`` and so 
 limits on time to first token and on their own p90 gap between tokens. ``ratio/itl_p99/...`` is the separated cluster's
 over the single engine's, ``ratio/itl_p99_small/...`` over that with small chunks. Choose rates that the machine can
 serve: a stream brings 64 + 0.4 x 1,024 prompt tokens.
+
+``--matrix`` instead measures ``apart`` (as ``disagg``), ``one`` (as ``single``), ``one_small``, ``two`` and ``elastic``
+(``roles: elastic``) under one promise (``--ttft-limit-ms``, ``--itl-limit-ms``) in cells of {low, mid, saturated} x
+{prompt_heavy, balanced, decode_heavy} x {steady, bursts, step}. The rates come from a short calibration by ``two``.
+Rows are ``<layout>/<figure>/<level>/<mix>/<shape>``; ``regret/goodput/<cell>`` is elastic's goodput over the best of
+the others, ``regret/itl_p99/<cell>`` its p99 gap over the least of those that reach 0.95 of the best goodput.
+``--layouts`` and ``--cells`` choose some of it, and ``--merge`` keeps what ``--json FILE`` already has of others.
 """
 
 from __future__ import annotations
@@ -28,6 +36,8 @@ import torch
 import yaml
 
 from benchmarks.arguments import at_least, count, positive
+from benchmarks.disagg_parts.layouts import LAYOUTS
+from benchmarks.disagg_parts.matrix import run_matrix
 from benchmarks.load import Arrival, LoadSpec, Timing, percentile, poisson_arrivals, send_all
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
 from benchmarks.report import Row, add_json_option, publish
@@ -145,6 +155,17 @@ def ratio_rows(rows: Sequence[Row], rates: Sequence[float]) -> list[Row]:
     ]
 
 
+def add_matrix_options(parser: argparse.ArgumentParser) -> None:
+    """What ``--matrix`` goes by."""
+    parser.add_argument("--matrix", action="store_true", help="measure the regret matrix")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="of the matrix")
+    parser.add_argument("--cells", nargs="+", default=["*"], metavar="PATTERN", help="of the matrix: low/*/steady")
+    parser.add_argument("--cell-seconds", type=positive, default=8.0, help="how long requests arrive in a cell")
+    parser.add_argument("--calibrate-seconds", type=positive, default=8.0, help="of each mix")
+    parser.add_argument("--capacity", nargs="+", default=[], metavar="MIX=RATE", help="instead of a calibration")
+    parser.add_argument("--merge", action="store_true", help="keep the rows of other layouts and cells in --json FILE")
+
+
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -162,6 +183,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=count, default=2048)
     parser.add_argument("--ttft-limit-ms", type=positive, default=4000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=150.0)
+    add_matrix_options(parser)
     add_json_option(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -169,6 +191,9 @@ def main() -> None:
         if model is None:
             model = Path(directory)
             write_random_llama(model, torch.bfloat16)
+        if args.matrix:
+            run_matrix(model, args)
+            return
         rows = [row for name in (DISAGG, DISAGG_LEAD, SINGLE, SINGLE_SMALL, TWO) for row in measure(name, model, args)]
     rows.extend(ratio_rows(rows, args.rates))
     title = "prefill and decode apart and together, two threads in all"

@@ -8,7 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 
@@ -97,6 +97,25 @@ async def send_all(url: str, arrivals: Sequence[Arrival]) -> list[Timing]:
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits, trust_env=False) as client:
         started = time.perf_counter()
         return await asyncio.gather(*(_send(client, arrival, started) for arrival in arrivals))
+
+
+async def send_closed(url: str, arrivals: Sequence[Arrival], *, concurrency: int, seconds: float) -> list[Timing]:
+    """Have so many clients send requests, each its next one when its last answer has ended, for ``seconds``.
+
+    Arrivals are taken in their order, whatever their times; answers that were begun are waited for.
+    """
+    waiting = iter(arrivals)
+    timings: list[Timing] = []
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits, trust_env=False) as client:
+        end_s = time.perf_counter() + seconds
+
+        async def keep_asking() -> None:
+            while (now_s := time.perf_counter()) < end_s and (arrival := next(waiting, None)) is not None:
+                timings.append(await _send(client, replace(arrival, at_s=0.0), now_s))
+
+        await asyncio.gather(*(keep_asking() for _ in range(concurrency)))
+    return timings
 
 
 async def _send(client: httpx.AsyncClient, arrival: Arrival, started: float) -> Timing:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,23 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as a JSON list to FILE")
 
 
-def publish(rows: Sequence[Row], *, packages: Sequence[str], json_file: Path | None, title: str) -> None:
-    """Print the rows under a heading, and write them where asked."""
+def kept_rows(file: Path | None) -> list[dict[str, Any]]:
+    """The rows that an earlier run wrote to a file; none where it is not there."""
+    if file is None or not file.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(file.read_text())
+    return rows
+
+
+def publish(
+    rows: Sequence[Row],
+    *,
+    packages: Sequence[str],
+    json_file: Path | None,
+    title: str,
+    kept: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Print the rows under a heading, and write them where asked, behind those ``kept`` ones that have other names."""
     run = describe_run(packages)
     print(f"\n{title}")
     for key, value in run.items():
@@ -68,5 +84,7 @@ def publish(rows: Sequence[Row], *, packages: Sequence[str], json_file: Path | N
         print(f"  {row.name:<{width}}  {row.value:>12.4g} {row.unit:<8} {detail}")
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps([{**row.as_json(), "run": run} for row in rows], indent=1) + "\n")
+        new = {row.name for row in rows}
+        written = [row for row in kept if row["name"] not in new] + [{**row.as_json(), "run": run} for row in rows]
+        json_file.write_text(json.dumps(written, indent=1) + "\n")
         print(f"  rows written to {json_file}")

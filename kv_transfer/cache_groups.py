@@ -47,8 +47,8 @@ class CacheGroups:
         return any(window is not None for window in self.windows)
 
     @property
-    def is_plain(self) -> bool:
-        """True for one group that needs every block: what most models have."""
+    def is_one_full_group(self) -> bool:
+        """True for a single group without a window, which needs every block: what most models have."""
         return self.windows == (None,)
 
     def first_block(self, group: int, position: int) -> int:

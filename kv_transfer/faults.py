@@ -170,13 +170,13 @@ class FaultyTransport:
         self.has_replaced_peer = False
 
     @property
-    def on_news(self) -> Callable[[], None] | None:
+    def on_event(self) -> Callable[[], None] | None:
         """The wrapped transport's callback."""
-        return self._transport.on_news
+        return self._transport.on_event
 
-    @on_news.setter
-    def on_news(self, callback: Callable[[], None] | None) -> None:
-        self._transport.on_news = callback
+    @on_event.setter
+    def on_event(self, callback: Callable[[], None] | None) -> None:
+        self._transport.on_event = callback
 
     @property
     def metadata(self) -> bytes:

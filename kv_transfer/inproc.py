@@ -93,7 +93,7 @@ class InProcessTransport:
         if region.memory is not MemoryKind.DRAM:
             raise KVTransferError(f"the in-process connector copies DRAM only, the KV cache lies in {region.memory}")
         self.name = f"{identity.engine_id}/{identity.incarnation}"
-        self.on_news: Callable[[], None] | None = None
+        self.on_event: Callable[[], None] | None = None
         self._fabric = fabric
         self._region = region
         self._messages: deque[tuple[str, bytes]] = deque()
@@ -144,8 +144,8 @@ class InProcessTransport:
     def deliver(self, sender: str, message: bytes) -> None:
         """Take a message from a peer's thread."""
         self._messages.append((sender, message))
-        if self.on_news is not None:
-            self.on_news()
+        if self.on_event is not None:
+            self.on_event()
 
     @contextlib.contextmanager
     def open_memory(self) -> Iterator[None]:

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kv_transfer.cache_groups import GroupBlocks
 from kv_transfer.params import KVStreamParams, KVTransferParams
+
+NO_ADDRESS: Final = b""
+"""Stands for the address of a block that need not be supplied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,8 @@ class KVSource(Protocol):
 
         ``num_prompt_tokens`` are the tokens known so far: with those that were generated elsewhere before a move.
         ``block_hashes`` address, by KV cache group, the full blocks that the request may take from a cache, from its
-        first block on. Of a group with a window the blocks suffice that the token behind the match sees.
+        first block on. Of a group with a window the blocks suffice that the token behind the match sees. A block at
+        NO_ADDRESS need not be supplied: it is in the cache, though not of all groups.
         """
 
     def begin_load(
@@ -49,7 +53,8 @@ class KVSource(Protocol):
     ) -> None:
         """Queue the load of blocks from the ``first_block``-th one of the request on, equally many of each group.
 
-        It takes up what the last ``match`` offered to this request; nothing was matched since.
+        Absent ones are not loaded: those before a group's window, and those that are in the cache. It takes up what
+        the last ``match`` offered to this request; nothing was matched since.
         """
 
     def cancel_load(self, request_id: str) -> None:

@@ -42,11 +42,11 @@ class Transport(Protocol):
 
     All calls come from one thread, the connector's, except ``metadata``. Peers are named by what ``add_peer``
     returned. ``needs_polling`` says whether messages and ends of reads must be asked for; otherwise the transport
-    calls ``on_news`` (from any thread) when there is something.
+    calls ``on_event`` (from any thread) when there is something.
     """
 
     needs_polling: bool
-    on_news: Callable[[], None] | None
+    on_event: Callable[[], None] | None
 
     @property
     def metadata(self) -> bytes:

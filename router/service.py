@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.role import Role
 from engine.contract.token_ids import TokenIds
 from router.administration import Administration
@@ -66,6 +67,7 @@ class TextRequest:
     include_stop: bool = False
     skip_special_tokens: bool = True
     priority: int = 0
+    promise: Promise = NO_PROMISE
     cache_salt: str | None = None
     timeout_s: float | None = None
     session_id: str | None = None
@@ -321,6 +323,7 @@ class RouterService:
             prompt_token_ids=text.prompt_token_ids,
             sampling=sampling,
             priority=text.priority,
+            promise=text.promise,
             arrival_s=time.time(),
             cache_salt=text.cache_salt,
             prediction_token_ids=text.prediction_token_ids,

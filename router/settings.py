@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.role import Role
 from router.policies import PREFIX, make_policy
 from router.roles import ROLES
@@ -65,6 +66,7 @@ class RouterSettings:
     by more than ``session_max_usage_lead`` or its queue by more than ``session_max_queue_lead`` tokens.
     Of /v1/responses each router keeps ``max_stored_responses``, of together at most ``max_stored_response_bytes``, for
     ``stored_response_ttl_s``; 0 of them: none.
+    ``promise`` is what requests are promised that ask for nothing else.
     ``tool_format`` and ``reasoning_format`` name how the model writes calls of tools and its thinking (docs/tools.md).
     """
 
@@ -115,6 +117,7 @@ class RouterSettings:
     prefill_policy: str = ROLES["prefill"].policy
     decode_policy: str = ROLES["decode"].policy
     metrics_compat: MetricsCompat = "none"
+    promise: Promise = NO_PROMISE
     tool_format: str = AUTO
     reasoning_format: str = AUTO
 

@@ -49,6 +49,7 @@ BEHAVIOURS = {
     "O5": "choices of a prompt share its blocks",
     "O6": "artificial preemption",
     "O7": "several decode steps at once, none too many",
+    "P1": "prompts leave decoding requests the gap that these were promised",
     "F1": "grammars: waits while they compile, masks in the step",
     "F3": "draft tokens are scheduled and verified in one step",
     "F5": "the next step is scheduled while one runs",

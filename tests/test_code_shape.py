@@ -12,7 +12,7 @@ import pytest
 from tests.support.cluster.side_by_side import LONGEST, SHARED
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("cluster", "prefill", "decode", "kv_transfer", "router", "engine")
+PACKAGES = ("cluster", "simulation", "prefill", "decode", "kv_transfer", "router", "engine")
 CHECKED = (*PACKAGES, "tests", "benchmarks", "scripts")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -25,6 +25,12 @@ LONG_FUNCTIONS: dict[str, str] = {
     "engine/attention/paged_decode.py:_attend_parts": "a kernel, whose 28 parameters take a line each",
 }
 """Functions (``path:name``) that may be longer, each with the reason."""
+
+
+CATALOGUES = {
+    "engine/model/architectures": "a file an architecture, each read by itself; the registry lists them",
+}
+"""Folders that may have more modules, each with the reason."""
 
 
 def python_files() -> list[Path]:
@@ -76,7 +82,7 @@ def test_exceptions_are_still_needed() -> None:
 def test_folder_can_be_read_at_a_glance(folder: Path) -> None:
     modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
 
-    assert len(modules) <= MAX_MODULES
+    assert len(modules) <= MAX_MODULES or name_of(folder) in CATALOGUES
 
 
 @pytest.mark.parametrize("package", PACKAGES)

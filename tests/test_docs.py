@@ -38,7 +38,19 @@ PAGES = {
     )
     if page.name != "CHANGELOG.md"  # tells of what was
 }
-ROOMS = ("engine", "kv_transfer", "prefill", "decode", "router", "cluster", "deploy", "tests", "benchmarks", "scripts")
+ROOMS = (
+    "engine",
+    "kv_transfer",
+    "prefill",
+    "decode",
+    "router",
+    "simulation",
+    "cluster",
+    "deploy",
+    "tests",
+    "benchmarks",
+    "scripts",
+)
 FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMAND_ENDS = re.compile(r"&&|\|\|?|[;'>]")
 

@@ -30,7 +30,7 @@ Breaker: TypeAlias = Literal["connection", "proxy"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ChaosRequest:
     """One request, the same each time."""
 
     prompt: tuple[int, ...]
@@ -44,7 +44,7 @@ class Answer:
     ``broken_by`` is what ended it without a word of Baton: the connection, or a proxy that says so.
     """
 
-    ask: Ask
+    ask: ChaosRequest
     started_s: float
     ended_s: float = float("inf")
     tokens: list[int] = field(default_factory=list)
@@ -62,11 +62,11 @@ class Answer:
         return max(gaps, default=0.0)
 
 
-def make_asks(load: LoadSection) -> list[Ask]:
+def make_asks(load: LoadSection) -> list[ChaosRequest]:
     """The requests of a load."""
     draw = random.Random(load.seed)
     return [
-        Ask(
+        ChaosRequest(
             prompt=tuple(draw.randrange(3, TOKEN_IDS) for _ in range(draw.randint(*load.prompt_tokens))),
             num_tokens=draw.randint(*load.output_tokens),
         )
@@ -77,7 +77,7 @@ def make_asks(load: LoadSection) -> list[Ask]:
 class LoadRun:
     """Streams against one cluster."""
 
-    def __init__(self, client: httpx.AsyncClient, asks: list[Ask], *, num_streams: int) -> None:
+    def __init__(self, client: httpx.AsyncClient, asks: list[ChaosRequest], *, num_streams: int) -> None:
         self._client = client
         self._asks = asks
         self._num_streams = num_streams
@@ -89,7 +89,7 @@ class LoadRun:
         self.is_proxy_away = False
         """Whether connections may be refused now: then nothing was accepted, and the client comes again."""
 
-    async def once(self) -> dict[Ask, list[int]]:
+    async def once(self) -> dict[ChaosRequest, list[int]]:
         """Every request one time, with nothing else going on.
 
         Raises:
@@ -97,7 +97,7 @@ class LoadRun:
         """
         gate = asyncio.Semaphore(self._num_streams)
 
-        async def one(ask: Ask) -> Answer:
+        async def one(ask: ChaosRequest) -> Answer:
             async with gate:
                 return await self._request(ask)
 
@@ -128,7 +128,7 @@ class LoadRun:
             self._next += 1
             self.answers.append(await self._request(ask))
 
-    async def _request(self, ask: Ask) -> Answer:
+    async def _request(self, ask: ChaosRequest) -> Answer:
         answer = Answer(ask=ask, started_s=time.monotonic())
         deadline_s = answer.started_s + REQUEST_TIMEOUT_S
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cluster.chaos.load import Answer, Ask
+from cluster.chaos.load import Answer, ChaosRequest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class ChaosReport:
     def judge_answers(
         self,
         answers: Sequence[Answer],
-        undisturbed: Mapping[Ask, list[int]],
+        undisturbed: Mapping[ChaosRequest, list[int]],
         *,
         losses: Sequence[RouterLoss | ProxyLoss],
     ) -> None:

@@ -35,6 +35,7 @@ from engine.contract.config import (
     SpeculativeConfig,
 )
 from engine.contract.errors import ConfigError
+from engine.contract.promise import MAX_PROMISE_MS, Promise
 from engine.contract.role import Role
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
@@ -55,6 +56,19 @@ class MetricsSection(Section):
 
     compat: MetricsCompat = Field(
         default="none", description="Add the names of another system, for dashboards made for it."
+    )
+
+
+class SLOSection(Section):
+    """What requests are promised that ask for nothing else; null promises nothing."""
+
+    ttft_ms: float | None = Field(default=None, gt=0, le=MAX_PROMISE_MS, description="Milliseconds to the first token.")
+    itl_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_PROMISE_MS,
+        description="Milliseconds between tokens: a step takes as many prompt tokens as keep it under that while "
+        "requests generate, whatever `max_num_batched_tokens` allows.",
     )
 
 
@@ -174,6 +188,10 @@ class BatonConfig(Section):
         default_factory=SecuritySection, description="Who may call the API: docs/security.md."
     )
     health: HealthSection = Field(default_factory=HealthSection, description="When workers count as hanging.")
+    slo: SLOSection = Field(
+        default_factory=SLOSection,
+        description="What requests are promised that ask for nothing else: docs/promises.md.",
+    )
     metrics: MetricsSection = Field(default_factory=MetricsSection, description="What `/metrics` offers.")
     prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
@@ -337,7 +355,8 @@ class BatonConfig(Section):
 
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
-        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat)
+        promise = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms)
+        return settings_from(RouterSettings, self.router, metrics_compat=self.metrics.compat, promise=promise)
 
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""

@@ -138,7 +138,7 @@ TransferSection = section_of(
 RouterSection = section_of(
     "RouterSection",
     RouterSettings,
-    omit={"metrics_compat"},
+    omit={"metrics_compat", "promise"},
     descriptions={
         "max_body_bytes": "Largest request body.",
         "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",
@@ -187,7 +187,7 @@ RouterSection = section_of(
         "decode_lost_policy": "When a decode worker is lost: another one goes on from the tokens sent, or an error.",
         "recovery_wait_s": "How long an accepted request waits for a worker to come back.",
         "growth_headroom_tokens": "Room beyond its prompt that a request must find on a decode worker.",
-        "report_period_s": "How often idle workers report their load; twice that without news, and a worker gets "
+        "report_period_s": "How often idle workers report their load; twice that if nothing changed, and a worker gets "
         "requests only while no other one can take them.",
         "status_timeout_s": "How long a worker may take to report its status.",
         "peer_period_s": "How often routers ask each other for what they counted.",

@@ -80,7 +80,7 @@ def patient_ray(
     wall_clock: Callable[[], float] = time.time,
 ) -> Iterator[None]:
     """Within it, a Ray that is started is not ended for being slow: its raylet is told its helpers' ports, so that it
-    does not wait for them, and is waited for as long as it lives and there is news in its ``folder``, for
+    does not wait for them, and is waited for as long as it lives and something changes in its ``folder``, for
     ``PATIENCE_S`` at most.
     """
     make_params: Any = parameter.RayParams

@@ -30,7 +30,7 @@ def memory_changes(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator
         yield iter([Change.of((("dtype",), "bfloat16"))])
         yield iter([_on_cpu(config)])
         return
-    yield _smaller_host_tier(room)
+    yield _smaller_tiers(room, config)
     yield _more_blocks(pool, room, config)
     yield _less_in_them(pool, room, config)
     yield _larger_steps(pool, room, config)
@@ -51,16 +51,24 @@ def memory_remedy(room: EngineRoom) -> str:
     return f"use {'GPUs' if room.on_gpu and not is_tier_too_large else 'machines'} with more memory"
 
 
-def _smaller_host_tier(room: EngineRoom) -> Iterator[Change]:
-    """Less memory for evicted blocks: most of what is there, or what a KV cache leaves that can hold one request."""
+def _smaller_tiers(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
+    """Less memory for evicted blocks: most of what is there, or what a KV cache leaves that can hold one request.
+
+    Only of tiers that keep all their blocks there.
+    """
     free = room.free_host_bytes
     if not room.host_bytes or free is None:
         return
     needed = 0 if room.on_gpu else math.ceil(room.demand.bytes_per_sequence / CPU_CACHE_SHARE)
-    for num_bytes in (int(free * MAX_CPU_SHARE), free - needed):
-        rounded = num_bytes // MIB * MIB
-        if 0 < rounded < room.host_bytes:
-            yield Change.of((("kv_transfer", "host_bytes"), rounded))
+    options = config.transfer_options()
+    for tier in options.tiers:
+        tier_bytes = tier.main_memory_bytes(options)
+        if tier_bytes < tier.num_bytes(options):
+            continue
+        for num_bytes in (int(free * MAX_CPU_SHARE), free - needed):
+            rounded = (num_bytes - room.host_bytes + tier_bytes) // MIB * MIB
+            if 0 < rounded < tier_bytes:
+                yield Change.of((("kv_transfer", tier.size_key), rounded))
 
 
 def _more_blocks(pool: str, room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
@@ -111,7 +119,7 @@ def _smaller_blocks(room: EngineRoom, config: BatonConfig) -> Iterator[Change]:
     places: list[Key] = [(), *((pool,) for pool in POOLS)]
     given = [
         (*place, "cache", "block_size")
-        for place, section in zip(places, (config, config.prefill, config.decode), strict=True)
+        for place, section in zip(places, (config, *map(config.pool, POOLS)), strict=True)
         if "block_size" in section.cache.model_fields_set  # type: ignore[attr-defined]  # made at run time
     ]
     for block_size in (room.engine.scheduler.max_num_batched_tokens, CacheConfig().block_size):

@@ -77,7 +77,7 @@ class ReplicaCaller:
         if not handle.is_initialized:
             handle._create_router = functools.partial(create_router, request_router_class=AddressedRouter)
             handle._init()
-            # Made now, before Serve's first news of the deployment name another class.
+            # Made now, before Serve first tells of the deployment name another class.
             assert isinstance(handle._router._asyncio_router.request_router, AddressedRouter)
 
     def replica_ids(self) -> Sequence[str]:

@@ -48,10 +48,14 @@ class GatheredRuns:
     ) -> None:
         """See ``TokenRuns``."""
         spec = layer.spec
-        is_plain = spec.softcap is None and not spec.has_sinks
+        has_scores_only = spec.softcap is None and not spec.has_sinks
         for run in self._runs:
             part = slice(run.start, run.end)
-            if is_plain and run.first_position == 0 and (spec.window is None or spec.window >= run.end - run.start):
+            if (
+                has_scores_only
+                and run.first_position == 0
+                and (spec.window is None or spec.window >= run.end - run.start)
+            ):
                 output[part] = _attend_causal(query[part], key[part], value[part], spec.scale)
             else:
                 self._attend_history(layer, run, query[part], output[part])

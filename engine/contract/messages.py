@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.contract.logits_params import AllowedTokensParams, BadWordsParams, LogitBiasParams, PenaltyParams
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.stats import Gauges
+from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
@@ -65,6 +67,7 @@ class GenerateRequest:
     ``prediction_token_ids`` are what the caller expects of the output: where it comes true, it takes fewer steps.
     ``max_recomputed_tokens``: when more KV than that could not be loaded, the request ends with the error ``kv_lost``
     instead of being computed here; None computes it here, however much it is.
+    ``promise`` bounds when its tokens should come.
     """
 
     request_id: str
@@ -80,6 +83,7 @@ class GenerateRequest:
     cache_salt: str | None = None
     prediction_token_ids: TokenIds | None = None
     max_recomputed_tokens: int | None = None
+    promise: Promise = NO_PROMISE
 
 
 class FinishReason(StrEnum):
@@ -184,7 +188,8 @@ class LoadReport(Gauges):
 
     ``is_stalled``: it has work and makes no step any more. ``is_draining``: it takes no more requests, and will go.
     ``has_hung_read``: a read of KV hangs for good and holds blocks, so that it will go, too, as soon as it may.
-    ``num_peers`` are the workers that its connector has met.
+    ``num_peers`` are the workers that its connector has met. ``step_time`` predicts its steps. ``leaning`` is the role
+    whose work it prefers now; empty: that of its pool.
     """
 
     num_peers: int = 0
@@ -192,6 +197,8 @@ class LoadReport(Gauges):
     is_draining: bool = False
     counters: dict[str, float] = field(default_factory=dict)
     has_hung_read: bool = False
+    step_time: StepTimeModel = UNKNOWN_STEP_TIME
+    leaning: str = ""
 
     @property
     def is_empty(self) -> bool:

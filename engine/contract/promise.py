@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_PROMISE_MS = 3_600_000.0
+"""An hour."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
@@ -15,6 +18,13 @@ class Promise:
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
+
+    def over(self, other: Promise) -> Promise:
+        """What this says, and what ``other`` does where this says nothing."""
+        return Promise(
+            ttft_ms=other.ttft_ms if self.ttft_ms is None else self.ttft_ms,
+            itl_ms=other.itl_ms if self.itl_ms is None else self.itl_ms,
+        )
 
 
 NO_PROMISE = Promise()

@@ -146,6 +146,8 @@ class Gauges:
     num_waiting: int = measured("Requests that wait.", metric="num_requests_waiting")
     num_loading: int = measured("Requests whose KV is on its way.", metric="num_requests_loading")
     queued_prefill_tokens: int = measured("Prompt tokens that wait.", metric="queued_prefill_tokens")
+    num_decoding: int = measured("Running requests that are past their prompt.", metric="num_requests_decoding")
+    num_context_tokens: int = measured("Tokens that running requests have computed.", metric="num_context_tokens")
 
 
 GAUGES: Final[Mapping[str, Measured]] = {item.name: item.metadata["measured"] for item in fields(Gauges)}

@@ -65,8 +65,8 @@ class SchedulerOutput(NamedTuple):
         computes must not be used.
     num_decode_steps: more than 1: every row decodes so many times over, each time the token that was sampled last, and
         its counts of scheduled tokens and of samples are this number. There are no drafts then.
-    is_decode: True where it is known that every row computes one token and samples one; what is laid out is the same
-        if nobody knows it.
+    is_decode: True when every row computes one token and samples one, as far as the scheduler knows: a shorter way to
+        the same result. False may be said of any step.
     """
 
     step_id: int

@@ -4,15 +4,16 @@ torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
-    """What one step computes.
+class StepWork(NamedTuple):
+    """What one step computes; a tuple, since one is made in every step.
 
-    num_rows: requests that get one token, the next of their answers.
-    num_context_tokens: tokens that these read, all together.
+    num_rows: requests that get one token, the next of their answers, and draft tokens that are verified.
+    num_context_tokens: tokens that these requests read, all together.
     num_prompt_tokens: tokens of prompts.
     num_prompt_reads: tokens that those read, all together: x new ones behind L that are computed read L * x + x * x / 2
         of them.
@@ -33,8 +34,8 @@ def prompt_reads(num_tokens: float, *, after: float) -> float:
 class StepTimeModel:
     """Seconds of a step as a sum of what it computes, each at its price; the prices are never negative.
 
-    error: mean absolute error of late predictions as a share of the time they predicted; 1.0 before anything is known.
-    num_steps: steps that it was fitted to; 0 means that nothing is known, and all predictions are 0.
+    error: how far late predictions were off, as a share of what the step took, on average; 1.0 before any was made.
+    num_steps: steps that were seen; 0 means that nothing is known, and all predictions are 0.
     Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """
 
@@ -55,6 +56,14 @@ class StepTimeModel:
             + self.prompt_token_s * work.num_prompt_tokens
             + self.prompt_read_s * work.num_prompt_reads
         )
+
+    def prompt_tokens_within(self, seconds: float, *, after: float = 0.0) -> float:
+        """The most tokens of a prompt, behind ``after`` that are computed, that lengthen a step by so much."""
+        if seconds <= 0.0:
+            return 0.0
+        linear, square = self.prompt_token_s + self.prompt_read_s * after, self.prompt_read_s / 2
+        divisor = linear + math.sqrt(linear * linear + 4.0 * square * seconds)
+        return 2.0 * seconds / divisor if divisor else math.inf
 
     def prompt_seconds(self, num_tokens: float, *, after: float = 0.0, chunk: float = 2048.0) -> float:
         """The predicted time of a prompt's tokens that come ``after`` cached ones, alone, in steps of ``chunk``."""

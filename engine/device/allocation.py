@@ -24,7 +24,7 @@ _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 MAX_KERNELS = 448
 """Kernels that each of them keeps; by default 1,024, half a megabyte each. A model has about five kinds of products,
 and up to 2,048 tokens there are 80 numbers of them (``engine/layers/packed_weight.py``): room for all, since what is
-made again and again leaves the heap full of holes."""
+made again and again leaves gaps all over the heap."""
 
 
 def bound_kernel_caches() -> None:

@@ -30,7 +30,7 @@ class ClientStream:
         self._min_gap_s = min_gap_s
         self._taken_at_s = -math.inf
         self._waiting: list[TokenDelta] = []
-        self._has_news = False
+        self._has_arrived = False
         self._is_pressing = False
         self._is_closed = False
         self._reader: asyncio.Future[None] | None = None
@@ -44,27 +44,27 @@ class ClientStream:
     def put(self, deltas: Sequence[TokenDelta]) -> None:
         """Add deltas in order."""
         self._waiting.extend(deltas)
-        self._has_news = True
+        self._has_arrived = True
         if self._min_gap_s and not self._is_pressing:
             self._is_pressing = any(map(is_pressing, deltas))
         self._wake()
 
     def close(self) -> None:
         """End the stream once what waits was taken."""
-        self._is_closed = self._has_news = self._is_pressing = True
+        self._is_closed = self._has_arrived = self._is_pressing = True
         self._wake()
 
     async def take(self, *, timeout_s: float | None = None) -> list[TokenDelta]:
         """Wait until something is there, at most ``timeout_s``, and take it all; empty on timeout or close."""
-        if not self._has_news:
+        if not self._has_arrived:
             await self._wait(timeout_s, keeps_gap=False)
-            if not self._has_news:
+            if not self._has_arrived:
                 return []
         if self._min_gap_s:
             await self._keep_gap()
         taken, self._waiting = self._waiting, []
         if not self._is_closed:
-            self._has_news = self._is_pressing = False
+            self._has_arrived = self._is_pressing = False
         return taken
 
     async def _keep_gap(self) -> None:
@@ -76,8 +76,10 @@ class ClientStream:
         self._taken_at_s = now_s
 
     async def _wait(self, timeout_s: float | None, *, keeps_gap: bool) -> None:
-        """Until there are news, with ``keeps_gap`` until they press, or time is up. A message costs one future and one
-        timer here: what asyncio has for it makes several times as many objects."""
+        """Wait until something arrives, with ``keeps_gap`` something that is pressing, or time is up.
+
+        A message costs one future and one timer here: what asyncio has for it makes several times as many objects.
+        """
         loop = asyncio.get_running_loop()
         self._reader, self._reader_keeps_gap = loop.create_future(), keeps_gap
         timer = loop.call_later(timeout_s, _set_done, self._reader) if timeout_s is not None else None

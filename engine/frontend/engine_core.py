@@ -33,7 +33,7 @@ class EngineCore:
     ``wake`` is set by the connector's threads whenever there is something to collect, and by whoever adds work from
     another thread; the owner of the loop waits on it when there is nothing to do.
 
-    ``on_close`` is called last in ``close``, when nothing touches the KV cache any more.
+    ``on_close`` is called last in ``close``, when nothing touches the KV cache any more. ``clock`` measures steps.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class EngineCore:
         wake: threading.Event | None = None,
         runs_ahead: bool = False,
         on_close: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -52,6 +53,7 @@ class EngineCore:
         self.wake = wake or threading.Event()
         self._num_ahead = 1 if runs_ahead else 0
         self._on_close = on_close
+        self._clock = clock
         self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
         self._launches_nothing = False
         self._counters = StepCounters()
@@ -120,14 +122,14 @@ class EngineCore:
 
     def step(self) -> StepResult:
         """Run one step; running ahead, the result is that of the step before."""
-        started = time.perf_counter()
+        started = self._clock()
         self.collect()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
         is_ahead = has_launched and len(self._in_flight) <= self._num_ahead and not self.scheduler.wants_newest_tokens
         result = self._take_result() if self._in_flight and not is_ahead else self.scheduler.take_finished()
         if result.special or result.finished:
             self.num_load_changes += 1
-        self._counters.step_s += time.perf_counter() - started
+        self._counters.step_s += self._clock() - started
         return result
 
     def _may_launch(self) -> bool:
@@ -185,7 +187,7 @@ class EngineCore:
         """The snapshot as the message that routers get: gauges as fields, all that is counted by name."""
         stats = self.stats()
         gauges = {name: getattr(stats.scheduler, name) for name in GAUGES}
-        return LoadReport(**gauges, counters=stats.counters())
+        return LoadReport(**gauges, counters=stats.counters(), step_time=self.scheduler.step_time)
 
     def cache_changes(self) -> CacheChanges | None:
         """What changed in the prefix cache since this was called last."""

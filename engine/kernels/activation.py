@@ -63,7 +63,7 @@ def _share(kind, g):
 
 
 @njit(**PART_OPTIONS)
-def is_plain(kind):
+def has_no_gate(kind):
     """True of a kind without a gate."""
     return kind in (GELU_TANH, GELU)
 
@@ -93,7 +93,7 @@ def _bend(kind, gate, up, output):
         bend_row(kind, gate.ctypes.data, up.ctypes.data, output.ctypes.data, whole, gate[0])
     for i in range(whole, len(gate)):
         g = widen(gate[i])
-        other = np.float32(1.0) if is_plain(kind) else widen(up[i])
+        other = np.float32(1.0) if has_no_gate(kind) else widen(up[i])
         output[i] = narrow(g * _share(kind, g) * other, output[i])
 
 
@@ -117,7 +117,7 @@ def _run(p, source, numbers, output):
     [num_rows, size]; output: [num_rows, size].
     """
     size, kind = p[SIZE], p[KIND]
-    behind = 0 if is_plain(kind) else size
+    behind = 0 if has_no_gate(kind) else size
     parts = (size + PART - 1) // PART
     item = take_next(p[COUNTER])
     while item < p[NUM_ROWS] * parts:
@@ -138,7 +138,7 @@ def compiled_activation(dtype):
 
     def bend(address):
         p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
-        width = p[SIZE] if is_plain(p[KIND]) else 2 * p[SIZE]
+        width = p[SIZE] if has_no_gate(p[KIND]) else 2 * p[SIZE]
         source = carray(pointer(p[INPUT]), (p[NUM_ROWS], width), dtype=storage)
         numbers = carray(pointer(p[NUMBERS]), (NUM_CLAMP_NUMBERS,), dtype=np.float32)
         _run(p, source, numbers, carray(pointer(p[OUTPUT]), (p[NUM_ROWS], p[SIZE]), dtype=storage))

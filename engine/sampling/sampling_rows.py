@@ -63,5 +63,5 @@ class SamplingRows:
         self.grammar.set(row, sampling)
         has_grammar = sampling.grammar is not None
         self.reads_history[row] = has_grammar or any(processor.reads_history(row) for processor in self.processors)
-        is_plain = not changed_until and not has_grammar and sampling.num_logprobs is None
-        self.is_argmax_only[row] = sampling.is_greedy and is_plain
+        shows_tokens_only = not changed_until and not has_grammar and sampling.num_logprobs is None
+        self.is_argmax_only[row] = sampling.is_greedy and shows_tokens_only

@@ -19,6 +19,7 @@ from engine.scheduler.policy.gates import AdmissionGate, Verdict
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoad, EarlyLoads
 from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.remote.prefix_search import PrefixSearch
 from engine.scheduler.remote.shared_repair import adopt_published_blocks, first_missing_block
 from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.requests.request_queue import RequestQueue
@@ -50,6 +51,7 @@ class Admission:
         kv_cache: KVCacheManager,
         live_requests: LiveRequests,
         remote: RemoteKV,
+        search: PrefixSearch,
         pending: PendingPrefixes,
         early: EarlyLoads,
         announcer: Announcer,
@@ -62,6 +64,7 @@ class Admission:
         self._kv_cache = kv_cache
         self._live_requests = live_requests
         self._remote = remote
+        self._search = search
         self._pending = pending
         self._early = early
         self._announcer = announcer
@@ -114,26 +117,26 @@ class Admission:
             queue.push_front(request)
 
     def _admit(self, request: Request, draft: StepDraft) -> Verdict:
-        local = self._kv_cache.prefix(shareable := self._shareable_hashes(request))
+        local = self._search.local(request)
         num_local_tokens = local.num_blocks * self._kv_cache.block_size
-        if self._gates and (verdict := self._ask_gates(request, num_local_tokens, draft)) is not Verdict.ADMITTED:
+        if self._gates and (verdict := self._ask_gates(request, local, draft)) is not Verdict.ADMITTED:
             return verdict
         early = self._early.find(request)
         if early is not None and self._take_over(request, early):
             return Verdict.ADMITTED
         if self._is_brought_by_other(request, local.num_blocks):
             return Verdict.PASSED_OVER
-        need = self._need(request, local, start=num_local_tokens)
+        need = self._search.need(request, local, start=num_local_tokens)
         has_windows = self._kv_cache.has_windows  # what these need depends on how much is loaded
         if not has_windows and self._make_room(request, need) > 0:
             return Verdict.BARRIER
-        match = self._remote.match(request, num_local_tokens, shareable)
+        match = self._search.match(request, local)
         if match is None:
             self._set_undecided(request)
             return Verdict.ADMITTED
         num_known_tokens = min(num_local_tokens + match.num_tokens, request.num_tokens)
         if match.num_tokens:
-            need = self._need(request, local, start=min(num_known_tokens, request.num_tokens - 1))
+            need = self._search.need(request, local, start=min(num_known_tokens, request.num_tokens - 1))
         elif not self._can_compute(request.num_tokens - num_local_tokens, draft):
             return Verdict.BARRIER
         if has_windows and self._make_room(request, need) > 0:
@@ -144,21 +147,20 @@ class Admission:
         request.num_computed_tokens = num_local_tokens
         self._count_hits(request, num_local_tokens)
         if match.num_tokens:
-            self._load(request, num_local_blocks=local.num_blocks, num_tokens=num_known_tokens)
+            shared = frozenset(need.held(local.num_blocks)) if has_windows else frozenset()
+            self._load(request, num_local_blocks=local.num_blocks, num_tokens=num_known_tokens, shared=shared)
         else:
             self._remote.release(request)
             self._run(request, draft)
         return Verdict.ADMITTED
 
-    def _need(self, request: Request, local: CachedPrefix, *, start: int) -> BlockNeed:
-        return self._kv_cache.needs.need(local, start=start, num_tokens=request.num_tokens)
-
-    def _ask_gates(self, request: Request, num_local_tokens: int, draft: StepDraft) -> Verdict:
+    def _ask_gates(self, request: Request, local: CachedPrefix, draft: StepDraft) -> Verdict:
         """What the gates say of a waiting request; of what is not known yet they are asked when it is."""
-        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        match = self._search.match(request, local)
         if match is None:
             return Verdict.ADMITTED
-        return self.ask_gates(request, draft, request.num_tokens - num_local_tokens - match.num_tokens)
+        num_known_tokens = local.num_blocks * self._kv_cache.block_size + match.num_tokens
+        return self.ask_gates(request, draft, request.num_tokens - num_known_tokens)
 
     def ask_gates(self, request: Request, draft: StepDraft, num_tokens: int) -> Verdict:
         """The first verdict that is not ADMITTED on a request of which ``num_tokens`` would be computed here."""
@@ -173,7 +175,15 @@ class Admission:
             self._ask_again_at_s = self._clock() + self._config.ask_again_s
         self._live_requests.set_undecided(request)
 
-    def _load(self, request: Request, *, num_local_blocks: int, num_tokens: int, stream_id: str | None = None) -> None:
+    def _load(
+        self,
+        request: Request,
+        *,
+        num_local_blocks: int,
+        num_tokens: int,
+        stream_id: str | None = None,
+        shared: frozenset[int] = frozenset(),
+    ) -> None:
         """Load the KV of known tokens up to ``num_tokens``; who brings the same along waits for it."""
         block_size = self._kv_cache.block_size
         self._remote.begin(
@@ -182,6 +192,7 @@ class Admission:
             num_tokens=num_tokens,
             block_size=block_size,
             stream_id=stream_id,
+            shared=shared,
         )
         if self._kv_cache.enable_prefix_caching:
             request.hashes(block_size)
@@ -220,7 +231,7 @@ class Admission:
         """Let early loads in while there is room to spare; there will be one more token than is known now."""
         for early in self._early.pending():
             request = early.request
-            local = self.local_prefix(request)
+            local = self._search.local(request)
             need = self._kv_cache.needs.need(local, start=request.num_tokens - 1, num_tokens=request.num_tokens + 1)
             if need.num_blocks + self.headroom(request) > self._kv_cache.num_free_beside(need):
                 return
@@ -266,7 +277,7 @@ class Admission:
             self._pending.claim(request, self._kv_cache.block_size)
         end = min(int(self._table.num_expected[row]), int(self._table.ceiling[row]))
         num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
-        for cap in (self._config.long_prefill_token_threshold, draft.prefill_share):
+        for cap in (self._config.long_prefill_token_threshold, draft.prefill_share, max(draft.prompt_budget, 1)):
             num_tokens = min(num_tokens, cap or num_tokens)
         draft.start(self._table, request, num_tokens)
         if request.message.hand_over:
@@ -275,8 +286,7 @@ class Admission:
 
     def _can_compute(self, num_tokens: int, draft: StepDraft) -> bool:
         """There is a row, and something left of the budget; without chunked prefill all of the prompt fits."""
-        is_chunked = self._config.enable_chunked_prefill
-        has_tokens = draft.token_budget > 0 and (is_chunked or num_tokens <= draft.token_budget)
+        has_tokens = draft.has_tokens(num_tokens, is_chunked=self._config.enable_chunked_prefill)
         return has_tokens and self._table.num_free_rows > 0
 
     def prospect(self, request: Request) -> Start | None:
@@ -285,20 +295,21 @@ class Admission:
         Returns:
             None when room would not let it start: it waits for what somebody else brings, or it is undecided now.
         """
-        local = self.local_prefix(request)
-        need = self._need(request, local, start=(num_local_tokens := local.num_blocks * self._kv_cache.block_size))
+        local = self._search.local(request)
+        num_local_tokens = local.num_blocks * self._kv_cache.block_size
+        need = self._search.need(request, local, start=num_local_tokens)
         early = self._early.find(request)
         if early is not None and self._match_early(request, early):
             return Start(need, 1, is_load=True, holds_blocks=True)
         if self._is_brought_by_other(request, local.num_blocks):
             return None
-        match = self._remote.match(request, num_local_tokens, self._shareable_hashes(request))
+        match = self._search.match(request, local)
         if match is None:
             self._set_undecided(request)
             return None
         num_tokens = max(request.num_tokens - num_local_tokens - match.num_tokens, 1)
         if match.num_tokens:
-            need = self._need(request, local, start=request.num_tokens - num_tokens)
+            need = self._search.need(request, local, start=request.num_tokens - num_tokens)
         return Start(need, num_tokens, is_load=match.num_tokens > 0)
 
     def num_missing_blocks(self, request: Request, start: Start) -> int:
@@ -336,26 +347,12 @@ class Admission:
             return None
         return request.block_hashes[block_index]
 
-    def local_prefix(self, request: Request) -> CachedPrefix:
-        """The longest cached prefix; the last token is always computed."""
-        return self._kv_cache.prefix(self._shareable_hashes(request))
-
-    def _shareable_hashes(self, request: Request) -> list[BlockHash]:
-        """Addresses of the full blocks that need no computing if somebody has them."""
-        if not self._kv_cache.enable_prefix_caching:
-            return []
-        block_size = self._kv_cache.block_size
-        hashes = request.hashes(block_size)
-        if request.num_prompt_logprobs is not None:
-            return []
-        return hashes[: (request.num_tokens - 1) // block_size]
-
     def headroom(self, request: Request) -> int:
         """Blocks that must stay free for ``request`` to be admitted, so that whoever was before it can go on."""
         if not self.num_admitted:
             return 0
         table, rows = self._table, self._table.order
-        num_growing = int((table.limit[rows] - 1 > table.capacity[rows]).sum())
+        num_growing = int(np.count_nonzero(table.limit[rows] - 1 > table.capacity[rows]))
         grows = request.limit - 1 > self._kv_cache.num_blocks_for(request.num_tokens) * self._kv_cache.block_size
         num_growing += len(self._live_requests.ready) + self._remote.num_loading + grows
         return self._watermark + num_growing * self._kv_cache.groups.num_groups

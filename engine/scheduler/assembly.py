@@ -21,11 +21,14 @@ from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
+from engine.scheduler.policy.promised_budget import PromisedBudget
+from engine.scheduler.policy.step_timer import StepTimer
 from engine.scheduler.priority_preemption import PriorityPreemption
 from engine.scheduler.remote.announcer import Announcer
 from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.remote.prefix_search import PrefixSearch
 from engine.scheduler.remote_events import RemoteEvents
 from engine.scheduler.request_validation import RequestValidator
 from engine.scheduler.requests.row_table import RowTable
@@ -75,6 +78,7 @@ class Parts:
     step_output: StepOutputProcessor
     remote_events: RemoteEvents
     prompt_delay: PromptDelay | None
+    timer: StepTimer
     migration: Migration
 
 
@@ -114,13 +118,15 @@ def assemble(
         preemption=state.preemption,
         partial_prefills=partial_prefills,
     )
+    timer = StepTimer(clock=clock)
+    promised = _promised_budget(config, state, timer, clock)
     draft_lengths = DraftLengths(clock=clock) if drafting is not None and drafting.is_adaptive else None
     step_output = _step_output(state, draft_lengths)
     grammar_gate = _grammar_gate(grammars, state, clock)
     return Parts(
         state=state,
         validator=_validator(config, state, grammar_gate, max_model_len=max_model_len, clock=clock),
-        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate),
+        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate, promised),
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
@@ -129,6 +135,7 @@ def assemble(
         step_output=step_output,
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
+        timer=timer,
         migration=Migration(
             table=state.table, live_requests=state.live_requests, remote=state.remote, counters=state.counters
         ),
@@ -204,6 +211,7 @@ def _admission(
         kv_cache=state.kv_cache,
         live_requests=state.live_requests,
         remote=state.remote,
+        search=PrefixSearch(state.kv_cache, state.remote),
         pending=state.pending,
         early=state.early,
         announcer=state.announcer,
@@ -310,14 +318,23 @@ def _partial_prefills(config: SchedulerConfig, cache: CacheConfig, state: State)
     )
 
 
+def _promised_budget(
+    config: SchedulerConfig, state: State, timer: StepTimer, clock: Callable[[], float]
+) -> PromisedBudget | None:
+    if not config.enable_chunked_prefill:
+        return None  # a prompt that is computed whole cannot leave others room
+    return PromisedBudget(config, table=state.table, live_requests=state.live_requests, timer=timer, clock=clock)
+
+
 def _preparations(
     config: SchedulerConfig,
     state: State,
     admission: Admission,
     partial_prefills: PartialPrefills | None,
     grammar_gate: GrammarGate | None,
+    promised: PromisedBudget | None,
 ) -> list[Preparation]:
-    preparations: list[Preparation] = [] if grammar_gate is None else [grammar_gate]
+    preparations: list[Preparation] = [part for part in (grammar_gate, promised) if part is not None]
     if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
         preparations.append(
             ArtificialPreemption(

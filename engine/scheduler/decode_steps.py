@@ -17,8 +17,9 @@ class DecodeSteps:
 
     Only where every running request decodes, nobody waits or loads, and blocks are there: then the next steps would
     be the same ones. No request decodes past its limit: the one that is nearest to its own says how often. Tokens
-    behind a stop token are dropped, as those of drafts are. Requests with a grammar, or with more stop tokens than
-    ``RowTable`` compares by array, take one step at a time. Whoever arrives meanwhile waits for the end.
+    behind a stop token are dropped, as those of drafts are. Requests with a grammar, with more stop tokens than
+    ``RowTable`` compares by array, or that were promised a gap between their tokens, take one step at a time. Whoever
+    arrives meanwhile waits for the end.
     """
 
     def __init__(
@@ -60,9 +61,15 @@ class DecodeSteps:
     def _is_alone(self, draft: StepDraft, batch: Batch) -> bool:
         """True when these rows are all that there is to do."""
         live, table = self._live_requests, self._table
-        if draft.started or draft.has_preempted or batch.rows.size < len(table) or table.wide_rows or table.holed_rows:
+        if (
+            draft.started
+            or draft.has_preempted
+            or batch.rows.size < len(table)
+            or table.wide_rows
+            or table.damaged_rows
+        ):
             return False
-        if len(live.live) > len(table) or self._remote.has_loads:
+        if len(live.live) > len(table) or self._remote.has_loads or table.num_promised:
             return False
         return not any(request.grammar is not None for request in table.requests_of(batch.rows))
 

@@ -179,7 +179,7 @@ class LiveRequests:
         self._finished.append((request.client_id, delta))
 
     @property
-    def has_news(self) -> bool:
+    def has_finished(self) -> bool:
         """True when an end between steps was not taken yet."""
         return bool(self._finished)
 

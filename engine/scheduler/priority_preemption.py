@@ -18,7 +18,6 @@ from engine.scheduler.policy.preemption import PreemptionPolicy
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowTable
 from engine.scheduler.step_draft import StepDraft
-from kv_transfer.cache_groups import held_blocks
 
 MAX_ASKED: Final = 16
 """How many undecided requests a step looks behind."""
@@ -82,7 +81,7 @@ class PriorityPreemption:
         if victim is None or self._admission.waits_on_others(request):
             return
         num_tokens = request.num_tokens - request.num_computed_tokens
-        if self._has_tokens(self._after(draft, [victim]), num_tokens):
+        if self._after(draft, [victim]).has_tokens(num_tokens, is_chunked=self._is_chunked):
             self._let_in(request, draft, [victim])
 
     def _favour_waiting(self, request: Request, draft: StepDraft) -> None:
@@ -144,10 +143,7 @@ class PriorityPreemption:
         """True when nothing but room keeps a request out of a step."""
         if self._admission.ask_gates(request, draft, start.num_tokens) is not Verdict.ADMITTED:
             return False
-        return start.is_load or self._has_tokens(draft, start.num_tokens)
-
-    def _has_tokens(self, draft: StepDraft, num_tokens: int) -> bool:
-        return draft.token_budget > 0 and (self._is_chunked or num_tokens <= draft.token_budget)
+        return start.is_load or draft.has_tokens(start.num_tokens, is_chunked=self._is_chunked)
 
     def _after(self, draft: StepDraft, victims: list[Request]) -> StepDraft:
         """The step without these requests: what is left of its budget, at least, when all others have their share."""
@@ -159,7 +155,9 @@ class PriorityPreemption:
         for cap in (self._threshold, after.prefill_share):
             if cap:
                 need = np.minimum(need, np.int32(cap))
-        after.token_budget -= int(np.maximum(need, 0).sum())
+        num_prompt_tokens = min(int(need[need > 1].sum()), after.prompt_budget)
+        after.token_budget -= num_prompt_tokens + int((need == 1).sum())
+        after.prompt_budget -= num_prompt_tokens
         return after
 
 
@@ -179,7 +177,7 @@ class Room:
         self._headroom = 0 if start.holds_blocks else admission.headroom(request)
         self._num_others = admission.num_admitted
         self._num_kept_for_others = 0
-        self._kept = frozenset(held_blocks(start.need.cached))
+        self._kept = frozenset(start.need.held())
         self._num_released: Counter[int] = Counter()
 
     @property

@@ -12,7 +12,7 @@ from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import Load, LoadOutcome, RemoteKV, set_computed
 from engine.scheduler.requests.request import Request, RequestState
 from engine.scheduler.step_output import StepOutputProcessor
-from kv_transfer.cache_groups import has_window
+from kv_transfer.cache_groups import has_window, held_blocks
 from kv_transfer.connector import ConnectorEvents, LeaseEnded, LoadEnded
 
 KV_LOST = "kv_lost"
@@ -75,7 +75,7 @@ class RemoteEvents:
         num_failed = len(ended.damaged_blocks)
         self._counters.failed_blocks += num_failed
         reason = event.error or "no reason given"
-        is_repairable = self._is_repairable(request, ended.damaged_blocks)
+        is_repairable = self._is_repairable(ended.load, ended.damaged_blocks)
         num_to_compute = num_failed if is_repairable else ended.load.end_block - ended.load.first_block
         if num_failed and self._config.load_failure_policy == "fail":
             self._fail(request, reason, num_failed=num_failed)
@@ -103,19 +103,23 @@ class RemoteEvents:
         self._compute_all(load.request, load)
 
     def _compute_all(self, request: Request, load: Load) -> None:
-        """Compute all that a load was to bring: nothing of what it brought is used."""
+        """Compute all that a load was to bring: nothing of what it brought is used, and nothing is loaded again."""
+        request.is_load_lost = True
         self._counters.recomputed_tokens += load.num_tokens - load.first_block * self._kv_cache.block_size
         self._live_requests.put_back(request)
 
-    def _is_repairable(self, request: Request, damaged_blocks: tuple[int, ...]) -> bool:
-        """True when all that computing the damaged blocks looks at is there.
+    def _is_repairable(self, load: Load, damaged_blocks: tuple[int, ...]) -> bool:
+        """True when all that computing the damaged blocks looks at is there, and others hold none of what it writes.
 
         A group with a window was loaded only from where the next token's window begins. The window of a damaged
         block begins earlier; unless that is loaded as well, computing has to begin with what is in the cache here.
         """
         if not damaged_blocks or not self._kv_cache.groups.has_windows:
             return True
-        return has_window(self._kv_cache.groups, request.block_tables, damaged_blocks[0] * self._kv_cache.block_size)
+        first, tables = damaged_blocks[0], load.block_tables
+        if not load.shared.isdisjoint(held_blocks([table[first:] for table in tables])):
+            return False
+        return has_window(self._kv_cache.groups, tables, first * self._kv_cache.block_size)
 
     def _is_too_much(self, request: Request, num_blocks: int) -> bool:
         """True when whoever sent the request wants it back rather than computed here."""

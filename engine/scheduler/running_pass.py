@@ -14,7 +14,7 @@ from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
-from engine.scheduler.step_draft import Batch, StepDraft
+from engine.scheduler.step_draft import NO_LIMIT, Batch, StepDraft
 
 
 class RunningPass:
@@ -53,12 +53,16 @@ class RunningPass:
                 self._shares(draft),
                 self._threshold,
                 draft.token_budget,
+                draft.prompt_budget,
                 self._is_chunked,
                 lines,
             )
             if not num_lacking:
                 draft.token_budget -= num_tokens
                 draft.running = self._batch(lines, num_rows, num_tokens, num_samples)
+                counts = draft.running.num_scheduled_tokens
+                if draft.prompt_budget < NO_LIMIT and num_tokens > num_rows:
+                    draft.prompt_budget -= int(counts[counts > 1].sum())
                 break
             lacking = lines[row_passes.LACKING, :num_lacking]
             rows, ends = self._table.order[lacking], lines[row_passes.ENDS, lacking]

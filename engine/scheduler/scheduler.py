@@ -14,6 +14,7 @@ from engine.contract.grammar import GrammarCompiler
 from engine.contract.messages import CacheChanges, CacheReset, FinishReason, GenerateRequest
 from engine.contract.stats import SchedulerStats
 from engine.contract.step import ModelRunnerOutput, SchedulerOutput
+from engine.contract.step_time import StepTimeModel
 from engine.drafting.proposer import Drafting
 from engine.scheduler.assembly import assemble
 from engine.scheduler.blocks.cache_events import CacheEventBatch, cache_changes, cache_snapshot
@@ -84,6 +85,7 @@ class Scheduler:
         self._prompt_delay = parts.prompt_delay
         self._migration = parts.migration
         self._grammar_gate = parts.grammar_gate
+        self._timer = parts.timer
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 0
         self._is_quiet = True
@@ -197,14 +199,20 @@ class Scheduler:
         return output
 
     def _launch(self, output: SchedulerOutput, batch: Batch) -> None:
-        self._table.leave_finished_holes()
+        self._table.leave_computed_spans()
         self._counters.num_scheduled_tokens += batch.num_tokens
         self._kv_cache.step_scheduled(output.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_scheduled(output.step_id, has_prompts=batch.has_prompts)
-        if self._speculation is not None:
-            self._speculation.step_scheduled(batch, is_alone=not self._in_flight)
-        self._in_flight.append(StepInFlight(step_id=output.step_id, batch=batch, num_releases=self._table.num_releases))
+        self._in_flight.append(
+            StepInFlight(
+                step_id=output.step_id,
+                batch=batch,
+                num_releases=self._table.num_releases,
+                scheduled_s=self._timer.now_s(),
+                is_alone=not self._in_flight,
+            )
+        )
 
     def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
         self._is_quiet = False
@@ -213,8 +221,9 @@ class Scheduler:
         self._kv_cache.step_returned(step.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_returned(step.step_id)
+        seconds = self._timer.step_returned(step)
         if self._speculation is not None:
-            self._speculation.step_returned()
+            self._speculation.step_returned(step, seconds)
         if result.has_nan is not None:
             self._counters.num_nan_logits += int(np.count_nonzero(result.has_nan))
         return self._step_output.apply(step, result)
@@ -230,9 +239,9 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """True when a step would do something now: something can compute, or the runner or a client must be told."""
-        if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_news:
+        if not self._is_quiet or self._live_requests.has_reports or self._live_requests.has_finished:
             return True
-        if self._grammar_gate is not None and self._grammar_gate.has_news:
+        if self._grammar_gate is not None and self._grammar_gate.is_due:
             return True
         due = self._next_due_s()
         return due is not None and self._clock() >= due
@@ -278,6 +287,11 @@ class Scheduler:
             leases=self._leases,
             early=self._early,
         )
+
+    @property
+    def step_time(self) -> StepTimeModel:
+        """What steps take by what they compute, as measured here."""
+        return self._timer.model
 
     def num_common_prefix_blocks(self) -> int:
         """Leading blocks that all running requests share, for shared-prefix attention."""

@@ -23,12 +23,13 @@ def take_snapshot(
 ) -> SchedulerStats:
     """What is, and what has been counted since the start."""
     num_free, held_by_group = kv_cache.num_free, kv_cache.pool.num_held_by_group
-    counted: dict[str, float] = dict(vars(counters))
-    counted["num_dropped_early_loads"] = early.num_dropped
-    counted["num_allocated_blocks"] = kv_cache.pool.num_allocated
-    counted["num_evicted_blocks"] = kv_cache.pool.num_evicted
-    counted["num_sampled_lifetimes"] = kv_cache.lifetimes.num_sampled
-    counted["sampled_lifetime_s"] = kv_cache.lifetimes.total_s
+    rows = table.measure()
+    # Those that their owners count come to the others here: a copy of all in every step would cost more.
+    counters.num_dropped_early_loads = early.num_dropped
+    counters.num_allocated_blocks = kv_cache.pool.num_allocated
+    counters.num_evicted_blocks = kv_cache.pool.num_evicted
+    counters.num_sampled_lifetimes = kv_cache.lifetimes.num_sampled
+    counters.sampled_lifetime_s = kv_cache.lifetimes.total_s
     return SchedulerStats(
         num_running=len(table),
         num_waiting=live_requests.num_waiting + len(live_requests.ready),
@@ -40,8 +41,10 @@ def take_snapshot(
         num_early_blocks=early.num_blocks,
         num_window_blocks=_num_window_blocks(kv_cache, held_by_group) if kv_cache.has_windows else 0,
         held_blocks_by_group=held_by_group,
-        queued_prefill_tokens=live_requests.queued_prefill_tokens + table.num_prefill_tokens_left(),
-        **counted,
+        queued_prefill_tokens=live_requests.queued_prefill_tokens + rows.num_prefill_tokens,
+        num_decoding=rows.num_decoding,
+        num_context_tokens=rows.num_context_tokens,
+        **vars(counters),
     )
 
 

@@ -14,7 +14,7 @@ from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.running_pass import RunningPass
-from engine.scheduler.step_draft import Batch, StepDraft
+from engine.scheduler.step_draft import Batch, StepDraft, StepInFlight
 
 MODEL_EVIDENCE: Final = 64
 """Behind the evidence of all other proposers: a draft model is judged by itself."""
@@ -109,15 +109,10 @@ class Speculation:
             room[np.isin(rows, list(table.wide_rows))] = 0
         return room
 
-    def step_scheduled(self, batch: Batch, *, is_alone: bool) -> None:
-        """A step begins; it ``is_alone`` where no other one is under way."""
-        if self._lengths is not None and is_alone and not batch.has_prompts and self.is_needed:
-            self._lengths.step_scheduled(batch.num_tokens)
-
-    def step_returned(self) -> None:
-        """A step returned."""
-        if self._lengths is not None:
-            self._lengths.step_returned()
+    def step_returned(self, step: StepInFlight, seconds: float) -> None:
+        """A step returned that took so long."""
+        if self._lengths is not None and step.is_alone and not step.batch.has_prompts and self.is_needed:
+            self._lengths.note_step(step.batch.num_tokens, seconds)
 
     def requests_finished(self, request_ids: Sequence[str]) -> None:
         """These requests have ended; each is told once."""

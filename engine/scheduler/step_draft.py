@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from engine.scheduler.requests.row_table import RowArray, RowTable
 from kv_transfer.connector import ConnectorOrders
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
+
+NO_LIMIT: Final = int(np.iinfo(np.int32).max)
+"""More tokens than any step computes."""
 
 
 class Batch(NamedTuple):
@@ -41,17 +44,26 @@ class Batch(NamedTuple):
         return self.num_tokens == self.total_samples == self.rows.size
 
     @property
+    def decodes_often(self) -> bool:
+        """True when its rows decode several times over."""
+        return self.total_samples > self.rows.size and not self.draft_token_ids.size
+
+    @property
     def has_prompts(self) -> bool:
         """True when some row computes several known tokens."""
         return self.num_tokens > self.total_samples and self.num_tokens - self.draft_token_ids.size > self.rows.size
 
 
 class StepInFlight(NamedTuple):
-    """What ``update`` needs to remember of a step; ``num_releases`` is the table's when it was scheduled."""
+    """What ``update`` needs to remember of a step, as of when it was scheduled: ``num_releases`` is the table's, and it
+    ``is_alone`` where no other step was under way.
+    """
 
     step_id: int
     batch: Batch
     num_releases: int
+    scheduled_s: float
+    is_alone: bool
 
 
 class Appended(NamedTuple):
@@ -79,7 +91,8 @@ class StepDraft:
 
     ``is_blocked``: no waiting request is admitted in this step. ``has_preempted``: a request lost its place, so
     that there is something to do even if this step computes nothing. ``prefill_share``: at most so many tokens go to
-    one prefill; 0 is no limit. ``favoured``: who is let in first, because a place was made or is kept for it.
+    one prefill; 0 is no limit. ``prompt_budget``: at most so many to all rows with more than one to compute, so that
+    the others have theirs soon. ``favoured``: who is let in first, because a place was made or is kept for it.
     ``leaving_rows``: while it is only weighed who is to make room, the rows that would be given up.
     ``num_decode_steps``: how often the running rows decode in it.
     """
@@ -88,6 +101,7 @@ class StepDraft:
     is_blocked: bool = False
     has_preempted: bool = False
     prefill_share: int = 0
+    prompt_budget: int = NO_LIMIT
     favoured: Request | None = None
     leaving_rows: tuple[int, ...] = ()
     num_decode_steps: int = 1
@@ -100,6 +114,11 @@ class StepDraft:
         """Tell the runner of blocks that running rows were given."""
         self.appended.append(Appended(rows, columns, block_ids, group))
 
+    def has_tokens(self, num_tokens: int, *, is_chunked: bool) -> bool:
+        """True when something is left for a request that lacks so many, or all of that unless it ``is_chunked``."""
+        fits = is_chunked or num_tokens <= self.token_budget
+        return self.token_budget > 0 and fits and (num_tokens <= 1 or self.prompt_budget > 0)
+
     def start(self, table: RowTable, request: Request, num_tokens: int) -> None:
         """Add a request that was just placed, with its first ``num_tokens`` positions."""
         row = request.row
@@ -109,6 +128,7 @@ class StepDraft:
         table.num_computed[row] += num_tokens
         table.num_expected[row] += num_samples
         self.token_budget -= num_tokens
+        self.prompt_budget -= num_tokens if num_tokens > 1 else 0
         self.started.append(StartedRow(row, first, num_tokens, num_samples, int(table.epoch[row])))
         self.new_rows.append(
             NewRow(

@@ -180,12 +180,12 @@ class StepOutputProcessor:
         self._counters.num_generated_tokens += token_ids.size
         owners = table.requests_of(rows)
         special: dict[int, TokenDelta] = {}
-        if table.silent_rows:
-            silent = table.silent_rows
+        if table.unanswered_rows:
+            unanswered = table.unanswered_rows
             for index, row in enumerate(rows.tolist()):
-                if row in silent:
+                if row in unanswered:
                     special[index] = self._first(owners[index], tokens_of(index, token_ids, starts))
-            silent.difference_update(rows.tolist())
+            unanswered.difference_update(rows.tolist())
         if table.wide_rows:
             last_token_ids = token_ids if starts is None else token_ids[starts[1:] - 1]
             ended = sorted(table.wide_ends(rows, last_token_ids).union(ended))

@@ -82,7 +82,7 @@ class DiskStorage:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_slots = num_slots
-        self.on_news: Callable[[], None] | None = None
+        self.on_event: Callable[[], None] | None = None
         self._blocks = ArrivedBlocks()
         self.arrived: BlockChecksums | None = self._blocks
         self.kept = tuple(file.block_hash for file in kept)
@@ -255,8 +255,8 @@ class DiskStorage:
                 self._arena.load((_READ_WAY,), (block_id,))
             self._blocks.found[block_id] = file.checksum
         read.state = ReadState.DONE
-        if self.on_news is not None:
-            self.on_news()
+        if self.on_event is not None:
+            self.on_event()
 
     def _delete(self, slot: int) -> None:
         """Forget a slot's file; the same name may belong to another slot by now."""

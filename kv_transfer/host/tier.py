@@ -40,7 +40,7 @@ class HostStorage:
         self.arena = arena
         self.num_slots = arena.region.num_blocks
         self.arrived: BlockChecksums | None = None
-        self.on_news: Callable[[], None] | None = None
+        self.on_event: Callable[[], None] | None = None
         self._memory = memory
         self._checksums = [0] * self.num_slots
 

@@ -69,7 +69,7 @@ class NixlTransport:
     needs_polling = True
 
     def __init__(self, *, identity: PeerIdentity, region: KVRegion, is_local: bool = False) -> None:
-        self.on_news: Callable[[], None] | None = None
+        self.on_event: Callable[[], None] | None = None
         self._region = region
         self._is_local = is_local
         self._thread_in_device: int | None = None

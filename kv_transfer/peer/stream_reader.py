@@ -176,7 +176,7 @@ class StreamReader:
         if not stream.waiting or not self._reads.may_post(peer, stream.waiting[0]):
             return False
         if any(epoch != stream.epoch for _, epoch in stream.reads):
-            return False  # what an older epoch's read still writes would land on top
+            return False  # what an older epoch's read still writes would come on top
         if not stream.order.gate.begin_read():
             self._stop(stream)
             return True

@@ -95,7 +95,7 @@ class TransferWorker:
         self._num_reported = 0
         self._inbox: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
-        self._has_news = False
+        self._has_notice = False
         self._is_closing = self._is_stopped = self._has_failed = False
         self._poll_period = PollPeriod()
         self._peers = PeerTable(
@@ -123,7 +123,7 @@ class TransferWorker:
         )
         leases.on_change = self._notify
         announcements.on_change = self._notify
-        transport.on_news = self._notify
+        transport.on_event = self._notify
         self._thread = threading.Thread(target=self._run, name=f"baton-kv-{identity.engine_id}", daemon=True)
         self._thread.start()
 
@@ -215,7 +215,7 @@ class TransferWorker:
     def _notify(self) -> None:
         """Have the connector's thread look around. From any thread."""
         with self._condition:
-            self._has_news = True
+            self._has_notice = True
             self._condition.notify()
 
     def _begin(self, orders: ConnectorOrders) -> None:
@@ -318,15 +318,15 @@ class TransferWorker:
 
     def _sleep(self, *, did_anything: bool) -> None:
         with self._condition:
-            if self._inbox or self._has_news or self._is_closing:
-                self._has_news = False
+            if self._inbox or self._has_notice or self._is_closing:
+                self._has_notice = False
                 return
             if did_anything:
                 self._poll_period.restart()
                 if self._reader.needs_polling:
                     return
             self._condition.wait(self._next_period_s())
-            self._has_news = False
+            self._has_notice = False
 
     def _next_period_s(self) -> float:
         listen_period_s = QUIET_PERIOD_S if self._announcements.is_paced else LISTEN_PERIOD_S

@@ -10,7 +10,7 @@ from kv_transfer.connector import NO_ORDERS, ConnectorOrders, LeaseEnded, LoadOr
 from kv_transfer.layout import KVLayout
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from kv_transfer.peer.lease import LeaseTable
-from kv_transfer.protocols import RemoteMatch
+from kv_transfer.protocols import NO_ADDRESS, RemoteMatch
 from kv_transfer.tier.slots import Placed, SlotTable
 from kv_transfer.tier.storage import LostSlot, TierStorage
 
@@ -64,7 +64,9 @@ class TierSchedulerConnector:
         if rest or not block_hashes:
             return _NOTHING
         end = self._groups.longest_prefix(
-            len(block_hashes[0]), first_block, lambda group, index: block_hashes[group][index] in self.slots
+            len(block_hashes[0]),
+            first_block,
+            lambda group, index: (address := block_hashes[group][index]) == NO_ADDRESS or address in self.slots,
         )
         if end <= first_block:
             return _NOTHING
@@ -82,7 +84,7 @@ class TierSchedulerConnector:
             block_place(index, group, len(firsts)): self.slots.slot_of(block_hashes[group][index])
             for index in range(first_block, end)
             for group, first in enumerate(firsts)
-            if index >= first
+            if index >= first and block_hashes[group][index] != NO_ADDRESS
         }
 
     def begin_load(

@@ -24,11 +24,11 @@ class TierStorage(Protocol):
 
     All calls but ``start_read`` and ``close`` come from the engine's thread, and wait for no device but the engine's
     own. Reads are started by the thread that loads. The end of one that is not over when ``start_read`` returns is
-    announced by calling ``on_news``, from any thread.
+    announced by calling ``on_event``, from any thread.
     """
 
     num_slots: int
-    on_news: Callable[[], None] | None
+    on_event: Callable[[], None] | None
     arrived: BlockChecksums | None
     """What was read into which block, for a KV cache whose own bytes are not looked at; None where nothing can be."""
 

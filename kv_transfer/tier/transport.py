@@ -27,13 +27,13 @@ class TierTransport:
         self._is_closed = False
 
     @property
-    def on_news(self) -> Callable[[], None] | None:
+    def on_event(self) -> Callable[[], None] | None:
         """Called when a message or the end of a read is there."""
-        return self._storage.on_news
+        return self._storage.on_event
 
-    @on_news.setter
-    def on_news(self, callback: Callable[[], None] | None) -> None:
-        self._storage.on_news = callback
+    @on_event.setter
+    def on_event(self, callback: Callable[[], None] | None) -> None:
+        self._storage.on_event = callback
 
     @property
     def metadata(self) -> bytes:
@@ -56,8 +56,8 @@ class TierTransport:
         """Put a message into our own mailbox."""
         self._refuse_closed(peer)
         self._messages.append((peer, message))
-        if self.on_news is not None:
-            self.on_news()
+        if self.on_event is not None:
+            self.on_event()
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
         """Empty the mailbox. Answers to what is in it come with the next call."""

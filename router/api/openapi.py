@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from engine.contract.promise import MAX_PROMISE_MS
 from router.api.answers.answer_schemas import (
     CacheResets,
     ChatCompletion,
@@ -34,6 +35,7 @@ from router.api.answers.answer_schemas import (
 )
 from router.api.errors import is_of_messages
 from router.api.http.guard import Access, GuardMiddleware
+from router.api.http.headers import ITL_HEADER, TTFT_HEADER
 from router.api.ignored import HEADER as IGNORED_HEADER
 from router.security import SecuritySettings
 
@@ -112,9 +114,13 @@ _EVENT = {
     "required": ["data"],
 }
 
+_MILLISECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_PROMISE_MS}
+
 _REQUEST_HEADERS = (
     ("X-Request-Id", "Comes back with the answer if it is 1 to 128 visible characters.", {"type": "string"}),
     ("X-Request-Timeout", "Deadline of the request in seconds.", {"type": "number", "exclusiveMinimum": 0}),
+    (TTFT_HEADER, "Milliseconds to the first token that are aimed at, unless `slo` says so.", _MILLISECONDS),
+    (ITL_HEADER, "Milliseconds between tokens that are aimed at, unless `slo` says so.", _MILLISECONDS),
 )
 
 

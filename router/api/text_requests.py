@@ -10,10 +10,11 @@ from typing import Any
 from starlette.requests import Request
 
 from engine.contract.messages import SamplingParams
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 from router.api.answers.answer_format import AnswerHead
 from router.api.bodies.generate_body import GenerateBody
-from router.api.http.headers import session_header, timeout_header
+from router.api.http.headers import promise_headers, session_header, timeout_header
 from router.api.output_limit import OutputLimit
 from router.api.parameters.logprobs_wish import LogprobsWish
 from router.api.parameters.sampling import sampling_params, stop_strings
@@ -98,6 +99,7 @@ def _text_request(
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         priority=body.priority or 0,
+        promise=_promise(service, body, request),
         cache_salt=body.cache_salt,
         timeout_s=timeout_header(service, request),
         session_id=session_header(service, request),
@@ -107,6 +109,13 @@ def _text_request(
         turn=ask.turn,
         prediction_token_ids=ask.prediction,
     )
+
+
+def _promise(service: RouterService, body: GenerateBody, request: Request) -> Promise:
+    """What the body wants, else the headers, else what holds for everybody."""
+    slo = body.slo
+    wanted = NO_PROMISE if slo is None else Promise(ttft_ms=slo.ttft_ms, itl_ms=slo.itl_ms)
+    return wanted.over(promise_headers(request)).over(service.settings.promise)
 
 
 def _sampling(service: RouterService, body: GenerateBody, ask: Ask, *, num_prompt_tokens: int) -> SamplingParams:

@@ -80,7 +80,7 @@ class ReplicaPool:
         for replica_id in [known for known in self._replicas if known not in current]:
             self.note_gone(replica_id)
         self.counters.keep(current)
-        for replica_id in current.difference(self._replicas):
+        for replica_id in sorted(current.difference(self._replicas)):
             self._replicas[replica_id] = Replica(replica_id, probe_at_s=now)
         for replica in self.replicas:
             if replica.replica_id in self._asking:

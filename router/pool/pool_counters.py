@@ -54,6 +54,8 @@ class PoolCounters:
             self._depart(replica_id)
         else:
             before = known[1]
+            if before == counters:  # most messages: a report is new ten times a second at most
+                return
         is_older = any(counters.get(name, 0) < value for name, value in before.items())
         self._living[replica_id] = (incarnation, before if is_older else dict(counters))
 

@@ -23,7 +23,7 @@ from router.settings import RouterSettings
 logger = logging.getLogger(f"baton.{__name__}")
 
 
-class Load(Protocol):
+class RouterUsage(Protocol):
     """How much this router has to do."""
 
     @property
@@ -54,7 +54,7 @@ class ClusterView:
         *,
         router_id: str,
         model_name: str,
-        load: Load,
+        load: RouterUsage,
         pools: Sequence[ReplicaPool],
         metrics: RouterMetrics,
         counters: RouterCounters,

@@ -48,6 +48,19 @@ class RouterCounters:
         total="local_prefills",
     )
 
+    num_ttft_promises: int = counted(
+        "Sequences that were promised their first token, and got it or failed.",
+        metric="ttft_promises",
+        total="ttft_promises",
+    )
+    num_ttft_kept: int = counted("Those that got it in time.", metric="ttft_promises_kept", total="ttft_promises_kept")
+    num_itl_promises: int = counted(
+        "Sequences of several tokens that were promised the time between these, and ended well.",
+        metric="itl_promises",
+        total="itl_promises",
+    )
+    num_itl_kept: int = counted("Those that kept it on average.", metric="itl_promises_kept", total="itl_promises_kept")
+
     def plus(self, other: RouterCounters) -> RouterCounters:
         """The sums of both."""
         return RouterCounters(

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from engine.contract.promise import Promise
 from router.report.counters import ROUTER_COUNTERS, RouterCounters
 from router.report.distribution import Distribution
 from router.report.metric_rows import Labels, MetricFamily, counter, gauge, histogram
@@ -67,6 +68,18 @@ class RouterMetrics:
         """So many more tokens came, ``seconds`` after the ones before."""
         self._itl.observe(seconds / num_tokens, num_tokens)
         self._num_generation_tokens += num_tokens
+
+    def first_token_of(self, promise: Promise, seconds: float | None) -> None:
+        """A sequence's first token came, so long after its acceptance; None: it failed before."""
+        if promise.ttft_ms is not None:
+            self._counters.num_ttft_promises += 1
+            self._counters.num_ttft_kept += seconds is not None and seconds * 1e3 <= promise.ttft_ms
+
+    def gaps_of(self, promise: Promise, seconds: float) -> None:
+        """A sequence ended well, with so much between two of its tokens on average."""
+        if promise.itl_ms is not None:
+            self._counters.num_itl_promises += 1
+            self._counters.num_itl_kept += seconds * 1e3 <= promise.itl_ms
 
     def ended(self, reason: str) -> None:
         """A sequence ended with ``stop`` or ``length``, with an ``error``, or its client left: ``abort``."""

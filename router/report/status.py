@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from engine.contract.messages import LoadReport
 from engine.contract.stats import GAUGES, WORKER_COUNTERS
@@ -103,6 +104,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "report_age_s": round(age_s, 3),
         "kv_usage": round(load.kv_usage, 6),
         **{name: getattr(load, name) for name in GAUGES},
+        "step_time": asdict(load.step_time),
         "engine_id": info.engine_id if info else None,
         "incarnation": info.incarnation if info else None,
         "block_size": info.block_size if info else None,

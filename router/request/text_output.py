@@ -71,13 +71,15 @@ class TextOutput:
         sampling = generation.request.sampling
         self.turn = turn
         counts_thinking = turn is not None and turn.has_reasoning
-        self._is_plain = not (stops.are_any or shows_logprobs or counts_thinking) and sampling.num_logprobs is None
+        self._shows_text_only = (
+            not (stops.are_any or shows_logprobs or counts_thinking) and sampling.num_logprobs is None
+        )
         predicted = generation.request.prediction_token_ids
         self.prediction = PredictionFollower(predicted) if predicted is not None else None
         self._is_prompt_only = is_prompt_only
         self._leader = leader
         self._prompt_logprobs: LogprobTable | None = None
-        self._last_s = 0.0
+        self._first_s = self._last_s = 0.0
         self._is_counted = False
         self.is_finished = False
         self.num_prompt_tokens = len(generation.request.prompt_token_ids)
@@ -127,7 +129,7 @@ class TextOutput:
     def _pieces(self, deltas: list[TokenDelta]) -> list[TextPiece]:
         self._observe(deltas)
         pieces: list[TextPiece] = []
-        for delta in deltas if self._is_plain else chain.from_iterable(map(_one_by_one, deltas)):
+        for delta in deltas if self._shows_text_only else chain.from_iterable(map(_one_by_one, deltas)):
             piece = self._piece(delta)
             if self.turn is not None:
                 piece = self._taken_apart(piece, self.turn)
@@ -161,7 +163,12 @@ class TextOutput:
         if not self._is_counted:
             self._is_counted = True
             self._metrics.ended(reason)
+            promise = self._generation.request.promise
+            if reason == "error" and self.num_output_tokens == 0:
+                self._metrics.first_token_of(promise, None)
             if reason in ("stop", "length"):
+                if self.num_output_tokens > 1:
+                    self._metrics.gaps_of(promise, (self._last_s - self._first_s) / (self.num_output_tokens - 1))
                 self._metrics.finished(
                     self._generation.times,
                     num_prompt_tokens=self.num_prompt_tokens,
@@ -180,7 +187,7 @@ class TextOutput:
         self.num_output_tokens += len(delta.token_ids)
         if self.prediction is not None:
             self.prediction.follow(delta.token_ids)
-        if self._is_plain and delta.finish_reason is None:
+        if self._shows_text_only and delta.finish_reason is None:
             return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids, self.num_output_tokens)
         match = self._search(delta)
         if match.stop is not None:
@@ -239,6 +246,8 @@ class TextOutput:
         if self.num_output_tokens == 0:
             seconds = now_s - self._generation.times.accepted_s
             self._metrics.first_tokens(seconds, num_prompt_tokens=self.num_prompt_tokens, num_tokens=num_tokens)
+            self._metrics.first_token_of(self._generation.request.promise, seconds)
+            self._first_s = now_s
         else:
             self._metrics.more_tokens(now_s - self._last_s, num_tokens=num_tokens)
         self._last_s = now_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 
 from engine.contract.messages import TokenDelta, joined
 from router.wire.pacer import Pacer
@@ -14,7 +13,7 @@ class Mailbox:
     """Many puts, one taker, one end. Holds at most what one request may generate, so it needs no bound of its own.
 
     The taker is woken at the pace that ``pacer`` allows, and at once for the first and the last tokens. With
-    ``joins_deltas`` it then gets what waits as one delta. All calls come from one event loop.
+    ``joins_deltas`` it then gets what waits as one delta. All calls come from one event loop, whose time it goes by.
     """
 
     __slots__ = ("_error", "_is_due", "_items", "_pacer", "_taken_at_s", "_waiter", "is_ended", "joins_deltas")
@@ -61,7 +60,7 @@ class Mailbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        self._taken_at_s = time.monotonic()
+        self._taken_at_s = asyncio.get_running_loop().time()
         items, self._items = self._items, []
         if not items and self._error is not None:
             raise self._error
@@ -71,7 +70,7 @@ class Mailbox:
         """True when what waits should be taken now: the pace allows it, or nothing more comes."""
         if self._pacer is None or self._items[-1].finish_reason is not None:
             return True
-        return time.monotonic() - self._taken_at_s >= self._pacer.interval_s
+        return asyncio.get_running_loop().time() - self._taken_at_s >= self._pacer.interval_s
 
     def _wake_in_time(self) -> None:
         if self._pacer is None or self._is_time():

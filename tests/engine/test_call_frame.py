@@ -18,6 +18,7 @@ from engine.contract.call_frame import (
     unpack_call,
 )
 from engine.contract.messages import GenerateRequest, RequestError, SamplingParams
+from engine.contract.promise import Promise
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVStreamParams, KVTransferParams, PeerIdentity
 
@@ -68,6 +69,7 @@ REQUEST = GenerateRequest(
     cache_salt="salt",
     prediction_token_ids=TokenIds.of([7, 8, 9]),
     max_recomputed_tokens=64,
+    promise=Promise(ttft_ms=500.0, itl_ms=40.0),
 )
 
 

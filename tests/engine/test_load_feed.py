@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.feeds import LOAD_PERIOD_S, LoadFeed
 from kv_transfer.connector import ConnectorBuilder
@@ -88,3 +89,12 @@ def test_a_load_is_told_when_it_begins_and_when_it_ends() -> None:
         while decode.stats().scheduler.num_loading:
             decode.step()
         assert feed.after_step().num_loading == 0
+
+
+def test_what_steps_take_is_told_once_it_is_known(core: EngineCore) -> None:
+    model = StepTimeModel(base_s=0.5, num_steps=3)
+
+    assert core.load_report().step_time == UNKNOWN_STEP_TIME
+    core.scheduler._timer._fit.model = model
+
+    assert core.load_report().step_time == model

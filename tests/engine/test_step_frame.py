@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,9 +22,19 @@ from engine.contract.messages import (
     TokenLogprobs,
 )
 from engine.contract.step_frame import FRAME_VERSION, FrameError, pack_step, unpack_step
+from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from kv_transfer.params import KVTransferParams, PeerIdentity
 
-LOAD = LoadReport(num_blocks=8, num_free_blocks=3, held_blocks_by_group=(4, 1), counters={"num_steps": 7.5, "n": 3})
+LOAD = LoadReport(
+    num_blocks=8,
+    num_free_blocks=3,
+    held_blocks_by_group=(4, 1),
+    num_decoding=2,
+    num_context_tokens=70,
+    counters={"num_steps": 7.5, "n": 3},
+    step_time=StepTimeModel(base_s=0.5, prompt_read_s=1e-12, error=0.25, num_steps=9),
+    leaning="decode",
+)
 
 KV = KVTransferParams(
     protocol_version=4,
@@ -133,6 +144,18 @@ def test_joining_loses_nothing_and_keeps_each_requests_order(deltas: list[TokenD
 
     for request_id in "abc":
         assert told(arrived, request_id) == told(deltas, request_id)
+
+
+def test_a_worker_that_knows_nothing_of_step_times_is_read_with_none_known() -> None:
+    frame = pack_step(message())
+    content = msgspec.msgpack.decode(memoryview(frame)[1:])
+    for name in ("step_time", "leaning", "num_decoding", "num_context_tokens"):
+        del content[1][name]
+
+    load = unpack_step(frame[:1] + msgspec.msgpack.encode(content)).load
+
+    assert (load.step_time, load.leaning, load.num_decoding, load.num_context_tokens) == (UNKNOWN_STEP_TIME, "", 0, 0)
+    assert load.num_free_blocks == LOAD.num_free_blocks
 
 
 def test_other_version_is_refused_by_its_number() -> None:

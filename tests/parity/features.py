@@ -128,6 +128,11 @@ FEATURES = (
         fields={"priority": -3, "cache_salt": "mine", "request_id": "mine", "add_special_tokens": True},
         same_answer="nobody else is there, ids are not compared, and this tokenizer has nothing to add",
     ),
+    Feature(
+        name="promises",
+        fields={"slo": {"ttft_ms": 50, "itl_ms": 0.5}},
+        same_answer="it changes which step computes a prompt's tokens, and no token",
+    ),
     # Streams.
     Feature(name="stream", fields=STREAMED),
     Feature(

@@ -98,9 +98,9 @@ class KVCacheManager:
     def prefix(self, hashes: Sequence[BlockHash]) -> CachedPrefix:
         """The longest prefix that can be used: all blocks of it, or those that a window still sees behind it."""
         groups, block_of = self.groups, self._index.block_of
-        if groups.is_plain:
+        if groups.is_one_full_group:
             blocks = self._index.longest_prefix(hashes)
-            return CachedPrefix(len(blocks), [blocks])
+            return CachedPrefix(len(blocks), [blocks], hashes)
         num_blocks = groups.longest_prefix(
             len(hashes), 0, lambda group, index: block_of(group_hash(hashes[index], group)) is not None
         )
@@ -109,7 +109,12 @@ class KVCacheManager:
             first = groups.first_block(group, num_blocks * self.block_size)
             found = [block_of(group_hash(block_hash, group)) for block_hash in hashes[first:num_blocks]]
             tables.append([ABSENT_BLOCK] * first + [block_id for block_id in found if block_id is not None])
-        return CachedPrefix(num_blocks, tables)
+        return CachedPrefix(num_blocks, tables, hashes, self._behind(hashes[num_blocks:]) if self.has_windows else ())
+
+    def _behind(self, hashes: Sequence[BlockHash]) -> BlockTables:
+        """The blocks with these contents, one table a group, ABSENT_BLOCK for those that are not cached."""
+        columns = zip(*map(self.find_column, hashes), strict=True) if hashes else [()] * self.groups.num_groups
+        return [[ABSENT_BLOCK if block_id is None else block_id for block_id in column] for column in columns]
 
     def find_column(self, block_hash: BlockHash) -> list[int | None]:
         """The published blocks with this content, one a group; None where there is none."""
@@ -126,7 +131,7 @@ class KVCacheManager:
 
     def num_free_beside(self, need: BlockNeed) -> int:
         """Blocks that can be allocated once the cached ones of a need are held."""
-        return self.num_free_without(held_blocks(need.cached))
+        return self.num_free_without(need.held())
 
     def take(self, need: BlockNeed) -> BlockTables:
         """Hold what a request needs.
@@ -134,12 +139,12 @@ class KVCacheManager:
         Raises:
             OutOfBlocksError: There is not enough; nothing was taken.
         """
-        cached, num_blocks = held_blocks(need.cached), need.num_blocks
+        cached, num_blocks = need.held(), need.num_blocks
         if num_blocks > self.num_free - len(cached) and num_blocks > self.num_free_without(cached):
             raise OutOfBlocksError(requested=num_blocks, free=self.num_free_without(cached))
         self._pool.touch(cached)
         fresh = self._pool.allocate_by_group(need.num_fresh)
-        return [table + more for table, more in zip(need.cached, fresh, strict=True)]
+        return need.filled(fresh)
 
     def hold(self, block_ids: Sequence[int]) -> None:
         """Hold published blocks once more."""

@@ -119,7 +119,6 @@ class DraftLengths:
         self._acceptance = Acceptance()
         self._times = StepTimes()
         self._draft_times = StepTimes(unknown_s=0.0)
-        self._started: tuple[int, float] | None = None
         self._evidence: dict[str, int] = {}
         self._steps_without = 0
         self._rest_steps = 0
@@ -202,16 +201,9 @@ class DraftLengths:
         key = (request_id, self._evidence.get(request_id, 0))
         self._acceptance.note(key, num_drafts=num_drafts, num_accepted=num_accepted)
 
-    def step_scheduled(self, num_tokens: int) -> None:
-        """A step that only decodes begins, and no other one is under way."""
-        self._started = (num_tokens, self._clock())
-
-    def step_returned(self) -> None:
-        """The step in flight returned, whichever it was."""
-        if self._started is not None:
-            num_tokens, started_s = self._started
-            self._times.note(num_tokens, self._clock() - started_s)
-            self._started = None
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """Take in what a step took that only decoded, and with no other one under way."""
+        self._times.note(num_tokens, seconds)
 
 
 def _share(counts: Sequence[float] | None, prior: float) -> float:

@@ -58,14 +58,15 @@ class PartialPrefills:
         has_free_row = rows.size < self._table.max_num_seqs
         num_sharing = num_prefilling + (self._live_requests.num_startable if has_free_row else 0)
         num_sharing = max(min(num_sharing, self._max_partial), 1)
-        num_units = (draft.token_budget - rows.size + num_prefilling) // num_sharing // self._granularity
+        num_tokens = min(draft.token_budget - rows.size + num_prefilling, draft.prompt_budget)
+        num_units = num_tokens // num_sharing // self._granularity
         draft.prefill_share = max(num_units, 1) * self._granularity
 
     def share(self, need: IntArray, draft: StepDraft) -> IntArray:
         """Tokens for each running request: decodes whole, prefills evenly, those about to finish first."""
         is_prefill = need > 1
         grants: IntArray = np.where(is_prefill, 0, need).astype(np.int32)
-        budget = draft.token_budget - int(grants.sum())
+        budget = min(draft.token_budget - int(grants.sum()), draft.prompt_budget)
         prefills = np.flatnonzero(is_prefill)
         for index in prefills[np.argsort(need[prefills], kind="stable")].tolist():
             grant = min(int(need[index]), draft.prefill_share, max(budget, 0))
@@ -78,7 +79,7 @@ class PartialPrefills:
 
         A single token cannot be computed in part: whoever loads all the others is no prefill.
         """
-        if num_tokens <= max(min(draft.prefill_share, draft.token_budget), 1):
+        if num_tokens <= max(min(draft.prefill_share, draft.token_budget, draft.prompt_budget), 1):
             return Verdict.ADMITTED
         rows = self._table.order_without(draft.leaving_rows)
         partial = rows[self._table.num_computed[rows] < self._table.num_tokens[rows]]

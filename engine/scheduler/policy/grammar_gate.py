@@ -33,13 +33,13 @@ class GrammarGate:
         self._clock = clock
         self._timeout_s = timeout_s
         self._num_seen = 0
-        self._is_due = False
+        self._has_failed = False
 
     @property
-    def has_news(self) -> bool:
+    def is_due(self) -> bool:
         """True when a step should look at those that wait here."""
         waits = len(self._live_requests.compiling) > 0
-        return waits and (self._is_due or self._compiler.num_ended != self._num_seen)
+        return waits and (self._has_failed or self._compiler.num_ended != self._num_seen)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -55,7 +55,7 @@ class GrammarGate:
         """Queue a new request, at once if its grammar is there already."""
         found = self._compiler.poll(grammar)
         if found is None or isinstance(found, GrammarFailure):
-            self._is_due |= found is not None
+            self._has_failed |= found is not None
             self._live_requests.add_compiling(request)
         else:
             request.grammar = found
@@ -64,9 +64,9 @@ class GrammarGate:
     def prepare(self, _draft: StepDraft, /) -> None:
         """Queue those whose grammar came, and end those whose grammar never will, before a step is put together."""
         deadline = self.next_deadline_s
-        if deadline is None or not (self.has_news or self._clock() >= deadline):
+        if deadline is None or not (self.is_due or self._clock() >= deadline):
             return
-        self._num_seen, self._is_due = self._compiler.num_ended, False
+        self._num_seen, self._has_failed = self._compiler.num_ended, False
         for request in list(self._live_requests.compiling):
             grammar = request.message.sampling.grammar
             assert grammar is not None

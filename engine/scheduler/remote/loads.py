@@ -5,14 +5,14 @@ A loading request is set aside here: it costs nothing until the event that its l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from engine.contract.block_hash import BlockHash, group_hashes
+from engine.scheduler.blocks.block_need import CachedPrefix
 from engine.scheduler.requests.request import Request, RequestState, Span
-from kv_transfer.cache_groups import BlockTables, held_blocks
+from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, held_blocks
 from kv_transfer.connector import LoadEnded
 from kv_transfer.params import KVTransferParams
 from kv_transfer.protocols import KVConsumer, KVSource, RemoteMatch
@@ -22,13 +22,17 @@ NOTHING_REMOTE: Final = RemoteMatch(num_tokens=0)
 
 @dataclass(slots=True)
 class Load:
-    """A load in flight: blocks ``first_block`` to ``end_block`` (exclusive) of the request's tables."""
+    """A load in flight: blocks ``first_block`` to ``end_block`` (exclusive) of the request's tables.
+
+    Those that are ``shared`` were in the cache: the load leaves them as they are.
+    """
 
     request: Request
     block_tables: BlockTables
     first_block: int
     end_block: int
     num_tokens: int
+    shared: frozenset[int] = frozenset()
     is_wanted: bool = True
 
     @property
@@ -110,23 +114,21 @@ class RemoteKV:
         load = self._loads.get(request_id)
         return load if load is not None and load.is_wanted else None
 
-    def match(
-        self, request: Request, num_local_tokens: int, block_hashes: Sequence[BlockHash] = ()
-    ) -> RemoteMatch | None:
+    def match(self, request: Request, num_local_tokens: int, local: CachedPrefix | None = None) -> RemoteMatch | None:
         """What the source supplies beyond the local prefix; None when it does not know yet.
 
-        ``block_hashes`` address the full blocks that the request may take from a cache. Whoever starts a request for
-        which this is nothing releases its hand-over.
+        ``local`` says what a tier need not supply; without it tiers are not asked. Whoever starts a request for which
+        this is nothing releases its hand-over.
         """
         is_enough = num_local_tokens >= request.num_tokens - 1
-        if self._source is None or is_enough or self.is_open(request.request_id):
+        if self._source is None or is_enough or request.is_load_lost or self.is_open(request.request_id):
             return NOTHING_REMOTE
         match = self._source.match(
             request_id=request.request_id,
             params=request.kv_transfer,
             num_prompt_tokens=request.num_tokens,
             num_local_tokens=num_local_tokens,
-            block_hashes=group_hashes(block_hashes, self._num_groups),
+            block_hashes=() if local is None else local.addresses(self._num_groups),
         )
         return match if match is None or match.num_tokens > 0 else NOTHING_REMOTE
 
@@ -138,8 +140,9 @@ class RemoteKV:
         num_tokens: int,
         block_size: int,
         stream_id: str | None = None,
+        shared: frozenset[int] = frozenset(),
     ) -> None:
-        """Load the request's tokens from the ``num_local_blocks``-th block up to ``num_tokens``.
+        """Load the request's tokens from the ``num_local_blocks``-th block up to ``num_tokens``, but ``shared`` blocks.
 
         ``stream_id`` names the stream that has begun to write these blocks.
         """
@@ -147,6 +150,10 @@ class RemoteKV:
         assert self._consumer is not None
         end_block = -(-num_tokens // block_size)
         block_ids = tuple(tuple(table[num_local_blocks:end_block]) for table in request.block_tables)
+        if shared:
+            block_ids = tuple(
+                tuple(ABSENT_BLOCK if block_id in shared else block_id for block_id in table) for table in block_ids
+            )
         if stream_id is None:
             self._source.begin_load(
                 request_id=request.request_id,
@@ -165,7 +172,9 @@ class RemoteKV:
             )
         request.kv_transfer = None
         request.state = RequestState.LOADING
-        self._loads[request.request_id] = Load(request, request.block_tables, num_local_blocks, end_block, num_tokens)
+        self._loads[request.request_id] = Load(
+            request, request.block_tables, num_local_blocks, end_block, num_tokens, shared
+        )
         self.num_loading += 1
 
     def abandon(self, request: Request) -> None:

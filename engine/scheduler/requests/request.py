@@ -1,7 +1,8 @@
-"""A request as the scheduler knows it: what is rare. What changes at every step lives in the row table."""
+"""A request as the scheduler knows it. What changes at every step of a running one is kept in the row table."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -12,13 +13,14 @@ from engine.contract.grammar import CompiledGrammar, GrammarFollower
 from engine.contract.messages import GenerateRequest
 from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.step import IntArray
+from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
 from kv_transfer.cache_groups import BlockTables
 from kv_transfer.params import KVTransferParams
 
 
 class RequestState(Enum):
-    """Where a request is. It leaves FINISHED never."""
+    """Where a request is. FINISHED is the last state."""
 
     WAITING = auto()
     LOADING = auto()
@@ -44,6 +46,7 @@ class Request:
     it gets a row. ``num_preempted_tokens`` were computed when it was preempted last, if it waits since then.
     ``queue_s`` is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind
     an invalid span that a load already published.
+    ``is_load_lost``: a load brought nothing that could be used, and none is begun for it any more.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
     ``grammar`` is what its grammar was compiled to, from the time on when it is, and ``grammar_follower`` tells which
@@ -62,6 +65,7 @@ class Request:
         "grammar",
         "grammar_follower",
         "invalid_spans",
+        "is_load_lost",
         "is_unanswered",
         "kv_transfer",
         "limit",
@@ -116,6 +120,7 @@ class Request:
         self.num_remote_tokens = 0
         self.queue_s: float | None = None
         self.is_unanswered = True
+        self.is_load_lost = False
         is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first
         predicted = None if message.hand_over else message.prediction_token_ids
@@ -143,6 +148,12 @@ class Request:
         """
         sampling = self.message.sampling
         return self.num_prompt_tokens + (1 if sampling.grammar is not None else max(sampling.min_tokens, 1))
+
+    @property
+    def promised_gap(self) -> int:
+        """Microseconds that it was promised between two tokens, as a row keeps them."""
+        itl_ms = self.message.promise.itl_ms
+        return row_passes.NO_GAP if itl_ms is None else min(math.ceil(itl_ms * 1e3), row_passes.NO_GAP)
 
     @property
     def is_waiting(self) -> bool:

@@ -7,12 +7,12 @@ begins by fetching its own code from memory. One pass that does all of it fetche
 import numpy as np
 from numba import njit, types
 
-from engine.kernels.compiled import OPTIONS
+from engine.kernels.compiled import OPTIONS, PART_OPTIONS
 
 # The lines of ``RowTable.columns``.
 NUM_TOKENS, NUM_EXPECTED, NUM_COMPUTED, CEILING, CAPACITY = range(5)
-LIMIT, FIRST_STOP, PUBLISH_GOAL, EPOCH, IS_STALLED = range(5, 10)
-FIRST_STOP_ID = 10
+LIMIT, FIRST_STOP, PUBLISH_GOAL, EPOCH, IS_STALLED, PROMISED_GAP = range(5, 11)
+FIRST_STOP_ID = 11
 
 # The lines of what ``advance`` writes; LACKING only where rows lack blocks, EPOCHS only where none does.
 ROWS, FIRST_POSITIONS, COUNTS, ENDS, NUM_SAMPLES, EPOCHS = range(6)
@@ -23,9 +23,19 @@ NUM_LINES = 6
 FULL, ENDED, NUM_APPENDED = range(3)
 NUM_FOUND = 3
 
+NO_GAP = int(np.iinfo(np.int32).max)
+"""Of a row that was promised none."""
+
 _INTS = types.Array(types.int32, 1, "C", readonly=True)
 _LINES = types.int32[:, ::1]
 _NUMBER = types.int64
+
+
+@njit(**PART_OPTIONS)
+def _need(columns, row, cap):
+    """The tokens that a row computes if the budget lasts; more than one of a prompt."""
+    need = min(columns[NUM_EXPECTED, row], columns[CEILING, row]) - columns[NUM_COMPUTED, row]
+    return min(need, cap) if cap else need
 
 
 @njit(**OPTIONS)
@@ -48,21 +58,22 @@ def _count_as_computed(columns, order, lines):
 
 
 @njit(
-    types.UniTuple(types.int64, 4)(_LINES, _INTS, _INTS, types.int64, types.int64, types.boolean, _LINES),
+    types.UniTuple(types.int64, 4)(_LINES, _INTS, _INTS, types.int64, types.int64, types.int64, types.boolean, _LINES),
     **OPTIONS,
 )
-def advance(columns, order, shares, cap, budget, is_chunked, lines):
+def advance(columns, order, shares, cap, budget, prompt_budget, is_chunked, lines):
     """Hand the rows in ``order`` tokens, and count them as computed unless some of them lack blocks.
 
-    Each gets what it needs, at most ``cap`` if that is not 0, until ``budget`` is spent; unless ``is_chunked``, all or
-    nothing. ``shares`` says what each gets instead, if it is not empty.
+    Each gets what it needs, at most ``cap`` if that is not 0, until ``budget`` is spent, and those that need more than
+    one token until ``prompt_budget`` is; unless ``is_chunked``, all or nothing. ``shares`` says what each gets instead,
+    if it is not empty.
 
     Returns:
         (number of lacking rows, rows, tokens, sampling rows). Where rows lack blocks nothing was counted: they are at
         the indices LACKING of ``order``, and ENDS of all rows is where they would have come to. Else all lines but
         that are of the rows that compute, in order.
     """
-    num_lacking, left = 0, budget
+    num_lacking, left, prompt_left = 0, budget, prompt_budget
     for i in range(len(order)):
         row = order[i]
         computed = columns[NUM_COMPUTED, row]
@@ -70,11 +81,15 @@ def advance(columns, order, shares, cap, budget, is_chunked, lines):
         if len(shares):
             grant = shares[i]
         elif not columns[IS_STALLED, row]:
-            need = min(columns[NUM_EXPECTED, row], columns[CEILING, row]) - computed
-            need = min(need, cap) if cap else need
+            need = _need(columns, row, cap)
             grant = min(max(left, 0), need)
+            if need > 1:
+                grant = min(grant, max(prompt_left, 0))
+                left -= min(need, max(prompt_left, 0))
+                prompt_left -= need
+            else:
+                left -= need
             grant = grant if is_chunked or grant == need else 0
-            left -= need
         lines[COUNTS, i] = grant
         lines[ENDS, i] = computed + grant
         if computed + grant > columns[CAPACITY, row]:
@@ -83,6 +98,62 @@ def advance(columns, order, shares, cap, budget, is_chunked, lines):
     if num_lacking:
         return num_lacking, 0, 0, 0
     return _count_as_computed(columns, order, lines)
+
+
+@njit(types.UniTuple(_NUMBER, 4)(_LINES, _INTS, _NUMBER), **OPTIONS)
+def decoding(columns, order, cap):
+    """The rows in ``order`` that need one token at most.
+
+    Returns:
+        (how many, tokens that they read, the least of their promised gaps, index of the first other row).
+    """
+    num_rows, num_context, gap, first = 0, 0, NO_GAP, len(order)
+    for i in range(len(order)):
+        row = order[i]
+        if _need(columns, row, cap) > 1:
+            first = min(first, i)
+            continue
+        num_rows += 1
+        num_context += columns[NUM_EXPECTED, row]
+        gap = min(gap, columns[PROMISED_GAP, row])
+    return num_rows, num_context, gap, first
+
+
+@njit(types.UniTuple(_NUMBER, 3)(_LINES, _INTS), **OPTIONS)
+def measure(columns, order):
+    """What is left and done of the rows in ``order``.
+
+    Returns:
+        (tokens to compute before each can take one token a step, rows that do, tokens computed of all).
+    """
+    num_left, num_decoding, num_computed = 0, 0, 0
+    for row in order:
+        computed = columns[NUM_COMPUTED, row]
+        left = columns[NUM_EXPECTED, row] - computed - 1
+        num_left += max(left, 0)
+        num_decoding += left <= 0
+        num_computed += computed
+    return num_left, num_decoding, num_computed
+
+
+@njit(types.UniTuple(_NUMBER, 4)(_INTS, _INTS, _INTS), **OPTIONS)
+def work_of(counts, num_samples, ends):
+    """What rows compute that get so many tokens, those up to ``ends`` and the drafts behind them.
+
+    Returns:
+        (tokens of rows with one known token, drafts included, tokens that these rows read, tokens of the other rows,
+        tokens that those read), as ``StepWork`` says.
+    """
+    num_rows, num_context, num_prompt, num_reads = 0, 0, 0, 0
+    for i in range(len(counts)):
+        known = counts[i] - max(num_samples[i] - 1, 0)
+        if known > 1:
+            num_prompt += known
+            num_reads += known * (ends[i] - known) + known * known // 2
+        else:
+            num_rows += counts[i]
+            num_context += ends[i]
+    return num_rows, num_context, num_prompt, num_reads
 
 
 @njit(types.UniTuple(_NUMBER, 2)(_LINES, _LINES, _NUMBER, _INTS, _INTS, _INTS, _INTS, _LINES), **OPTIONS)

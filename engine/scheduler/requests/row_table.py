@@ -7,7 +7,7 @@ a ``Request`` object when one starts, ends or fills a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, CacheGroups, fir
 RowArray: TypeAlias = npt.NDArray[np.intp]
 """Row numbers as numpy indexes them fastest."""
 
-NEVER: Final = int(np.iinfo(np.int32).max)
-"""A position that no request reaches."""
+NEVER: Final = row_passes.NO_GAP
+"""A position that no request reaches, and a gap that none was promised."""
 
 STOP_COLUMNS: Final = 8
 """Stop ids compared by array; a request with more is checked by itself."""
@@ -36,6 +36,15 @@ def _width(num_columns: int) -> int:
     return (num_lines | 1) * _CACHE_LINE_ELEMENTS
 
 
+class RowMeasures(NamedTuple):
+    """Of running requests: the tokens that they must compute before each can take one token a step, how many can, and
+    the tokens that all of them have computed."""
+
+    num_prefill_tokens: int
+    num_decoding: int
+    num_context_tokens: int
+
+
 class RowTable:
     """One row a running request. Positions are absolute, from the first token of the prompt.
 
@@ -48,6 +57,7 @@ class RowTable:
     first_stop: total tokens from which on stop ids count.
     publish_goal: positions that must be computed before the next block is full.
     epoch: how many requests have left the row.
+    promised_gap: microseconds that the row was promised between two tokens.
     is_stalled: 1 while the row gets no tokens in the step that is being put together.
     columns: [num_columns, max_num_seqs] all of these, as the passes take them.
     block_table: [num_groups, max_num_seqs, width] block ids, of which those from first_blocks to num_blocks, both
@@ -72,6 +82,7 @@ class RowTable:
         self.publish_goal: IntArray = self.columns[row_passes.PUBLISH_GOAL]
         self.epoch: IntArray = self.columns[row_passes.EPOCH]
         self.is_stalled: IntArray = self.columns[row_passes.IS_STALLED]
+        self.promised_gap: IntArray = self.columns[row_passes.PROMISED_GAP]
         self.stop_ids: IntArray = self.columns[row_passes.FIRST_STOP_ID :]
         self.stop_ids[:] = _NO_TOKEN
         self.num_stop_columns = 0
@@ -81,11 +92,12 @@ class RowTable:
         self.block_table = np.empty((len(windows), max_num_seqs, _width(max_blocks)), np.int32)
         self.num_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
         self.first_blocks: IntArray = np.zeros((len(windows), max_num_seqs), np.int32)
-        self.silent_rows: set[int] = set()
+        self.unanswered_rows: set[int] = set()
         self.wide_rows: set[int] = set()
         self.predicted_rows: set[int] = set()
-        self.holed_rows: set[int] = set()
+        self.damaged_rows: set[int] = set()
         self.num_releases = 0
+        self.num_promised = 0
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._token_stride = self.token_ids.shape[1]
         self._block_offsets = np.arange(block_size)
@@ -123,11 +135,9 @@ class RowTable:
         """``order`` without some rows."""
         return self.order[~np.isin(self.order, leaving_rows)] if leaving_rows else self.order
 
-    def num_prefill_tokens_left(self) -> int:
-        """Tokens that running requests must still compute before each can take one token a step."""
-        rows = self.order
-        left = self.num_expected[rows].sum() - self.num_computed[rows].sum() - rows.size
-        return max(int(left), 0)
+    def measure(self) -> RowMeasures:
+        """How far the running requests have come, all together."""
+        return RowMeasures(*row_passes.measure(self.columns, self.order_int32))
 
     def num_common_blocks(self) -> int:
         """Leading blocks of the first group that the tables of all running requests share."""
@@ -168,12 +178,14 @@ class RowTable:
             self.block_table[group, row, : len(table)] = table
         self.limit[row] = request.limit
         self.first_stop[row] = request.first_stop
+        self.promised_gap[row] = request.promised_gap
+        self.num_promised += request.promised_gap != NEVER
         self.token_ids[row, :num_tokens] = request.token_ids
         self.publish_goal[row] = (request.num_published_blocks + 1) * self.block_size if publishes else NEVER
         self.owners[row] = request
         self._set_stop_ids(row, request.stop_ids)
         if request.is_unanswered:
-            self.silent_rows.add(row)
+            self.unanswered_rows.add(row)
         if request.prediction is not None:
             self.predicted_rows.add(row)
         request.row = row
@@ -188,14 +200,14 @@ class RowTable:
         if request.invalid_spans:
             span = request.invalid_spans.pop(0)
             self.num_computed[row], self.ceiling[row] = span.start, span.end
-            self.holed_rows.add(row)
+            self.damaged_rows.add(row)
         else:
             self.num_computed[row], self.ceiling[row] = request.num_computed_tokens, request.limit - 1
-            self.holed_rows.discard(row)
+            self.damaged_rows.discard(row)
 
-    def leave_finished_holes(self) -> None:
+    def leave_computed_spans(self) -> None:
         """Send the rows whose invalid span is computed, as of the step just scheduled, to what comes next."""
-        for row in tuple(self.holed_rows):
+        for row in tuple(self.damaged_rows):
             if self.num_computed[row] >= self.ceiling[row]:
                 self.begin_next_span(row)
 
@@ -210,12 +222,13 @@ class RowTable:
         request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
         request.row = None
         self.owners[row] = None
+        self.num_promised -= request.promised_gap != NEVER
         self.epoch[row] += 1
         self.num_releases += 1
-        self.silent_rows.discard(row)
+        self.unanswered_rows.discard(row)
         self.wide_rows.discard(row)
         self.predicted_rows.discard(row)
-        self.holed_rows.discard(row)
+        self.damaged_rows.discard(row)
         self._free_rows.append(row)
         self._forget_order()
         return tables

@@ -55,8 +55,8 @@ class ChatFormat:
     def _turn_event(self, index: int, piece: TextPiece, output: TextOutput) -> bytes:
         """One piece of an answer that may be more than content."""
         delta = turn_delta(piece.parts)
-        is_silent = not delta and piece.finish_reason is None
-        if is_silent and not self.head.return_token_ids and not piece.entries:
+        says_nothing = not delta and piece.finish_reason is None
+        if says_nothing and not self.head.return_token_ids and not piece.entries:
             return b""
         calls = b""
         if piece.finish_reason is not None and "tool_calls" in delta:

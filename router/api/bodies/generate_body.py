@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from engine.contract.logits_params import TokenId
 from engine.contract.messages import SamplingParams
+from engine.contract.promise import MAX_PROMISE_MS
 from engine.contract.request_fields import request_fields
 from router.api.bodies.answer_shape import Choices, Lark, Pattern, ResponseFormat, Schema, StructuredOutputs
 from router.api.bodies.processor_fields import with_fields_of
@@ -24,6 +25,16 @@ def _as_request_id(text: str) -> str:
     if not is_request_id(text):
         raise ValueError(f"it must be 1 to {MAX_CHARACTERS} visible ASCII characters, got {text[:40]!r}")
     return text
+
+
+Milliseconds = Annotated[float, Field(gt=0.0, le=MAX_PROMISE_MS, allow_inf_nan=False)]
+
+
+class SLOBody(StrictBody):
+    """What the caller wants to be promised: the first token, and the others, within so many milliseconds."""
+
+    ttft_ms: Milliseconds | None = None
+    itl_ms: Milliseconds | None = None
 
 
 class StreamOptions(StrictBody):
@@ -71,6 +82,7 @@ class SamplingBody(ProcessorBody):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    slo: SLOBody | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     stream: bool | None = None
     request_id: Annotated[str, AfterValidator(_as_request_id)] | None = None

@@ -6,10 +6,13 @@ import math
 
 from starlette.requests import Request
 
+from engine.contract.promise import MAX_PROMISE_MS, Promise
 from router.errors import InvalidRequestError
 from router.service import RouterService
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+TTFT_HEADER, ITL_HEADER = "X-SLO-TTFT-Ms", "X-SLO-ITL-Ms"
+
 MAX_SESSION_CHARACTERS = 256
 
 
@@ -33,6 +36,32 @@ def timeout_header(service: RouterService, request: Request) -> float | None:
             param=TIMEOUT_HEADER,
         )
     return timeout_s
+
+
+def promise_headers(request: Request) -> Promise:
+    """What the caller wants to be promised.
+
+    Raises:
+        InvalidRequestError: A value is no positive number, or more than an hour.
+    """
+    return Promise(ttft_ms=_milliseconds(request, TTFT_HEADER), itl_ms=_milliseconds(request, ITL_HEADER))
+
+
+def _milliseconds(request: Request, name: str) -> float | None:
+    text = request.headers.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value <= MAX_PROMISE_MS:
+        raise InvalidRequestError(
+            f"{name} must be a number of milliseconds up to {MAX_PROMISE_MS:.0f}, got {text[:40]!r}",
+            code="invalid_parameter",
+            param=name,
+        )
+    return value
 
 
 def session_header(service: RouterService, request: Request) -> str | None:

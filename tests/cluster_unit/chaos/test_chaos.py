@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.chaos.live_cluster import LiveCluster, is_whole, leaks_of
-from cluster.chaos.load import Answer, Ask, Breaker, LoadRun
+from cluster.chaos.load import Answer, Breaker, ChaosRequest, LoadRun
 from cluster.chaos.report import ChaosReport, FaultRecord, ProxyLoss, RouterLoss
 from cluster.chaos.scenario import ScenarioError, load_scenario, parse_scenario
 from router.api.errors import error_event, error_response
@@ -52,7 +52,7 @@ LOSS = RouterLoss(asked_s=2.0, gone_s=2.5, num_open=1)
 
 
 def answer(
-    ask: Ask,
+    ask: ChaosRequest,
     tokens: list[int],
     times: list[float],
     *,
@@ -71,7 +71,7 @@ def answer(
 
 
 def test_lost_and_wrong_answers_are_counted_apart() -> None:
-    ask = Ask(prompt=(1,), num_tokens=3)
+    ask = ChaosRequest(prompt=(1,), num_tokens=3)
     good = answer(ask, [4, 5, 6], [1.0, 2.0, 9.0])
     wrong = answer(ask, [4, 5, 7], [1.0, 2.0, 3.0])
     broken = answer(ask, [4], [1.0], error="broke")
@@ -84,7 +84,7 @@ def test_lost_and_wrong_answers_are_counted_apart() -> None:
 
 
 def test_broken_answer_that_was_wrong_before_it_broke_is_wrong() -> None:
-    ask = Ask(prompt=(1,), num_tokens=3)
+    ask = ChaosRequest(prompt=(1,), num_tokens=3)
     report = ChaosReport(scenario="x")
 
     report.judge_answers([answer(ask, [9], [1.0], error="broke")], {ask: [4, 5, 6]}, losses=[LOSS])
@@ -93,7 +93,7 @@ def test_broken_answer_that_was_wrong_before_it_broke_is_wrong() -> None:
 
 
 def test_killed_router_excuses_what_was_open_there_then_and_no_more() -> None:
-    ask = Ask(prompt=(1,), num_tokens=3)
+    ask = ChaosRequest(prompt=(1,), num_tokens=3)
     later = answer(ask, [], [], error="broke", started_s=3.0)
     on_its_way = answer(ask, [4], [2.4], error="broke", started_s=1.9)
     earlier = answer(ask, [4], [1.0], error="broke")
@@ -107,7 +107,7 @@ def test_killed_router_excuses_what_was_open_there_then_and_no_more() -> None:
 
 
 def test_killed_proxy_excuses_what_was_open_until_another_listens_and_no_more() -> None:
-    ask = Ask(prompt=(1,), num_tokens=3)
+    ask = ChaosRequest(prompt=(1,), num_tokens=3)
     open_then = answer(ask, [4], [1.0], error="broke")
     refused = answer(ask, [], [], error="ConnectError", started_s=3.0)
     before = dataclasses.replace(open_then, ended_s=1.5)
@@ -124,7 +124,7 @@ def test_killed_proxy_excuses_what_was_open_until_another_listens_and_no_more() 
 
 @pytest.mark.parametrize("is_away", [True, False])
 async def test_refused_connection_is_tried_again_only_while_the_proxy_is_known_to_be_away(is_away: bool) -> None:
-    ask = Ask(prompt=(1,), num_tokens=1)
+    ask = ChaosRequest(prompt=(1,), num_tokens=1)
     asked: list[httpx.Request] = []
 
     def refuse_once(request: httpx.Request) -> httpx.Response:
@@ -147,7 +147,7 @@ async def test_refused_connection_is_tried_again_only_while_the_proxy_is_known_t
 
 def test_proxy_that_has_not_noticed_yet_is_excused_too() -> None:
     """It sent a request to a router that was gone."""
-    ask = Ask(prompt=(1,), num_tokens=3)
+    ask = ChaosRequest(prompt=(1,), num_tokens=3)
     at_once, too_late = (
         answer(ask, [], [], error="HTTP 500: x", started_s=when, broken_by="proxy") for when in (3.0, 8.0)
     )
@@ -162,7 +162,7 @@ def test_proxy_that_has_not_noticed_yet_is_excused_too() -> None:
 @pytest.mark.parametrize("started_s", [1.9, 3.0])
 def test_error_that_baton_tells_is_excused_by_no_router(started_s: float) -> None:
     """Whoever tells it lives. Two routers were killed, one of which had a request that broke."""
-    ask = Ask(prompt=(1,), num_tokens=3)
+    ask = ChaosRequest(prompt=(1,), num_tokens=3)
     told = answer(ask, [], [], error='HTTP 500: {"error": {}}', started_s=started_s, broken_by=None)
     broken = answer(ask, [4], [1.0], error="broke")
     report = ChaosReport(scenario="x")
@@ -200,7 +200,7 @@ async def _tells_in_the_stream(scope: Scope, receive: Receive, send: Send) -> No
     ],
 )
 async def test_error_of_baton_is_told_apart_from_one_of_what_stands_before_it(app: ASGIApp, broken_by: str) -> None:
-    ask = Ask(prompt=(1,), num_tokens=3)
+    ask = ChaosRequest(prompt=(1,), num_tokens=3)
     async with live_app(app) as url, httpx.AsyncClient(base_url=url) as client:
         load = LoadRun(client, [ask], num_streams=1)
         load.start()

@@ -13,6 +13,7 @@ from cluster import cli
 from cluster.config.config import BatonConfig
 from cluster.config.settings_sections import CacheSection, GPUSection, RouterSection, SchedulerSection, TransferSection
 from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig
+from engine.contract.promise import NO_PROMISE, Promise
 from kv_transfer.fault_options import Fault, FaultOptions, ScheduledFault
 from kv_transfer.options import ConnectorOptions
 from router.settings import RouterSettings
@@ -82,7 +83,7 @@ def test_override_equal_to_the_default_still_overrides() -> None:
         (SchedulerSection, SchedulerConfig, {"max_model_len"}),
         (GPUSection, GPUConfig, set()),
         (TransferSection, ConnectorOptions, set()),
-        (RouterSection, RouterSettings, {"metrics_compat"}),
+        (RouterSection, RouterSettings, {"metrics_compat", "promise"}),
     ],
 )
 def test_every_setting_is_a_key_and_is_described(section: type, settings: type, omitted: set[str]) -> None:
@@ -196,3 +197,17 @@ def test_what_a_cluster_finds_out_by_itself_is_no_setting(key: str) -> None:
 def test_name_with_a_port_is_no_name_of_a_host() -> None:
     with pytest.raises(ValidationError, match=r"security\.allowed_hosts: 'a\.example:80'"):
         BatonConfig.model_validate({"security": {"allowed_hosts": ["a.example:80"]}})
+
+
+def test_promise_of_the_cluster_reaches_the_routers() -> None:
+    assert BatonConfig().router_settings().promise == NO_PROMISE
+
+    config = BatonConfig.model_validate({"slo": {"ttft_ms": 2000, "itl_ms": 80.5}})
+
+    assert config.router_settings().promise == Promise(ttft_ms=2000.0, itl_ms=80.5)
+
+
+@pytest.mark.parametrize("slo", [{"itl_ms": 0}, {"ttft_ms": -1}, {"itl_ms": 1e9}, {"tpot_ms": 20}, {"itl_ms": True}])
+def test_promise_that_makes_no_sense_is_refused(slo: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(slo))):
+        BatonConfig.model_validate({"slo": slo})

@@ -1,4 +1,4 @@
-"""F3: how many drafts a step gets, by acceptance and step times that a fake clock tells."""
+"""F3: how many drafts a step gets, by acceptance and step times."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ class Engine:
                     measured.num_steps = int(counts.max())
                     self.now_s += self.draft_s * measured.num_steps
         size = self.num_rows + int(counts.sum())
-        self._lengths.step_scheduled(size)
         self.now_s += self.seconds(size)
-        self._lengths.step_returned()
+        self._lengths.note_step(size, self.seconds(size))
         self.num_output += self.num_rows
         for (name, _), count in zip(keys, counts.tolist(), strict=True):
             if count:
@@ -132,8 +131,7 @@ def test_f3_the_request_whose_drafts_are_right_gets_them() -> None:
         lengths.note_verified("right", num_drafts=4, num_accepted=4)
         lengths.note_verified("wrong", num_drafts=4, num_accepted=0)
     for size in (2, 10):
-        lengths.step_scheduled(size)
-        lengths._times.note(size, 1.0 + 0.2 * size)
+        lengths.note_step(size, 1.0 + 0.2 * size)
 
     counts = lengths.choose([("wrong", 0), ("right", 0)], np.array([4, 4], np.int32), num_tokens=2, num_rows=2)
 

@@ -128,7 +128,7 @@ def test_k4_damaged_blocks_that_several_requests_share_are_recomputed_once() -> 
 
     for index in range(3):
         world.check_output(f"r{index}")
-    assert world.runner.num_computed_positions == 8 + 3, "each hole once, then one step each"
+    assert world.runner.num_computed_positions == 8 + 3, "each invalid span once, then one step each"
     assert world.scheduler.stats().num_adopted_blocks == 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduler.policy.preemption import PreemptionPolicy
+from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld
 
@@ -160,4 +160,4 @@ def test_o6_artificial_preemption_costs_time_and_no_token() -> None:
 def test_o6_is_off_by_default() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
 
-    assert world.scheduler._preparations == []
+    assert not any(isinstance(part, ArtificialPreemption) for part in world.scheduler._preparations)

@@ -36,8 +36,11 @@ def tables(draw: st.DrawFn) -> IntArray:
     return columns
 
 
-def shares_of(columns: IntArray, order: IntArray, *, cap: int, budget: int, is_chunked: bool) -> list[int]:
-    """C2 and C3: in order, each what it needs up to its cap, while the budget lasts."""
+def shares_of(
+    columns: IntArray, order: IntArray, *, cap: int, budget: int, prompt_budget: int, is_chunked: bool
+) -> list[int]:
+    """C2 and C3: in order, each what it needs up to its cap, while the budget lasts; prompts while theirs does, which
+    is all that they take from the others."""
     shares: list[int] = []
     for row in order.tolist():
         goal = min(columns[row_passes.NUM_EXPECTED, row], columns[row_passes.CEILING, row])
@@ -46,7 +49,12 @@ def shares_of(columns: IntArray, order: IntArray, *, cap: int, budget: int, is_c
             need = 0
         need = min(need, cap) if cap else need
         share = min(need, max(budget, 0))
-        budget -= need
+        if need > 1:
+            share = min(share, prompt_budget)
+            budget -= min(need, prompt_budget)
+            prompt_budget = max(prompt_budget - need, 0)
+        else:
+            budget -= need
         shares.append(share if is_chunked or share == need else 0)
     return shares
 
@@ -56,19 +64,26 @@ def shares_of(columns: IntArray, order: IntArray, *, cap: int, budget: int, is_c
     order=ROW_LISTS,
     cap=st.sampled_from((0, 1, 4)),
     budget=st.integers(0, 30),
+    prompt_budget=st.sampled_from((99, 99, 0, 3, 8)),
     is_chunked=st.booleans(),
     are_given=st.booleans(),
 )
 def test_rows_get_their_shares_and_count_them_once_all_have_blocks(
-    columns: IntArray, order: IntArray, cap: int, budget: int, is_chunked: bool, are_given: bool
+    columns: IntArray,
+    order: IntArray,
+    cap: int,
+    budget: int,
+    prompt_budget: int,
+    is_chunked: bool,
+    are_given: bool,
 ) -> None:
-    shares = shares_of(columns, order, cap=cap, budget=budget, is_chunked=is_chunked)
+    shares = shares_of(columns, order, cap=cap, budget=budget, prompt_budget=prompt_budget, is_chunked=is_chunked)
     before = columns.copy()
     lines = np.empty((row_passes.NUM_LINES, order.size), np.int32)
     given_shares = np.array(shares, np.int32) if are_given else row_passes.NO_SHARES
 
     num_lacking, num_rows, num_tokens, num_sampling = row_passes.advance(
-        columns, order, given_shares, cap, budget, is_chunked, lines
+        columns, order, given_shares, cap, budget, prompt_budget, is_chunked, lines
     )
 
     computed = before[row_passes.NUM_COMPUTED, order]

@@ -21,6 +21,7 @@ from engine.contract.messages import FinishReason, GenerateRequest, SamplingPara
 from engine.contract.token_ids import TokenIds
 from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
+from tests.support.scheduler.promising_world import PromisingWorld
 from tests.support.scheduler.scheduler_strategies import (
     BLOCK_SIZE,
     CONFIGS,
@@ -32,7 +33,7 @@ from tests.support.scheduler.scheduler_strategies import (
     SHARES,
     WINDOWS,
 )
-from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds, undisturbed_output
+from tests.support.scheduler.scheduler_world import drafts_for_worlds, undisturbed_output
 from tests.support.scheduler.scripted_connector import PEER
 
 NUM_WORLDS = int(os.environ.get("BATON_SCHEDULER_WORLDS", "2000"))
@@ -43,9 +44,9 @@ pytestmark = pytest.mark.timeout(max(900, NUM_WORLDS))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, lengths, priorities, aborts, small pools, loads and leases, drafts, resets, overlapped steps."""
+    """Random arrivals, lengths, priorities, aborts, pools, loads, leases, drafts, resets, promises, steps ahead."""
 
-    world: SchedulerWorld
+    world: PromisingWorld
 
     @initialize(
         config=CONFIGS,
@@ -64,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_draft_tokens: int,
         windows: tuple[int | None, ...],
     ) -> None:
-        self.world = SchedulerWorld(
+        self.world = PromisingWorld(
             config,
             num_blocks=num_blocks * len(windows),
             windows=windows,

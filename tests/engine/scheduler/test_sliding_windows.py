@@ -354,26 +354,6 @@ def test_live_request_moves_with_the_blocks_of_its_windows() -> None:
 
 
 @pytest.mark.behaviour("B7")
-def test_tier_supplies_of_a_window_what_is_seen_from_the_end_of_its_part() -> None:
-    world = windowed_world((None, 8), num_blocks=24, num_tier_slots=64)
-    prompt = fresh_prompt(40)
-    world.add(make_request("a", prompt, max_tokens=1))
-    world.run()
-    for number in range(3):
-        world.add(make_request(f"other-{number}", 40, max_tokens=1))
-        world.run()
-
-    world.add(make_request("b", prompt, max_tokens=1))
-    world.step()
-
-    assert world.tier is not None
-    assert len(world.tier.open_loads["b"].block_ids) == 9 + 2
-    world.end_load("b")
-    world.run()
-    world.check_output("b")
-
-
-@pytest.mark.behaviour("B7")
 def test_preempted_stream_takes_up_its_windows_again() -> None:
     world = windowed_world((None, 8), num_blocks=27)
     for name in ("a", "b"):

@@ -62,6 +62,20 @@ def test_c13_tokens_that_prefills_still_need_count_as_queued() -> None:
 
 
 @pytest.mark.behaviour("C13")
+def test_c13_requests_past_their_prompt_and_what_all_have_computed() -> None:
+    world = SchedulerWorld(make_config(budget=8), num_blocks=32)
+    world.add(make_request("a", 6))
+    world.add(make_request("b", 9))
+    assert (world.scheduler.stats().num_decoding, world.scheduler.stats().num_context_tokens) == (0, 0)
+
+    world.step()
+    assert (world.scheduler.stats().num_decoding, world.scheduler.stats().num_context_tokens) == (1, 6 + 2)
+    world.step()
+
+    assert (world.scheduler.stats().num_decoding, world.scheduler.stats().num_context_tokens) == (2, 7 + 9)
+
+
+@pytest.mark.behaviour("C13")
 def test_c13_cached_blocks_that_nobody_holds_are_free() -> None:
     world = SchedulerWorld(make_config(), num_blocks=32)
     world.add(make_request("a", 30, max_tokens=2))

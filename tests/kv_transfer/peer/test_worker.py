@@ -106,8 +106,8 @@ def test_stray_message_is_counted_and_harms_nobody(message: bytes) -> None:
     transport = ScriptedTransport()
     worker = _make_worker(transport, threading.Event())
     transport.arrived.append(("stranger", message))
-    assert transport.on_news is not None
-    transport.on_news()
+    assert transport.on_event is not None
+    transport.on_event()
 
     wait_until(lambda: worker.stats().num_unknown_notifications == 1)
 

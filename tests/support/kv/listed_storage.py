@@ -16,7 +16,7 @@ class ListedStorage:
 
     def __init__(self, num_slots: int, *, kept: Sequence[bytes] = (), num_ways: int | None = None) -> None:
         self.num_slots = num_slots
-        self.on_news: Callable[[], None] | None = None
+        self.on_event: Callable[[], None] | None = None
         self.arrived: BlockChecksums | None = None
         self.kept = kept
         self.num_ways = num_ways

@@ -34,7 +34,7 @@ class ScriptedTransport:
     needs_polling = False
 
     def __init__(self) -> None:
-        self.on_news: Callable[[], None] | None = None
+        self.on_event: Callable[[], None] | None = None
         self.metadata = b"scripted"
         self.peers: list[str] = []
         self.broken: set[str] = set()

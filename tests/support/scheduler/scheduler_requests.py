@@ -6,6 +6,7 @@ from itertools import count
 
 from engine.contract.config import SchedulerConfig
 from engine.contract.messages import GenerateRequest, SamplingParams
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 from kv_transfer.params import KVTransferParams
 
@@ -32,6 +33,7 @@ def make_request(
     kv_transfer: KVTransferParams | None = None,
     salt: str | None = None,
     arrival_s: float = 0.0,
+    promise: Promise = NO_PROMISE,
 ) -> GenerateRequest:
     """A request; ``prompt`` may be a length."""
     return GenerateRequest(
@@ -50,6 +52,7 @@ def make_request(
         hand_over=hand_over,
         kv_transfer=kv_transfer,
         cache_salt=salt,
+        promise=promise,
     )
 
 

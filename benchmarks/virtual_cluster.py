@@ -1,0 +1,141 @@
+"""The regret matrix in virtual time: the real router and scheduler, any number of workers whose steps only take time.
+
+    python -m benchmarks.virtual_cluster --workers 4 16 --machine cpu_core --json benchmarks/results/virtual.json
+    python -m benchmarks.virtual_cluster --workers 16 --trace mooncake-conversation-trace.jsonl --trace-scale 32
+
+For every cell (as of ``benchmarks.disagg --matrix``) the best fixed layout is searched: every ratio of prefill to
+decode workers (beyond 16 workers some, and then those around the best), ``unified`` (each worker computes its own
+prompts) and ``unified_chunk_128``. With ``--trace`` the load is a recorded one (its format: see benchmarks/routing.py),
+so fast that the workers would be busy with prompts for ``--trace-load`` of their time if nothing were cached. Rows:
+``best/<figure>/workers=<n>/<cell>``, whose detail names the layout, ``<layout>/goodput/...`` and ``.../itl_p99_ms/...``
+of all that was tried, and ``speed/...``: simulated seconds in a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.arguments import at_least, count, positive
+from benchmarks.disagg_parts.cells import cells_named, figure_rows
+from benchmarks.report import Row, add_json_option, kept_rows, publish
+from engine.contract.promise import Promise
+from simulation.capacity import measure_capacity
+from simulation.cluster import Run, simulate
+from simulation.layout import Layout
+from simulation.loads import Arrival, LoadError, duration_s, read_trace
+from simulation.machine import MACHINES, Machine, MachineFileError, load_machine
+from simulation.outcome import Figures, figures
+from simulation.search import best_fixed
+
+TRACE_CELL = "trace"
+
+
+@dataclass(slots=True, kw_only=True)
+class Stopwatch:
+    """How much was simulated in how long."""
+
+    virtual_s: float = 0.0
+    took_s: float = 0.0
+
+    def add(self, run: Run) -> None:
+        """Count a run."""
+        self.virtual_s += run.virtual_s
+        self.took_s += run.took_s
+
+
+def judge_of(arrivals: Sequence[Arrival], promise: Promise, watch: Stopwatch) -> Callable[[Layout], Figures]:
+    """What layouts make of a load."""
+
+    def judge(layout: Layout) -> Figures:
+        run = simulate(layout, arrivals)
+        watch.add(run)
+        found = figures(run.outcomes, promise, busy_s=run.busy_s)
+        print(f"  {layout.name}: goodput {found.goodput:.3f}, {found.share_good:.1f} % good", flush=True)
+        return found
+
+    return judge
+
+
+def cell_result(
+    name: str, num_workers: int, machine: Machine, arrivals: Sequence[Arrival], promise: Promise
+) -> list[Row]:
+    """The best fixed layout of a load."""
+    watch = Stopwatch()
+    print(f"{name}: {len(arrivals)} requests, {num_workers} workers", flush=True)
+    search = best_fixed(num_workers, machine, judge_of(arrivals, promise, watch))
+    place = f"workers={num_workers}/{name}"
+    rows = figure_rows("best", place, search.figures)
+    for row in rows:
+        row.detail["layout"] = search.best.name
+    for layout, found in search.tried.items():
+        rows.append(Row(name=f"{layout}/goodput/{place}", value=found.goodput, unit="requests/s"))
+        rows.append(Row(name=f"{layout}/itl_p99_ms/{place}", value=found.itl_p99_ms, unit="ms"))
+    rows.append(Row(name=f"speed/{place}", value=watch.virtual_s / watch.took_s, unit="x"))
+    return rows
+
+
+def trace_load(args: argparse.Namespace, machine: Machine, num_workers: int) -> list[Arrival]:
+    """The recorded load, at the speed that was asked for."""
+    try:
+        recorded = read_trace(args.trace, num_requests=args.trace_requests, scale=args.trace_scale)
+    except LoadError as error:
+        raise SystemExit(f"--trace: {error}") from error
+    longest = max(len(arrival.prompt) + arrival.num_output_tokens for arrival in recorded)
+    if longest > machine.max_model_len:
+        raise SystemExit(
+            f"the trace has requests of {longest} tokens, {machine.name} takes {machine.max_model_len}: give a larger "
+            "--trace-scale or another --machine"
+        )
+    busy_s = sum(machine.step_time.prompt_seconds(len(arrival.prompt)) for arrival in recorded) / num_workers
+    speed = args.trace_load * duration_s(recorded) / busy_s
+    return read_trace(args.trace, num_requests=args.trace_requests, scale=args.trace_scale, speed=speed)
+
+
+def machine_named(text: str) -> Machine:
+    """A machine by its name, or by its file."""
+    if text in MACHINES:
+        return MACHINES[text]
+    try:
+        return load_machine(Path(text))
+    except MachineFileError as error:
+        raise argparse.ArgumentTypeError(f"{error}; known by name are {', '.join(MACHINES)}") from error
+
+
+def main() -> None:
+    """Simulate and publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=at_least(2), nargs="+", default=[4, 16], help="sizes of the cluster")
+    parser.add_argument("--machine", type=machine_named, default="cpu_core", help="a name, or a file (virtual_fit)")
+    parser.add_argument("--cells", nargs="+", default=["*"], metavar="PATTERN", help="such as low/*/steady")
+    parser.add_argument("--cell-seconds", type=positive, default=20.0, help="how long requests arrive in a cell")
+    parser.add_argument("--trace", type=Path, help="serve this recorded load, and no cells")
+    parser.add_argument("--trace-requests", type=count, default=2000, help="of the recorded load")
+    parser.add_argument("--trace-scale", type=count, default=1, help="divides all of its lengths")
+    parser.add_argument("--trace-load", type=positive, default=0.6, help="share of the workers' time for prompts")
+    parser.add_argument("--ttft-limit-ms", type=positive, default=2000.0)
+    parser.add_argument("--itl-limit-ms", type=positive, default=100.0)
+    parser.add_argument("--merge", action="store_true", help="keep the other rows that --json FILE has")
+    add_json_option(parser)
+    args = parser.parse_args()
+    promise = Promise(ttft_ms=args.ttft_limit_ms, itl_ms=args.itl_limit_ms)
+    cells = cells_named(args.cells)
+    rows: list[Row] = []
+    capacity = {} if args.trace else measure_capacity(args.machine)
+    rows.extend(Row(name=f"capacity/{mix}", value=rate, unit="requests/s") for mix, rate in capacity.items())
+    for num_workers in args.workers:
+        if args.trace is not None:
+            load = trace_load(args, args.machine, num_workers)
+            rows.extend(cell_result(TRACE_CELL, num_workers, args.machine, load, promise))
+            continue
+        for cell in cells:
+            load = cell.load(capacity, seconds=args.cell_seconds, scale=num_workers)
+            rows.extend(cell_result(cell.name, num_workers, args.machine, load, promise))
+    kept = kept_rows(args.json) if args.merge else []
+    publish(rows, packages=("numpy",), json_file=args.json, title="virtual clusters", kept=kept)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""How many prompt tokens a step may compute beside requests that were promised their next token soon. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from engine.contract.config import SchedulerConfig
+from engine.contract.step_time import StepTimeModel, StepWork
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.policy.step_timer import StepTimer
+from engine.scheduler.requests import row_passes
+from engine.scheduler.requests.request import Request
+from engine.scheduler.requests.row_table import NEVER, RowTable
+from engine.scheduler.step_draft import StepDraft
+
+MIN_PROMPT_SHARE: Final = 0.25
+"""Prompts get this share of what a step takes without them, whatever was promised: else they might never end."""
+
+URGENT_GAPS: Final = 2.0
+"""A step may take so many gaps for a prompt that keeps its promise by that, and not otherwise."""
+
+
+class Head(NamedTuple):
+    """The prompt that is served first: how many tokens are left of it, behind how many, and whose it is."""
+
+    num_left: int
+    num_computed: int
+    request: Request
+
+
+class PromisedBudget:
+    """Answers one question: how many prompt tokens may this step compute?
+
+    As many as keep the step, by its predicted time and the error of late predictions, under the tightest gap that a
+    decoding request was promised. At least a block of them and ``MIN_PROMPT_SHARE``, also where the decoding requests
+    alone take longer. More, up to ``URGENT_GAPS``, while the first prompt would miss its own promise at this pace and
+    would keep it at that one. No limit while nothing is predicted, or nobody decodes who was promised a gap.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        table: RowTable,
+        live_requests: LiveRequests,
+        timer: StepTimer,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cap = config.long_prefill_token_threshold
+        self._table = table
+        self._live_requests = live_requests
+        self._timer = timer
+        self._clock = clock
+
+    def prepare(self, draft: StepDraft) -> None:
+        """Limit the prompt tokens of a step before it is put together."""
+        model, table = self._timer.model, self._table
+        if not table.num_promised or not model.num_steps:
+            return
+        num_rows, num_context, gap_us, first = row_passes.decoding(table.columns, table.order_int32, self._cap)
+        if not num_rows or gap_us == NEVER or (head := self._head(first)) is None:
+            return
+        decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=num_context))
+        num_tokens = self._num_tokens(model, decode_s, gap_us / 1e6, head)
+        if num_tokens < draft.token_budget - num_rows:
+            draft.prompt_budget = max(int(num_tokens), table.block_size)
+        draft.prompt_budget = min(draft.prompt_budget, draft.token_budget - num_rows)
+
+    def _head(self, first: int) -> Head | None:
+        """The first running prompt, else the first that waits; None when there is no prompt."""
+        table = self._table
+        if first < table.order.size:
+            row = int(table.order[first])
+            num_computed = int(table.num_computed[row])
+            return Head(int(table.num_expected[row]) - num_computed, num_computed, table.owner(row))
+        request = self._live_requests.ready.peek() or self._live_requests.waiting.peek()
+        if request is None:
+            return None
+        return Head(request.num_tokens - request.num_computed_tokens, request.num_computed_tokens, request)
+
+    def _num_tokens(self, model: StepTimeModel, decode_s: float, gap_s: float, head: Head) -> float:
+        within_gap = self._tokens_within(model, gap_s, decode_s, head)
+        urgent = self._tokens_within(model, URGENT_GAPS * gap_s, decode_s, head)
+        left_s = self._left_s(head.request)
+        if left_s is None or within_gap * max(left_s / gap_s, 1.0) >= head.num_left:
+            return within_gap
+        is_kept = urgent * max(left_s / (URGENT_GAPS * gap_s), 1.0) >= head.num_left
+        return urgent if is_kept else within_gap
+
+    @staticmethod
+    def _tokens_within(model: StepTimeModel, step_s: float, decode_s: float, head: Head) -> float:
+        room_s = max(step_s / (1.0 + min(model.error, 1.0)) - decode_s, MIN_PROMPT_SHARE * decode_s)
+        return model.prompt_tokens_within(room_s, after=head.num_computed)
+
+    def _left_s(self, request: Request) -> float | None:
+        """How long a request's first token may still take; None where that was not promised, or it is too late."""
+        ttft_ms = request.message.promise.ttft_ms
+        if ttft_ms is None or request.num_tokens > request.num_prompt_tokens:
+            return None
+        left_s = request.queued_at_s + ttft_ms / 1e3 - self._clock()
+        return left_s if left_s > 0.0 else None

@@ -1,0 +1,168 @@
+"""Fits the model of an engine's step times to the steps that it makes. Free of torch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel, StepWork
+
+FloatArray: TypeAlias = NDArray[np.float64]
+Kind: TypeAlias = tuple[int, int, int, int]
+
+FIRST_FIT_STEPS: Final = 16
+"""Steps before the first fit."""
+
+FIT_PERIOD_S: Final = 1.0
+"""Time in steps between two fits: a load report that changes is written anew for every router."""
+
+MAX_KINDS: Final = 64
+STEPS_OF_KIND: Final = 8
+"""So many steps are kept of so many kinds, those that were seen last."""
+
+HALF_LIFE_STEPS: Final = 64.0
+MIN_WEIGHT: Final = 1e-3
+"""A step counts half as much after so many others, and never less than this: nothing newer may tell of its kind."""
+
+NUM_PASSES: Final = 4
+TOLERANCE: Final = 1.345
+MIN_SPREAD: Final = 0.02
+"""Steps that are off by more than ``TOLERANCE`` times the usual count in inverse proportion; see Huber, 1964."""
+
+DEVIATIONS_OF_MEDIAN: Final = 1.4826
+"""Of normally distributed errors: their standard deviation by the median of their sizes."""
+
+RIDGE: Final = 1e-5
+"""How much small prices are preferred: it decides where the steps leave open what costs how much."""
+
+ERROR_DECAY: Final = 1 / 64
+CLOCK_TICK_S: Final = 1e-9
+
+_SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)
+_ALIKE: Final = ((1, 3), (2, 4))
+"""Tokens of answers and of prompts, and what either reads."""
+
+
+class StepTimeFit:
+    """The newest steps of each kind, and the prices that fit them best.
+
+    Steps of about the same work are of one kind, and each kind keeps its own: hours of decoding do not push out what
+    is known of prompts. What a step is off counts as a share of its time, and steps that something else delayed count
+    less. A token of a prompt is taken to cost what one of an answer does, and what it reads likewise, while only one of
+    the two was seen. The prices change once a second.
+    """
+
+    def __init__(self) -> None:
+        self.model: StepTimeModel = UNKNOWN_STEP_TIME
+        self._kinds: OrderedDict[Kind, deque[tuple[float, ...]]] = OrderedDict()
+        self._num_steps = 0
+        self._num_predicted = 0
+        self._error = 0.0
+        self._unfitted_s = 0.0
+
+    def note(self, work: StepWork, seconds: float) -> None:
+        """Take in what a step took."""
+        seconds = max(seconds, CLOCK_TICK_S)
+        if self.model.num_steps:
+            self._note_error(self.model.seconds(work), seconds)
+        kind = _kind_of(work)
+        steps = self._kinds.get(kind)
+        if steps is None:
+            steps = self._kinds[kind] = deque(maxlen=STEPS_OF_KIND)
+            if len(self._kinds) > MAX_KINDS:
+                self._kinds.popitem(last=False)
+        else:
+            self._kinds.move_to_end(kind)
+        self._num_steps += 1
+        steps.append((1.0, *work, seconds, self._num_steps))
+        self._unfitted_s += seconds
+        is_due = self._unfitted_s >= FIT_PERIOD_S if self.model.num_steps else self._num_steps >= FIRST_FIT_STEPS
+        if is_due:
+            self._unfitted_s = 0.0
+            self.model = self._fitted()
+
+    def _note_error(self, predicted_s: float, seconds: float) -> None:
+        self._num_predicted += 1
+        weight = max(ERROR_DECAY, 1 / self._num_predicted)
+        self._error += weight * (abs(predicted_s - seconds) / seconds - self._error)
+
+    def _fitted(self) -> StepTimeModel:
+        steps = np.array([step for kept in self._kinds.values() for step in kept])
+        ages = self._num_steps - steps[:, 6]
+        weights = np.maximum(0.5 ** (ages / HALF_LIFE_STEPS), MIN_WEIGHT)
+        base_s, row_s, context_token_s, prompt_token_s, prompt_read_s = robust_prices(
+            steps[:, :5], steps[:, 5], weights
+        ).tolist()
+        return StepTimeModel(
+            base_s=base_s,
+            row_s=row_s,
+            context_token_s=context_token_s,
+            prompt_token_s=prompt_token_s,
+            prompt_read_s=prompt_read_s,
+            error=float(self._error) if self._num_predicted else 1.0,
+            num_steps=self._num_steps,
+        )
+
+
+def robust_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:
+    """Prices, none negative, whose sums come nearest to ``seconds``, as shares of these.
+
+    work: [num_steps, 5] 1 and what each step computed; the others are [num_steps].
+    """
+    trust, expected = np.ones_like(seconds), seconds
+    prices = np.zeros(work.shape[1])
+    for _ in range(NUM_PASSES):
+        prices = _nearest_prices(work, seconds, weights * trust, expected)
+        predicted = work @ prices
+        expected = np.maximum(predicted, seconds / 10)
+        off = np.abs(seconds - predicted) / expected
+        usual = max(DEVIATIONS_OF_MEDIAN * _median(off, weights), MIN_SPREAD)
+        trust = np.minimum(TOLERANCE * usual / np.maximum(off, CLOCK_TICK_S), 1.0)
+    return prices
+
+
+def _nearest_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray, expected: FloatArray) -> FloatArray:
+    """One weighted least-squares fit of all prices."""
+    shares = weights / weights.sum()
+    relative = work / expected[:, None]
+    sizes = np.sqrt(shares @ relative**2)
+    sizes[sizes == 0.0] = 1.0
+    scaled = relative / sizes
+    gram = (scaled * shares[:, None]).T @ scaled + RIDGE * np.eye(sizes.size)
+    prices: FloatArray = _least_squares(gram, scaled.T @ (shares * seconds / expected)) / sizes
+    for one, other in _ALIKE:
+        if not work[:, one].any():
+            prices[one] = prices[other]
+        elif not work[:, other].any():
+            prices[other] = prices[one]
+    return prices
+
+
+def _least_squares(gram: FloatArray, goal: FloatArray) -> FloatArray:
+    """The nonnegative x with the smallest x' gram x - 2 goal' x: of all ways to leave some of it 0, the best."""
+    grams = gram * _SUBSETS[:, :, None] * _SUBSETS[:, None, :] + np.eye(goal.size) * (1.0 - _SUBSETS)[:, None, :]
+    found = np.linalg.solve(grams, (goal * _SUBSETS)[:, :, None])[:, :, 0]
+    losses = np.einsum("si,ij,sj->s", found, gram, found) - 2.0 * found @ goal
+    losses[(found < 0.0).any(axis=1)] = np.inf
+    best: FloatArray = found[int(np.argmin(losses))]
+    return best
+
+
+def _median(values: FloatArray, weights: FloatArray) -> float:
+    order = np.argsort(values)
+    passed = np.cumsum(weights[order])
+    return float(values[order[int(np.searchsorted(passed, passed[-1] / 2))]])
+
+
+def _kind_of(work: StepWork) -> Kind:
+    """Steps are alike whose rows, context, and tokens of prompts are within a factor of 2, and what these read of 4."""
+    rows, context, tokens, reads = work
+    return (
+        int(rows).bit_length(),
+        int(context).bit_length(),
+        int(tokens).bit_length(),
+        int(reads).bit_length() + 1 >> 1,
+    )

@@ -1,0 +1,44 @@
+"""Which KV of a waiting request exists already: in the cache here, and beyond that at a source. Free of torch."""
+
+from __future__ import annotations
+
+from engine.contract.block_hash import BlockHash
+from engine.scheduler.blocks.block_need import BlockNeed, CachedPrefix
+from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
+from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.requests.request import Request
+from kv_transfer.protocols import RemoteMatch
+
+
+class PrefixSearch:
+    """Looks in the cache first, then asks the source for what the cache does not have."""
+
+    def __init__(self, kv_cache: KVCacheManager, remote: RemoteKV) -> None:
+        self._kv_cache = kv_cache
+        self._remote = remote
+
+    def local(self, request: Request) -> CachedPrefix:
+        """The longest cached prefix; the last token is always computed."""
+        return self._kv_cache.prefix(self._shareable_hashes(request))
+
+    def match(self, request: Request, local: CachedPrefix) -> RemoteMatch | None:
+        """What the source supplies beyond the cached prefix; None when it does not know yet."""
+        num_local_tokens = local.num_blocks * self._kv_cache.block_size
+        return self._remote.match(request, num_local_tokens, local)
+
+    def need(self, request: Request, local: CachedPrefix, *, start: int) -> BlockNeed:
+        """The blocks that a request must hold whose first position to compute is ``start``.
+
+        What is cached between the prefix and ``start`` need not be loaded.
+        """
+        return self._kv_cache.needs.need(local, start=start, num_tokens=request.num_tokens, behind=local.behind)
+
+    def _shareable_hashes(self, request: Request) -> list[BlockHash]:
+        """Addresses of the full blocks that need no computing if somebody has them."""
+        if not self._kv_cache.enable_prefix_caching:
+            return []
+        block_size = self._kv_cache.block_size
+        hashes = request.hashes(block_size)
+        if request.num_prompt_logprobs is not None:
+            return []
+        return hashes[: (request.num_tokens - 1) // block_size]

@@ -1,0 +1,209 @@
+"""A whole cluster in virtual time: workers, routers, clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.contract.messages import GenerateRequest, SamplingParams
+from router.errors import RouterError
+from router.pool.pool import ReplicaPool
+from router.report.counters import RouterCounters
+from router.request.orchestrator import Orchestrator
+from router.roles import ROLES
+from router.wire.worker_link import WorkerLink
+from simulation.layout import Layout, Pool
+from simulation.loads import Arrival
+from simulation.machine import Machine
+from simulation.outcome import Outcome
+from simulation.pool import VirtualPool
+from simulation.step_runner import Host
+from simulation.transfers import VirtualFabric
+from simulation.virtual_loop import run_virtually
+from simulation.worker import VirtualWorker, WorkerSpec
+
+
+class VirtualRouter:
+    """The router's two pools and its requests, without HTTP and text."""
+
+    def __init__(self, pools: Mapping[str, VirtualPool], layout: Layout) -> None:
+        loop = asyncio.get_running_loop()
+        settings = layout.settings
+        self.counters = RouterCounters()
+        self._links = {
+            name: WorkerLink(
+                workers,
+                ReplicaPool(
+                    ROLES[name],
+                    workers,
+                    policy=settings.policy_of(ROLES[name]),
+                    settings=settings,
+                    mirrors_cache=settings.mirrors_cache(ROLES[name]),
+                    clock=loop.time,
+                ),
+                settings=settings,
+                clock=loop.time,
+            )
+            for name, workers in pools.items()
+        }
+        self._period_s = min(settings.report_period_s, settings.backoff_min_s) / 2
+        self.orchestrator = Orchestrator(
+            self._links["prefill"], self._links["decode"], settings=settings, counters=self.counters
+        )
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Meet the workers, and keep following them."""
+        for link in self._links.values():
+            await asyncio.gather(*link.pool.refresh())
+            link.follow()
+        self._refreshing = asyncio.create_task(self._keep_refreshing())
+
+    async def close(self) -> None:
+        """End all requests, and stop."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        await self.orchestrator.close()
+        for link in self._links.values():
+            await link.pool.close()
+
+    async def _keep_refreshing(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            for link in self._links.values():
+                link.pool.refresh()
+                link.follow()
+
+
+class VirtualCluster:
+    """Workers and routers of a layout; to be made and used on a ``VirtualLoop``."""
+
+    def __init__(self, layout: Layout, *, seed: int = 0) -> None:
+        self.layout = layout
+        self.fabric = VirtualFabric(asyncio.get_running_loop())
+        self.workers: dict[str, VirtualWorker] = {}
+        self._host, self._num_on_host = Host(), 0
+        pools = {
+            "prefill": self._pool("prefill", layout.prefill, seed),
+            "decode": self._pool("decode", layout.decode, seed),
+        }
+        self.pools = pools
+        self.routers = [VirtualRouter(pools, layout) for _ in range(layout.num_routers)]
+        self._turns = itertools.cycle(self.routers)
+        self._numbers = itertools.count()
+
+    def _pool(self, role: str, pool: Pool, seed: int) -> VirtualPool:
+        workers: dict[str, VirtualWorker] = {}
+        for number in range(pool.num_workers):
+            spec = WorkerSpec(
+                name=f"{role}-{number:03}",
+                role=role,
+                machine=pool.machine,
+                scheduler=pool.scheduler(tells_cache=self.layout.settings.mirrors_cache(ROLES[role])),
+                streamed=self.layout.streamed,
+                report_period_s=self.layout.settings.report_period_s,
+                seed=seed * 1009 + len(self.workers) + number,
+            )
+            workers[spec.name] = VirtualWorker(spec, self.fabric, self._next_host(pool.machine))
+        self.workers |= workers
+        return VirtualPool(workers, pool.machine.router, moves_out=ROLES[role].moves_out)
+
+    def _next_host(self, machine: Machine) -> Host:
+        """Workers fill hosts in the order in which they are made."""
+        if self._num_on_host >= machine.workers_per_host:
+            self._host, self._num_on_host = Host(), 0
+        self._num_on_host += 1
+        return self._host
+
+    async def start(self) -> None:
+        """Let the routers meet the workers."""
+        await asyncio.gather(*(router.start() for router in self.routers))
+
+    async def close(self) -> None:
+        """End all that goes on."""
+        await asyncio.gather(*(router.close() for router in self.routers))
+        for worker in self.workers.values():
+            worker.close()
+
+    async def send(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
+        """Send every request at its time from now on, and wait for every answer."""
+        started_s = asyncio.get_running_loop().time()
+        return await asyncio.gather(*(self.ask(arrival, sent_s=started_s + arrival.at_s) for arrival in arrivals))
+
+    async def ask(self, arrival: Arrival, *, sent_s: float | None = None) -> Outcome:
+        """Send a request, now unless it is said when, to the router whose turn it is, and wait for the answer."""
+        router, number = next(self._turns), next(self._numbers)
+        loop, model = asyncio.get_running_loop(), self.layout.decode.machine.router
+        sent_s = loop.time() if sent_s is None else sent_s
+        outcome = Outcome(sent_s=sent_s, kind=arrival.kind, num_prompt_tokens=len(arrival.prompt))
+        await asyncio.sleep(max(sent_s + model.accept_s - loop.time(), 0.0))
+        request = GenerateRequest(
+            request_id=f"request-{number}",
+            prompt_token_ids=arrival.prompt,
+            sampling=SamplingParams(max_tokens=arrival.num_output_tokens, ignore_eos=True, seed=number),
+            arrival_s=loop.time(),
+        )
+        try:
+            generation = router.orchestrator.start(request, timeout_s=self.layout.settings.default_timeout_s)
+            generation.mailbox.joins_deltas = True
+            while deltas := await generation.take():
+                num_tokens = sum(len(delta.token_ids) for delta in deltas)
+                if num_tokens:
+                    outcome.num_tokens += num_tokens
+                    outcome.token_times_s.append(loop.time() + model.message_s)
+        except RouterError as error:
+            outcome.error = str(error)
+        else:
+            if outcome.num_tokens != arrival.num_output_tokens:
+                outcome.error = f"{outcome.num_tokens} of {arrival.num_output_tokens} tokens"
+        return outcome
+
+    async def rest(self) -> None:
+        """Return when no worker holds anything for anybody."""
+        for worker in self.workers.values():
+            await worker.rest()
+
+
+@contextlib.asynccontextmanager
+async def virtual_cluster(layout: Layout, *, seed: int = 0) -> AsyncIterator[VirtualCluster]:
+    """A started cluster, closed at the end."""
+    cluster = VirtualCluster(layout, seed=seed)
+    await cluster.start()
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a load did to a layout. ``busy_s`` is how long each worker computed, ``took_s`` how long that was simulated
+    for in real seconds, ``virtual_s`` how long it was in virtual ones.
+    """
+
+    outcomes: Sequence[Outcome]
+    busy_s: Sequence[float]
+    virtual_s: float
+    took_s: float
+
+
+def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0) -> Run:
+    """Serve a load by a layout. The same arguments give the same run, to the last digit."""
+
+    async def serve() -> Run:
+        random.seed(seed)  # what random policies draw from
+        began_s = time.perf_counter()
+        async with virtual_cluster(layout, seed=seed) as cluster:
+            outcomes = await cluster.send(arrivals)
+            virtual_s = asyncio.get_running_loop().time()
+            await cluster.rest()
+            busy_s = [worker.runner.busy_s for worker in cluster.workers.values()]
+        return Run(outcomes=outcomes, busy_s=busy_s, virtual_s=virtual_s, took_s=time.perf_counter() - began_s)
+
+    return run_virtually(serve())

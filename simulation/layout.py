@@ -1,0 +1,87 @@
+"""How the workers of a virtual cluster are divided, and by what settings they and the routers work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from engine.contract.config import SchedulerConfig
+from router.settings import RouterSettings
+from simulation.machine import Machine
+
+EVERY_PROMPT = 1 << 20
+"""``local_prefill_tokens`` of a cluster in which decode workers compute all prompts."""
+
+NO_BOUND = 1 << 20
+ROUTER = RouterSettings(max_num_requests=NO_BOUND, max_num_queued=NO_BOUND, default_timeout_s=3600.0)
+"""Routers that refuse nobody: what a load needs shows in its times."""
+
+LARGE_CHUNK = SchedulerConfig().max_num_batched_tokens
+MAX_NUM_SEQS = SchedulerConfig().max_num_seqs
+SMALL_CHUNK = 128
+
+
+class LayoutError(ValueError):
+    """A layout cannot serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The workers of one role. ``chunk`` is the most tokens that a step computes."""
+
+    num_workers: int
+    machine: Machine
+    chunk: int = LARGE_CHUNK
+
+    def scheduler(self, *, tells_cache: bool) -> SchedulerConfig:
+        """The settings of each worker's scheduler. ``tells_cache``: routers mirror its prefix cache."""
+        return SchedulerConfig(
+            max_num_batched_tokens=self.chunk,
+            max_num_seqs=min(self.chunk, MAX_NUM_SEQS),
+            enable_cache_events=tells_cache,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A cluster: how many workers of each role, on which machines, behind how many routers."""
+
+    name: str
+    prefill: Pool
+    decode: Pool
+    settings: RouterSettings = field(default=ROUTER)
+    num_routers: int = 1
+    streamed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.decode.num_workers < 1 or self.prefill.num_workers < 0 or self.num_routers < 1:
+            raise LayoutError(
+                f"{self.name}: {self.prefill.num_workers} prefill and {self.decode.num_workers} decode workers behind "
+                f"{self.num_routers} routers: there must be at least one decode worker and one router"
+            )
+
+    @property
+    def num_workers(self) -> int:
+        """All of them."""
+        return self.prefill.num_workers + self.decode.num_workers
+
+
+def apart(num_prefill: int, num_decode: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> Layout:
+    """Workers that only compute prompts, and others that only go on with them."""
+    if num_prefill < 1:
+        raise LayoutError("workers that stand apart are at least one of each kind")
+    return Layout(
+        name=f"apart_{num_prefill}_{num_decode}",
+        prefill=Pool(num_workers=num_prefill, machine=machine, chunk=chunk),
+        decode=Pool(num_workers=num_decode, machine=machine),
+    )
+
+
+def unified(num_workers: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> Layout:
+    """Workers that each compute the prompts of their own requests, ``chunk`` tokens a step."""
+    size = "" if chunk == LARGE_CHUNK else f"_chunk_{chunk}"
+    return Layout(
+        name=f"unified_{num_workers}{size}",
+        prefill=Pool(num_workers=0, machine=machine),
+        decode=Pool(num_workers=num_workers, machine=machine, chunk=chunk),
+        settings=replace(ROUTER, local_prefill_tokens=EVERY_PROMPT),
+    )

@@ -1,0 +1,159 @@
+"""What takes time in a virtual cluster, and how much: a machine's steps, its network, its memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from engine.contract.step_time import StepTimeModel
+
+
+class MachineFileError(ValueError):
+    """A file does not describe a machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferModel:
+    """How long a read of KV takes: ``latency_s`` for each message on the way, and each byte at the rate of a worker's
+    link, which its reads and those from it share in their order.
+    """
+
+    latency_s: float = 5e-4
+    bytes_per_s: float = 2e9
+
+    def seconds(self, num_bytes: int) -> float:
+        """Time that a link is busy with so many bytes."""
+        return num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterModel:
+    """What a router and its way to the workers add.
+
+    accept_s: from the client's request until the router has its tokens. call_s: until a call reaches a worker, and its
+    answer the router. message_s: until a step's tokens reach the client.
+    """
+
+    accept_s: float = 3e-3
+    call_s: float = 5e-4
+    message_s: float = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One worker's machine.
+
+    shared_step_time: of steps that begin while another worker of the same host computes; None: others do not matter.
+    workers_per_host: how many share a host, where that makes a difference.
+    step_noise: standard deviation of the logarithm of a step's time over the predicted one.
+    kv_bytes_per_token: of the model's KV cache. num_blocks: of ``block_size`` tokens each.
+    """
+
+    name: str
+    step_time: StepTimeModel
+    shared_step_time: StepTimeModel | None = None
+    workers_per_host: int = 1
+    transfer: TransferModel = field(default_factory=TransferModel)
+    router: RouterModel = field(default_factory=RouterModel)
+    step_noise: float = 0.0
+    kv_bytes_per_token: int = 12_288
+    block_size: int = 16
+    num_blocks: int = 4096
+    max_model_len: int = 2048
+
+    def __post_init__(self) -> None:
+        counts = ("workers_per_host", "kv_bytes_per_token", "block_size", "num_blocks", "max_model_len")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise MachineFileError(f"{self.name}: {name} must be at least 1, got {getattr(self, name)}")
+        if self.transfer.bytes_per_s <= 0.0:
+            raise MachineFileError(f"{self.name}: bytes_per_s must be above 0, got {self.transfer.bytes_per_s}")
+        for model in (self.step_time, self.shared_step_time):
+            if model is not None and model.num_steps < 1:
+                raise MachineFileError(
+                    f"{self.name}: its step times were fitted to {model.num_steps} steps, so that nothing would take "
+                    "any time; fit them, or say in num_steps how many steps the prices come from"
+                )
+
+    def step_time_beside(self, num_computing: int) -> StepTimeModel:
+        """The prices of a step that begins while so many other workers of the host compute."""
+        return self.step_time if self.shared_step_time is None or not num_computing else self.shared_step_time
+
+    def save(self, file: Path) -> None:
+        """Write it as JSON, which ``load_machine`` reads."""
+        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def load_machine(file: Path) -> Machine:
+    """The machine that a JSON file describes.
+
+    Raises:
+        MachineFileError: It does not; names what is wrong.
+    """
+    try:
+        content = json.loads(file.read_bytes())
+        machine: Machine = TypeAdapter(Machine).validate_python(content)
+    except OSError as error:
+        raise MachineFileError(f"{file} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise MachineFileError(f"{file}: {place}: {first['msg']}") from error
+    except ValueError as error:
+        raise MachineFileError(f"{file} does not describe a machine: {error}") from error
+    unknown = sorted(_keys(content) - _keys(asdict(machine)))
+    if unknown:
+        raise MachineFileError(f"{file}: {unknown[0]} is not a key of a machine")
+    return machine
+
+
+def _keys(content: Mapping[str, object], prefix: str = "") -> set[str]:
+    """All keys, those of nested objects behind a dot."""
+    keys = {f"{prefix}{key}" for key in content}
+    nested = [_keys(value, f"{prefix}{key}.") for key, value in content.items() if isinstance(value, dict)]
+    return keys.union(*nested)
+
+
+CPU_CORE = Machine(
+    name="cpu_core",
+    step_time=StepTimeModel(
+        base_s=1.5e-2, row_s=1e-4, context_token_s=3.6e-6, prompt_token_s=8.7e-4, prompt_read_s=2.2e-7,
+        error=0.08, num_steps=294,
+    ),
+    step_noise=0.12,
+)  # fmt: skip
+"""A worker with one thread, deployed beside others on a machine of two cores, and a random Llama of 125 M parameters in
+bfloat16: what ``benchmarks.virtual_fit`` measured, times the least that deploying it cost in
+``benchmarks.virtual_check``.
+"""
+
+CPU_PAIR = replace(
+    CPU_CORE,
+    name="cpu_pair",
+    step_time=StepTimeModel(
+        base_s=1.17e-2, row_s=0.0, context_token_s=2.1e-6, prompt_token_s=5.5e-4, prompt_read_s=4.7e-8,
+        error=0.09, num_steps=458,
+    ),
+)  # fmt: skip
+"""A worker with two threads on such a machine, alone."""
+
+GPU = Machine(
+    name="gpu",
+    step_time=StepTimeModel(
+        base_s=7e-3, row_s=2e-5, context_token_s=6e-8, prompt_token_s=4.2e-5, prompt_read_s=1.3e-9,
+        error=1.0, num_steps=1,
+    ),
+    transfer=TransferModel(latency_s=1e-4, bytes_per_s=40e9),
+    kv_bytes_per_token=131_072,
+    num_blocks=24_000,
+    max_model_len=131_072,
+)  # fmt: skip
+"""An H100 with Llama 3.1 8B in bfloat16 as its data sheet has it: 16 GB of weights read at 70 % of 3.35 TB/s a step, 16
+GFLOP a prompt token at 40 % of 990 TFLOP/s, 128 KiB of KV a token. Computed, not measured.
+"""
+
+MACHINES = {machine.name: machine for machine in (CPU_CORE, CPU_PAIR, GPU)}

@@ -1,0 +1,136 @@
+"""The router's view of virtual workers: calls that take their time to get there and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from engine.contract.messages import CacheReset, GenerateRequest, StepMessage
+from kv_transfer.fault_options import FaultOptions
+from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
+from simulation.machine import RouterModel
+from simulation.worker import VirtualWorker, WorkerGoneError
+
+
+class VirtualPool:
+    """Implements ``WorkerPool`` for the workers of one role. ``moves_out``: live requests leave one that drains."""
+
+    def __init__(self, workers: Mapping[str, VirtualWorker], model: RouterModel, *, moves_out: bool) -> None:
+        self.workers = dict(workers)
+        self._model = model
+        self._moves_out = moves_out
+
+    def replica_ids(self) -> Sequence[str]:
+        """Those that are there."""
+        return [name for name, worker in self.workers.items() if not worker.is_gone]
+
+    def has_link(self, replica_id: str) -> bool:  # noqa: ARG002
+        """Nothing is gained by joining calls."""
+        return True
+
+    async def status(self, replica_id: str, *, timeout_s: float) -> ReplicaStatus:  # noqa: ARG002
+        """Constants and load.
+
+        Raises:
+            WorkerUnavailableError: It is gone.
+        """
+        await self._travel()
+        worker = self._worker(replica_id)
+        return ReplicaStatus(
+            replica_id=replica_id, node_ip="127.0.0.1", pid=1, state="running", info=worker.info, load=worker.load
+        )
+
+    async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
+        """Add requests between two of the worker's steps.
+
+        Raises:
+            WorkerUnavailableError: It is gone.
+        """
+        await self._travel()
+        try:
+            answers = await self._worker(replica_id).submit(requests)
+        except WorkerGoneError as error:
+            raise _gone(replica_id, error) from error
+        await self._travel()
+        return [None if answer is None else WorkerRefusedError(str(answer), code=answer.code) for answer in answers]
+
+    async def abort(self, replica_id: str, request_ids: Sequence[str]) -> None:
+        """End requests.
+
+        Raises:
+            WorkerUnavailableError: It is gone.
+        """
+        await self._travel()
+        try:
+            await self._worker(replica_id).abort(request_ids)
+        except WorkerGoneError as error:
+            raise _gone(replica_id, error) from error
+
+    async def outputs(
+        self, replica_id: str, client_id: str, *, mirrors_cache: bool = False
+    ) -> AsyncIterator[StepMessage]:
+        """The stream of one router, each message on its way for a while.
+
+        Raises:
+            WorkerUnavailableError: From the iterator: the worker is gone.
+        """
+        await self._travel()
+        messages = self._worker(replica_id).outputs(client_id, mirrors_cache=mirrors_cache)
+        try:
+            async for message in messages:
+                yield message
+        except WorkerGoneError as error:
+            raise _gone(replica_id, error) from error
+        finally:
+            await messages.aclose()  # type: ignore[attr-defined]  # the worker's iterator is a generator
+
+    async def resync_cache(self, replica_id: str, client_id: str) -> None:
+        """Have everything told anew.
+
+        Raises:
+            WorkerUnavailableError: It is gone.
+        """
+        await self._travel()
+        self._worker(replica_id).resync_cache(client_id)
+
+    async def reset_prefix_cache(self, replica_id: str, *, preempt_running: bool) -> CacheReset | None:
+        """Drop what is cached.
+
+        Raises:
+            WorkerUnavailableError: It is gone.
+        """
+        try:
+            return await self._worker(replica_id).reset_prefix_cache(preempt_running=preempt_running)
+        except WorkerGoneError as error:
+            raise _gone(replica_id, error) from error
+
+    async def drain(self, replica_id: str) -> None:
+        """Let its requests go, and end it.
+
+        Raises:
+            WorkerUnavailableError: It is gone.
+        """
+        await self._worker(replica_id).drain(moves_out=self._moves_out)
+
+    async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
+        """Virtual connectors have no faults.
+
+        Raises:
+            WorkerRefusedError: Always.
+        """
+        raise WorkerRefusedError(f"{replica_id} allows no {options}", code="faults_not_allowed")
+
+    async def _travel(self) -> None:
+        await asyncio.sleep(self._model.call_s)
+
+    def _worker(self, replica_id: str) -> VirtualWorker:
+        worker = self.workers[replica_id]
+        try:
+            worker.check()
+        except WorkerGoneError as error:
+            raise _gone(replica_id, error) from error
+        return worker
+
+
+def _gone(replica_id: str, error: WorkerGoneError) -> WorkerUnavailableError:
+    return WorkerUnavailableError(replica_id=replica_id, reason=str(error), was_called=error.was_killed)

@@ -1,0 +1,366 @@
+"""A worker without a process: the real engine around steps that only take time, and its front end in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from engine.contract.config import CacheConfig, SchedulerConfig
+from engine.contract.errors import RequestRefusedError
+from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
+from engine.frontend.engine_core import EngineCore
+from engine.frontend.feeds import CacheFeed, LoadFeed
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.step_result import NOTHING_NEW, StepResult
+from kv_transfer.layout import KVCacheGroup, KVLayout
+from kv_transfer.params import PeerIdentity
+from simulation.machine import Machine
+from simulation.step_runner import VOCAB_SIZE, Host, VirtualRunner, WorkerClock
+from simulation.transfers import VirtualFabric, VirtualTransfers
+
+INCARNATION = "1"
+LEASE_TTL_S = 30.0
+
+
+class WorkerGoneError(Exception):
+    """The worker left after it was drained, or was killed."""
+
+    def __init__(self, *, name: str, was_killed: bool) -> None:
+        super().__init__(f"{name} {'was killed' if was_killed else 'left'}")
+        self.was_killed = was_killed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """How a worker is built. ``streamed``: prompts of several steps are handed over while they are computed."""
+
+    name: str
+    role: str
+    machine: Machine
+    scheduler: SchedulerConfig
+    streamed: bool = True
+    report_period_s: float = 0.5
+    seed: int = 0
+
+
+def layout_of(machine: Machine) -> KVLayout:
+    """A layout of blocks as large as the machine's model has them: all machines of a cluster serve the same one."""
+    return KVLayout(
+        model_hash="virtual",
+        groups=(KVCacheGroup(layers=(0,), window=None),),
+        num_kv_heads=1,
+        head_dim=machine.kv_bytes_per_token,
+        block_size=machine.block_size,
+        dtype="uint8",
+        bytes_per_element=1,
+        num_parts=1,
+    )
+
+
+class VirtualWorker:
+    """An engine that steps itself on the event loop's time, and answers routers as a deployed worker does.
+
+    Its scheduler, block pool, prefix cache, leases and reports are the real ones. A step is run when it begins; its
+    tokens, its load and what it changed in the cache are told when it ends.
+    """
+
+    def __init__(self, spec: WorkerSpec, fabric: VirtualFabric, host: Host | None = None) -> None:
+        machine = spec.machine
+        self.spec = spec
+        self._host = host or Host()
+        self._loop = fabric.loop
+        self._clock = WorkerClock(self._loop.time)
+        identity = PeerIdentity(engine_id=spec.name, incarnation=INCARNATION)
+        layout = layout_of(machine)
+        self.transfers = VirtualTransfers(
+            fabric=fabric,
+            identity=identity,
+            layout=layout,
+            model=machine.transfer,
+            clock=self._clock,
+            wake=self._wake,
+            lease_ttl_s=LEASE_TTL_S,
+            streamed=spec.streamed,
+        )
+        self.runner = VirtualRunner(
+            machine, self._clock, host=self._host, max_num_seqs=spec.scheduler.max_num_seqs, seed=spec.seed
+        )
+        self.core = EngineCore(
+            scheduler=Scheduler(
+                spec.scheduler,
+                CacheConfig(block_size=machine.block_size),
+                num_blocks=machine.num_blocks,
+                max_model_len=machine.max_model_len,
+                connector=self.transfers.scheduler_half,
+                clock=self._clock,
+            ),
+            runner=self.runner,
+            connector=self.transfers,
+            clock=self._clock,
+        )
+        self.info = _info(spec, layout, identity)
+        self.is_gone = self._was_killed = False
+        self._load_feed = LoadFeed(self.core, clock=self._clock)
+        self._load = self._load_feed.now()
+        self._told: tuple[LoadReport, bool, LoadReport] | None = None
+        self._streams: dict[str, ClientStream] = {}
+        self._requests_of: dict[str, set[str]] = {}
+        self._commands: list[Callable[[], None]] = []
+        self._next_turn: asyncio.Handle | None = None
+        self._is_computing = False
+        self._is_draining = False
+        self._moves_out = False
+        self._emptied = asyncio.Event()
+
+    @property
+    def load(self) -> LoadReport:
+        """What the worker says of itself."""
+        if self._told is None or self._told[0] is not self._load or self._told[1] is not self._is_draining:
+            load = replace(self._load, is_draining=self._is_draining, num_peers=self.transfers.num_peers)
+            self._told = (self._load, self._is_draining, load)
+        return self._told[2]
+
+    async def rest(self) -> None:
+        """Return when nothing is held here for anybody, or the worker is gone."""
+        while not (self.is_gone or self._is_empty):
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    @property
+    def _is_empty(self) -> bool:
+        """True when nothing is held here for anybody, and nothing happens."""
+        return self._load.is_empty and not (self._load.num_held_blocks or self._is_computing or self._commands)
+
+    # ---- what routers ask
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> list[RequestRefusedError | None]:
+        """Add requests between two steps; one answer each, in order.
+
+        Raises:
+            WorkerGoneError: Nothing was added, or it is lost.
+        """
+        answers: list[RequestRefusedError | None] = []
+
+        def add() -> None:
+            answers.extend(self._try_add(request) for request in requests)
+
+        await self._between_steps(add)
+        return answers
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests in any state; unknown ids are ignored.
+
+        Raises:
+            WorkerGoneError: There is nothing to end any more.
+        """
+        await self._between_steps(lambda: self.core.abort(request_ids))
+
+    async def outputs(self, client_id: str, *, mirrors_cache: bool) -> AsyncIterator[StepMessage]:
+        """One message a step with all that is new for a client, and one every report period when idle. Closing the
+        iterator aborts the client's requests.
+
+        Raises:
+            WorkerGoneError: From the iterator.
+        """
+        self.check()
+        cache = CacheFeed() if mirrors_cache else None
+        stream = self._streams[client_id] = ClientStream(cache=cache, min_gap_s=MESSAGE_GAP_S)
+        try:
+            yield StepMessage(deltas=(), load=self.load, cache=self._take_cache(cache))
+            while not stream.is_closed:
+                deltas = await stream.take(timeout_s=self.spec.report_period_s)
+                self.check()
+                yield StepMessage(deltas=tuple(deltas), load=self.load, cache=self._take_cache(cache))
+        finally:
+            if self._streams.get(client_id) is stream:
+                del self._streams[client_id]
+                self._post(partial(self._forget_client, client_id, tuple(self._requests_of.pop(client_id, ()))))
+
+    def resync_cache(self, client_id: str) -> None:
+        """Let the next message of a client's stream tell of the whole prefix cache."""
+        stream = self._streams.get(client_id)
+        if stream is not None and stream.cache is not None:
+            stream.cache.needs_snapshot = True
+
+    async def reset_prefix_cache(self, *, preempt_running: bool) -> CacheReset | None:
+        """Drop the prefix cache; None where requests hold blocks and may not be preempted.
+
+        Raises:
+            WorkerGoneError: There is none any more.
+        """
+        dropped: list[CacheReset | None] = []
+        await self._between_steps(lambda: dropped.append(self.core.reset_prefix_cache(preempt_running=preempt_running)))
+        return dropped[0]
+
+    async def drain(self, *, moves_out: bool) -> None:
+        """Take no more requests, and end the streams when nothing is left here: with ``moves_out`` live requests leave
+        at once, with their KV under leases.
+        """
+        self._is_draining, self._moves_out = True, moves_out
+        self._wake()
+        await self.rest()
+        self.close()
+
+    def kill(self) -> None:
+        """End at once: streams break, calls fail, and what was computed is lost."""
+        self._was_killed = True
+        self.close()
+
+    def close(self) -> None:
+        """End the streams, and take part in nothing any more. Idempotent."""
+        self.is_gone = True
+        self._emptied.set()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self.transfers.close()
+        for stream in self._streams.values():
+            stream.close()
+        commands, self._commands = self._commands, []
+        for command in commands:
+            command()
+
+    # ---- between the calls and the engine
+
+    def check(self) -> None:
+        """Do nothing while the worker is there.
+
+        Raises:
+            WorkerGoneError: It is not.
+        """
+        if self.is_gone:
+            raise self._gone()
+
+    def _gone(self) -> WorkerGoneError:
+        return WorkerGoneError(name=self.spec.name, was_killed=self._was_killed)
+
+    async def _between_steps(self, action: Callable[[], object]) -> None:
+        self.check()
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def command() -> None:
+            if self.is_gone:
+                if not done.done():
+                    done.set_exception(self._gone())
+                return
+            action()
+            if not done.done():
+                done.set_result(None)
+
+        self._post(command)
+        await done
+
+    def _post(self, command: Callable[[], None]) -> None:
+        if not self.is_gone:
+            self._commands.append(command)
+            self._wake()
+
+    def _forget_client(self, client_id: str, request_ids: Sequence[str]) -> None:
+        self.core.abort(request_ids)
+        self.core.forget_client(client_id)
+
+    def _try_add(self, request: GenerateRequest) -> RequestRefusedError | None:
+        if self._is_draining:
+            return RequestRefusedError("the worker is being drained and takes no more requests", code="draining")
+        try:
+            self.core.add_request(request)
+        except RequestRefusedError as refusal:
+            return refusal
+        if request.kv_stream is None:
+            self._requests_of.setdefault(request.client_id, set()).add(request.request_id)
+        return None
+
+    def _take_cache(self, cache: CacheFeed | None) -> tuple[CacheChanges, ...]:
+        if cache is None:
+            return ()
+        if not cache.needs_snapshot:
+            return cache.take()
+        cache.take()
+        cache.needs_snapshot = False
+        return (self.core.cache_snapshot(),)
+
+    # ---- the engine's turns
+
+    def _wake(self) -> None:
+        """Look around as soon as the step that runs has ended."""
+        if self._is_computing or self.is_gone:
+            return
+        self._set_turn(self._loop.call_soon(self._take_turn))
+
+    def _set_turn(self, turn: asyncio.Handle | None) -> None:
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._next_turn = turn
+
+    def _take_turn(self) -> None:
+        """Do what was asked for; then make a step if there is work, else tell the load and wait."""
+        self._next_turn = None
+        commands, self._commands = self._commands, []
+        for command in commands:
+            command()
+        core = self.core
+        core.collect()
+        if self._moves_out:
+            core.move_out()
+        if core.has_work():
+            self._make_step()
+            return
+        self._tell(NOTHING_NEW, self._load_feed.now(), core.cache_changes())
+        idle_s = core.scheduler.idle_timeout_s()
+        if idle_s is not None and self._next_turn is None:
+            self._set_turn(self._loop.call_later(max(idle_s, 1e-6), self._take_turn))
+
+    def _make_step(self) -> None:
+        self._is_computing = True
+        self._clock.go_ahead()
+        result = self.core.step()
+        load, changes = self._load_feed.after_step(), self.core.cache_changes()
+        end_s = self._clock.return_to_loop()
+        self._host.num_computing += 1
+        self._loop.call_at(end_s, self._end_step, result, load, changes)
+
+    def _end_step(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
+        self._host.num_computing -= 1
+        if self.is_gone:
+            return
+        self._is_computing = False
+        self._tell(result, load, changes)
+        self._take_turn()
+
+    def _tell(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
+        self._load = load
+        if load.is_empty:
+            self._emptied.set()
+        if changes is not None:
+            for stream in self._streams.values():
+                if stream.cache is not None:
+                    stream.cache.put(changes)
+        for client_id, deltas in result.deltas_by_client().items():
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    self._requests_of.get(client_id, set()).discard(delta.request_id)
+            stream_of_client = self._streams.get(client_id)
+            if stream_of_client is not None:
+                stream_of_client.put(deltas)
+
+
+def _info(spec: WorkerSpec, layout: KVLayout, identity: PeerIdentity) -> WorkerInfo:
+    machine = spec.machine
+    return WorkerInfo(
+        role=spec.role,
+        engine_id=identity.engine_id,
+        incarnation=identity.incarnation,
+        node_ip="127.0.0.1",
+        pid=1,
+        model_name=machine.name,
+        block_size=machine.block_size,
+        num_blocks=machine.num_blocks,
+        block_bytes=layout.block_bytes,
+        max_model_len=machine.max_model_len,
+        vocab_size=VOCAB_SIZE,
+        device="virtual",
+        dtype=layout.dtype,
+        stream_chunk_tokens=spec.scheduler.prefill_chunk_tokens if spec.streamed else 0,
+    )

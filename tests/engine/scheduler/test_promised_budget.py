@@ -1,0 +1,290 @@
+"""Prompts leave decoding requests the gap that these were promised, as far as steps can be predicted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.step import SchedulerOutput
+from engine.contract.step_time import StepTimeModel
+from engine.scheduler.policy.promised_budget import MIN_PROMPT_SHARE
+from engine.scheduler.policy.step_timer import work_of
+from tests.support.scheduler.fixed_step_time import know_step_times
+from tests.support.scheduler.scheduler_requests import make_config, make_request
+from tests.support.scheduler.scheduler_world import SchedulerWorld
+
+MODEL = StepTimeModel(base_s=0.010, row_s=0.001, prompt_token_s=0.001, error=0.0, num_steps=1)
+BLOCK_SIZE = 4
+LONG = 100
+
+
+def make_world(model: StepTimeModel = MODEL, *, budget: int = 64, **options: object) -> SchedulerWorld:
+    """Room for everybody."""
+    world = SchedulerWorld(
+        make_config(seqs=8, budget=budget, **options), num_blocks=400, block_size=BLOCK_SIZE, max_model_len=200
+    )
+    know_step_times(world.scheduler, model)
+    return world
+
+
+def add_decoding(world: SchedulerWorld, name: str, promise: Promise) -> None:
+    """A request past its prompt, with many tokens to come."""
+    world.add(make_request(name, 5, max_tokens=90, ignore_eos=True, promise=promise))
+    world.step()
+
+
+def prompt_tokens(output: SchedulerOutput) -> int:
+    return sum(count for count in output.num_scheduled_tokens.tolist() if count > 1)
+
+
+def run_step(world: SchedulerWorld) -> int:
+    """A step that takes what is predicted; returns its prompt tokens."""
+    output = world.schedule()
+    world.now_s += world.scheduler.step_time.seconds(work_of(world.scheduler._in_flight[-1].batch))
+    while world.in_flight:
+        world.complete_step()
+    return prompt_tokens(output)
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_a_step_takes_as_many_prompt_tokens_as_keep_it_under_the_gap() -> None:
+    world = make_world()
+    add_decoding(world, "a", Promise(itl_ms=31.5))
+
+    world.add(make_request("long", LONG))
+
+    assert [run_step(world) for _ in range(5)] == [20] * 5
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_running_and_new_prompts_share_what_there_is_in_their_order() -> None:
+    world = make_world()
+    add_decoding(world, "a", Promise(itl_ms=31.5))
+    for name, num_tokens in (("first", 50), ("second", 30)):
+        world.add(make_request(name, num_tokens))
+    taken: list[list[int]] = []
+    for _ in range(4):
+        taken.append([count for count in world.schedule().num_scheduled_tokens.tolist() if count > 1])
+        world.complete_step()
+
+    assert taken == [[20], [20], [10, 10], [20 - 1]]
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_the_error_of_predictions_is_kept_clear() -> None:
+    world = make_world(StepTimeModel(base_s=0.010, row_s=0.001, prompt_token_s=0.001, error=0.25, num_steps=1))
+    add_decoding(world, "a", Promise(itl_ms=40.0))
+
+    world.add(make_request("long", LONG))
+
+    assert run_step(world) == pytest.approx(40 / 1.25 - 11, abs=1)
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_the_tightest_gap_counts_and_goes_with_its_request() -> None:
+    world = make_world()
+    add_decoding(world, "loose", Promise(itl_ms=52.5))
+    add_decoding(world, "tight", Promise(itl_ms=22.5))
+    world.add(make_request("long", LONG))
+
+    assert run_step(world) == 10
+    world.abort("tight")
+    assert run_step(world) == 41
+
+
+@pytest.mark.behaviour("P1")
+@pytest.mark.parametrize("promise", [NO_PROMISE, Promise(ttft_ms=10.0)])
+def test_p1_without_a_promised_gap_prompts_take_the_whole_budget(promise: Promise) -> None:
+    world = make_world()
+    add_decoding(world, "a", promise)
+
+    world.add(make_request("long", LONG))
+
+    assert run_step(world) == 63
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_without_decoding_requests_prompts_take_the_whole_budget() -> None:
+    world = make_world()
+
+    world.add(make_request("long", LONG, promise=Promise(itl_ms=15.0)))
+
+    assert run_step(world) == 64
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_nothing_is_limited_before_step_times_are_known() -> None:
+    world = make_world(StepTimeModel())
+    add_decoding(world, "a", Promise(itl_ms=15.0))
+
+    world.add(make_request("long", LONG))
+
+    assert run_step(world) == 63
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_prompts_that_are_computed_whole_are_not_limited() -> None:
+    world = make_world(budget=200, enable_chunked_prefill=False)
+    add_decoding(world, "a", Promise(itl_ms=15.0))
+
+    world.add(make_request("long", LONG))
+
+    assert run_step(world) == LONG
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_a_prompt_goes_on_where_decoding_alone_takes_longer_than_the_gap() -> None:
+    slow = StepTimeModel(base_s=0.100, row_s=0.001, prompt_token_s=0.001, error=0.0, num_steps=1)
+    world = make_world(slow)
+    add_decoding(world, "a", Promise(itl_ms=5.0))
+
+    world.add(make_request("long", LONG))
+
+    assert run_step(world) == int(MIN_PROMPT_SHARE * 101)
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_a_prompt_gets_a_block_a_step_at_least() -> None:
+    world = make_world(StepTimeModel(base_s=0.010, prompt_token_s=1.0, error=0.0, num_steps=1))
+    add_decoding(world, "a", Promise(itl_ms=5.0))
+
+    world.add(make_request("long", LONG))
+
+    assert [run_step(world) for _ in range(3)] == [BLOCK_SIZE] * 3
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_what_prompts_read_counts() -> None:
+    world = make_world(StepTimeModel(base_s=0.010, prompt_token_s=1e-5, prompt_read_s=1e-4, error=0.0, num_steps=1))
+    add_decoding(world, "a", Promise(itl_ms=60.0))
+    world.add(make_request("long", LONG))
+
+    taken = [run_step(world) for _ in range(4)]
+
+    assert taken[0] == 31
+    assert taken == sorted(taken, reverse=True)
+    assert taken[3] < 16
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_a_prompt_that_would_be_late_gets_up_to_twice_the_gap_while_that_helps() -> None:
+    world = make_world()
+    add_decoding(world, "a", Promise(itl_ms=31.5))
+    world.add(make_request("urgent", LONG, promise=Promise(ttft_ms=130.0)))
+    started_s = world.now_s
+    taken: list[int] = []
+    while not world.endings["urgent"].token_ids:
+        taken.append(run_step(world))
+
+    assert world.now_s - started_s <= 0.130
+    assert max(taken) == 52
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_a_prompt_that_is_late_anyway_leaves_the_others_their_gap() -> None:
+    world = make_world()
+    add_decoding(world, "a", Promise(itl_ms=31.5))
+
+    world.add(make_request("hopeless", LONG, promise=Promise(ttft_ms=40.0)))
+
+    assert [run_step(world) for _ in range(5)] == [20] * 5
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_decoding_requests_get_their_token_behind_a_prompt_that_started_before() -> None:
+    world = make_world(StepTimeModel(base_s=0.010, error=0.0, prompt_token_s=0.001, num_steps=1), budget=16)
+    add_decoding(world, "a", Promise(itl_ms=15.5))
+    world.add(make_request("long", LONG))
+    world.step()
+    world.add(make_request("short", 1, promise=Promise(itl_ms=500.0), ignore_eos=True))
+    world.step()
+    world.abort("a")
+    num_before = len(world.endings["short"].token_ids)
+
+    taken = [run_step(world) for _ in range(4)]
+
+    assert taken == [15] * 4
+    assert len(world.endings["short"].token_ids) == num_before + 4
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_steps_that_run_ahead_keep_the_gap() -> None:
+    world = make_world()
+    add_decoding(world, "a", Promise(itl_ms=31.5))
+    world.add(make_request("long", LONG))
+    outputs = [world.schedule(), world.schedule()]
+    for _ in range(3):
+        world.complete_step()
+        outputs.append(world.schedule())
+
+    assert [prompt_tokens(output) for output in outputs] == [20] * 5
+    assert all(output.rows.size == 2 for output in outputs)
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_partial_prefills_share_what_the_gap_leaves() -> None:
+    world = make_world(max_num_partial_prefills=2)
+    add_decoding(world, "a", Promise(itl_ms=31.5))
+    for name in ("first", "second"):
+        world.add(make_request(name, 40))
+
+    counts = [sorted(world.step().num_scheduled_tokens.tolist()) for _ in range(2)]
+
+    assert counts == [[1, 8, 8]] * 2
+
+
+@pytest.mark.behaviour("P1")
+@settings(max_examples=60, deadline=None)
+@given(
+    prices=st.tuples(st.floats(0.001, 0.05), st.floats(0.0, 0.005), st.floats(0.0, 0.003), st.floats(0.0, 1e-4)),
+    promises=st.lists(
+        st.tuples(st.sampled_from([None, 5.0, 30.0, 100.0]), st.sampled_from([None, 50.0, 500.0])),
+        min_size=2,
+        max_size=7,
+    ),
+    prompts=st.lists(st.integers(1, 120), min_size=7, max_size=7),
+    budget=st.sampled_from([8, 64, 256]),
+    num_partial=st.sampled_from([0, 0, 2]),
+)
+def test_p1_whatever_is_promised_everybody_ends_and_a_step_is_long_for_a_reason(
+    prices: tuple[float, float, float, float],
+    promises: list[tuple[float | None, float | None]],
+    prompts: list[int],
+    budget: int,
+    num_partial: int,
+) -> None:
+    base_s, row_s, prompt_token_s, prompt_read_s = prices
+    model = StepTimeModel(
+        base_s=base_s, row_s=row_s, prompt_token_s=prompt_token_s, prompt_read_s=prompt_read_s, error=0.0, num_steps=1
+    )
+    world = make_world(model, budget=budget, max_num_partial_prefills=num_partial)
+    for index, ((itl_ms, ttft_ms), num_tokens) in enumerate(zip(promises, prompts, strict=False)):
+        promise = Promise(itl_ms=itl_ms, ttft_ms=ttft_ms)
+        world.add(make_request(f"r{index}", num_tokens, max_tokens=12, ignore_eos=True, promise=promise))
+
+    for _ in range(2000):
+        if not world.scheduler.has_work():
+            break
+        table = world.scheduler._table
+        rows = table.order
+        decoding = rows[table.num_expected[rows] - table.num_computed[rows] == 1]
+        gap_s = min(table.promised_gap[decoding].tolist(), default=2**31 - 1) / 1e6
+        output = world.schedule()
+        work = work_of(world.scheduler._in_flight[-1].batch) if output.has_work else None
+        while world.in_flight:
+            world.complete_step()
+        if work is None or not decoding.size or gap_s > 1000:
+            continue
+        assert set(decoding.tolist()) <= set(output.rows.tolist()), "a decoding request got no token"
+        decode_s = model.seconds(work._replace(num_prompt_tokens=0, num_prompt_reads=0))
+        is_kept = model.seconds(work) <= 2.0 * gap_s + decode_s - base_s + 1e-9
+        is_least = (
+            work.num_prompt_tokens <= BLOCK_SIZE or model.seconds(work) <= (1 + MIN_PROMPT_SHARE) * decode_s + 1e-9
+        )
+        has_many_prompts = (output.num_scheduled_tokens > 1).sum() > 1
+        assert is_kept or is_least or (has_many_prompts and prompt_read_s > 0.0)
+    assert not world.scheduler.has_unfinished()
+    for request_id in world.requests:
+        world.check_output(request_id)

@@ -1,0 +1,182 @@
+"""The model of step times finds the prices of synthetic steps, noisy and delayed ones among them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel, StepWork, prompt_reads
+from engine.scheduler.policy.step_time_fit import FIRST_FIT_STEPS, FIT_PERIOD_S, StepTimeFit, robust_prices
+
+TRUE = StepTimeModel(
+    base_s=0.008, row_s=0.0004, context_token_s=2e-7, prompt_token_s=0.0002, prompt_read_s=5e-9, num_steps=1
+)
+MACHINES = st.builds(
+    StepTimeModel,
+    base_s=st.floats(0.002, 0.05),
+    row_s=st.floats(0.00002, 0.002),
+    context_token_s=st.sampled_from([0.0, 2e-8, 5e-7]),
+    prompt_token_s=st.floats(0.00005, 0.002),
+    prompt_read_s=st.sampled_from([0.0, 1e-9, 2e-8]),
+    num_steps=st.just(1),
+)
+
+
+def random_work(source: np.random.Generator, *, prompt_share: float) -> StepWork:
+    has_prompt = source.random() < prompt_share
+    num_rows = int(source.integers(0 if has_prompt else 1, 33))
+    num_tokens = int(source.integers(2, 1024)) if has_prompt else 0
+    num_cached = int(source.integers(0, 2000))
+    return StepWork(
+        num_rows=num_rows,
+        num_context_tokens=num_rows * int(source.integers(50, 2000)),
+        num_prompt_tokens=num_tokens,
+        num_prompt_reads=prompt_reads(num_tokens, after=num_cached),
+    )
+
+
+class Machine:
+    """Steps of a machine that knows its prices, with noise, some of them delayed by something else."""
+
+    def __init__(
+        self, model: StepTimeModel = TRUE, *, seed: int = 0, noise: float = 0.04, delayed_share: float = 0.1
+    ) -> None:
+        self.model = model
+        self.speed = 1.0
+        self._source = np.random.default_rng(seed)
+        self._noise = noise
+        self._delayed_share = delayed_share
+
+    def run(self, fit: StepTimeFit, num_steps: int, *, prompt_share: float = 0.3) -> None:
+        for _ in range(num_steps):
+            work = random_work(self._source, prompt_share=prompt_share)
+            seconds = self.seconds(work) * np.exp(self._noise * self._source.standard_normal())
+            if self._source.random() < self._delayed_share:
+                seconds *= self._source.uniform(2.0, 10.0)
+            fit.note(work, float(seconds))
+
+    def seconds(self, work: StepWork) -> float:
+        return self.model.seconds(work) / self.speed
+
+    def error_of(self, model: StepTimeModel, *, prompt_share: float = 0.3) -> float:
+        """The mean error of undisturbed steps, as a share of each."""
+        works = [random_work(self._source, prompt_share=prompt_share) for _ in range(100)]
+        return float(np.mean([abs(model.seconds(work) / self.seconds(work) - 1.0) for work in works]))
+
+
+def test_nothing_is_known_before_some_steps() -> None:
+    fit = StepTimeFit()
+    machine = Machine()
+
+    machine.run(fit, FIRST_FIT_STEPS - 1)
+    assert fit.model is UNKNOWN_STEP_TIME
+    machine.run(fit, 1)
+
+    assert fit.model.num_steps == FIRST_FIT_STEPS
+    assert fit.model.error == 1.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(machine=st.builds(Machine, MACHINES, seed=st.integers(0, 999)))
+def test_prices_are_found_though_some_steps_are_delayed(machine: Machine) -> None:
+    fit = StepTimeFit()
+
+    machine.run(fit, 600)
+
+    assert machine.error_of(fit.model) < 0.06
+
+
+def test_each_price_is_found() -> None:
+    fit, model = StepTimeFit(), replace(TRUE, prompt_read_s=1e-7)
+
+    Machine(model, noise=0.01).run(fit, 2000)
+
+    for price in ("base_s", "row_s", "context_token_s", "prompt_token_s", "prompt_read_s"):
+        assert getattr(fit.model, price) == pytest.approx(getattr(model, price), rel=0.15), price
+
+
+def test_error_is_that_of_predictions_made_before() -> None:
+    fit = StepTimeFit()
+
+    Machine(noise=0.1, delayed_share=0.0).run(fit, 2000)
+
+    assert fit.model.error == pytest.approx(0.08, abs=0.03)
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+def test_change_of_speed_is_followed(speed: float) -> None:
+    machine, fit = Machine(), StepTimeFit()
+    machine.run(fit, 1000)
+
+    machine.speed = speed
+    machine.run(fit, 300)
+
+    assert machine.error_of(fit.model) < 0.08
+
+
+def test_prompts_are_not_forgotten_over_answers() -> None:
+    machine, fit = Machine(), StepTimeFit()
+    machine.run(fit, 500)
+
+    machine.run(fit, 5000, prompt_share=0.0)
+
+    assert machine.error_of(fit.model, prompt_share=1.0) < 0.1
+
+
+@pytest.mark.parametrize(("seen", "unseen"), [(0.0, 1.0), (1.0, 0.0)])
+def test_what_was_never_seen_is_priced_like_what_was(seen: float, unseen: float) -> None:
+    machine, fit = Machine(), StepTimeFit()
+
+    machine.run(fit, 500, prompt_share=seen)
+
+    works = [random_work(np.random.default_rng(seed), prompt_share=unseen) for seed in range(50)]
+    for work in works:
+        assert machine.seconds(work) / 4 < fit.model.seconds(work) < machine.seconds(work) * 4
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.builds(
+                StepWork,
+                st.integers(0, 500),
+                st.integers(0, 2**40),
+                st.integers(0, 10**6),
+                st.integers(0, 2**50),
+            ),
+            st.floats(0.0, 1e4),
+        ),
+        min_size=FIRST_FIT_STEPS,
+        max_size=60,
+    )
+)
+def test_no_price_is_negative_and_all_are_numbers(steps: list[tuple[StepWork, float]]) -> None:
+    fit = StepTimeFit()
+    for work, seconds in steps:
+        fit.note(work, seconds)
+
+    values = [getattr(fit.model, item.name) for item in fields(fit.model)]
+    assert all(np.isfinite(value) and value >= 0 for value in values)
+
+
+def test_model_changes_once_a_second_of_steps() -> None:
+    fit, work = StepTimeFit(), StepWork(num_rows=4, num_context_tokens=100)
+    models = []
+    for _ in range(FIRST_FIT_STEPS + round(10 * FIT_PERIOD_S / 0.01)):
+        fit.note(work, 0.01)
+        models.append(fit.model)
+
+    assert len({id(model) for model in models}) <= 2 + 10
+
+
+def test_zero_work_is_priced_at_nothing() -> None:
+    work = np.array([[1.0, 0.0, 0.0, 0.0, 0.0]] * 3)
+
+    prices = robust_prices(work, np.full(3, 0.5), np.ones(3))
+
+    assert prices == pytest.approx([0.5, 0.0, 0.0, 0.0, 0.0], abs=1e-4)

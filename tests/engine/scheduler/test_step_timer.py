@@ -1,0 +1,100 @@
+"""What a scheduler's steps took, by a clock of the test's."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.contract.step_time import StepWork
+from engine.scheduler.policy.step_time_fit import StepTimeFit
+from engine.scheduler.policy.step_timer import NOTE_PERIOD_S, StepTimer, work_of
+from tests.support.scheduler.scheduler_requests import make_config, make_request
+from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds
+
+
+class Noted(StepTimeFit):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[StepWork, float]] = []
+
+    def note(self, work: StepWork, seconds: float) -> None:
+        self.steps.append((work, seconds))
+
+
+def watched(world: SchedulerWorld) -> list[tuple[StepWork, float]]:
+    """The steps of a world from now on, as they are learnt from."""
+    fit = Noted()
+    world.scheduler._timer = StepTimer(clock=lambda: world.now_s, fit=fit)
+    return fit.steps
+
+
+def test_steps_are_timed_with_what_they_compute() -> None:
+    world = SchedulerWorld(make_config(budget=8), num_blocks=32)
+    steps = watched(world)
+    world.add(make_request("a", 6))
+    world.add(make_request("b", 9))
+
+    for seconds in (0.5, 0.25, 0.125):
+        world.schedule()
+        world.now_s += seconds
+        world.complete_step()
+
+    assert steps == [
+        (StepWork(0, 0, 6 + 2, 6 * 6 // 2 + 2), 0.5),
+        (StepWork(1, 7, 7, 2 * 7 + 7 * 7 // 2), 0.25),
+        (StepWork(2, 8 + 10, 0, 0), 0.125),
+    ]
+
+
+def test_step_that_was_scheduled_behind_another_begins_when_that_returns() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=32)
+    steps = watched(world)
+    world.add(make_request("a", 6))
+    world.schedule()
+    world.now_s += 1.0
+    world.schedule()
+    world.now_s += 2.0
+    world.complete_step()
+    world.now_s += 4.0
+    world.complete_step()
+
+    assert [seconds for _, seconds in steps] == [3.0, 4.0]
+
+
+def test_verified_drafts_count_as_rows_that_read_their_context_once() -> None:
+    drafting = drafts_for_worlds(3, accuracy=1.0, proposes_all=True)
+    world = SchedulerWorld(make_config(), num_blocks=32, drafting=drafting)
+    world.add(make_request("a", 6, ignore_eos=True))
+    world.step()
+    world.schedule()
+
+    assert work_of(world.scheduler._in_flight[0].batch) == StepWork(1 + 3, 7, 0, 0)
+    world.complete_step()
+
+
+def test_of_short_steps_only_some_are_learnt_from() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=64, max_model_len=200)
+    steps = watched(world)
+    world.add(make_request("a", 6, max_tokens=150, ignore_eos=True))
+
+    for _ in range(100):
+        world.schedule()
+        world.now_s += NOTE_PERIOD_S / 10
+        world.complete_step()
+
+    assert len(steps) == pytest.approx(10, abs=1)
+
+
+def test_a_load_report_tells_what_steps_take() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=32)
+    world.add(make_request("a", 6, max_tokens=50, ignore_eos=True))
+    for _ in range(40):
+        world.schedule()
+        world.now_s += 0.25
+        world.complete_step()
+
+    model = world.scheduler.step_time
+
+    assert model.num_steps > 0
+    assert model.seconds(StepWork(num_rows=1, num_context_tokens=20)) == pytest.approx(0.25, rel=0.05)

@@ -1,0 +1,40 @@
+"""A world whose requests were promised something, around a scheduler that takes its steps to last some time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from engine.contract.config import SchedulerConfig
+from engine.contract.messages import GenerateRequest
+from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
+from tests.support.scheduler.fixed_step_time import know_step_times
+from tests.support.scheduler.scheduler_world import SchedulerWorld
+
+STEP_TIMES: Final = (
+    UNKNOWN_STEP_TIME,
+    StepTimeModel(base_s=0.01, row_s=0.001, prompt_token_s=0.002, error=0.0, num_steps=1),
+    StepTimeModel(base_s=0.001, row_s=0.001, prompt_token_s=0.004, prompt_read_s=1e-4, error=0.5, num_steps=1),
+)
+PROMISES: Final = (
+    NO_PROMISE,
+    Promise(itl_ms=20.0),
+    Promise(ttft_ms=100.0, itl_ms=30.0),
+    Promise(ttft_ms=2000.0),
+    Promise(itl_ms=1.0),
+)
+
+
+class PromisingWorld(SchedulerWorld):
+    """The size of the pool says what steps are taken to last; each request is promised something else than the last."""
+
+    def __init__(self, config: SchedulerConfig, *, num_blocks: int, **options: Any) -> None:
+        super().__init__(config, num_blocks=num_blocks, **options)
+        know_step_times(self.scheduler, STEP_TIMES[num_blocks % len(STEP_TIMES)])
+        self._num_added = 0
+
+    def add(self, request: GenerateRequest) -> None:
+        """Add a request; refusals pass through."""
+        self._num_added += 1
+        super().add(replace(request, promise=PROMISES[self._num_added % len(PROMISES)]))
