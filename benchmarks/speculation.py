@@ -1,14 +1,21 @@
 """What draft tokens gain and cost: output a second with them and without, in turn.
 
     python -m benchmarks.speculation --json benchmarks/results/speculation.json
+    python -m benchmarks.speculation --http --json benchmarks/results/speculation_http.json
 
-Engines of the 125 M random Llama, one for each method (``none``, ``ngram``, ``suffix``, with as many drafts as pay),
-answer the same requests in turn, several rounds. Texts: ``looping``, greedy answers, which repeat themselves;
-``again``, answers that were given before, word by word, as retries and loops of agents do; ``new``, tokens drawn from
-the whole vocabulary, of which hardly two come again; ``misleading``, tokens drawn from eight, so that every place
-looks like an earlier one and goes on in another way. Rows: ``<method>/<text>/<batch>`` in tokens a second (medians of
-rounds), with ``ratio`` to the method ``none`` of the same round and ``accepted``, the drafts of a step and request
-that were right.
+Engines of the 125 M random Llama, one for each side (the methods ``none``, ``ngram`` and ``suffix``, with as many
+drafts as pay, and ``prediction``), answer the same requests in turn, several rounds. Texts: ``looping``, greedy
+answers, which repeat themselves; ``again``, answers that were given before, word by word, as retries and loops of
+agents do; ``new``, tokens drawn from the whole vocabulary, of which hardly two come again; ``misleading``, tokens
+drawn from eight, so that every place looks like an earlier one and goes on in another way; ``edited`` and ``wrong``,
+as ``new``, but the side ``prediction``, an engine without a method, gets each answer with an edit every 24 tokens as
+a prediction, or one that is all wrong. Rows: ``<side>/<text>/<batch>`` in tokens a second (medians of rounds), with
+``ratio`` to the side ``none`` of the same round and ``accepted``, the drafts of a step and request that were right.
+
+``--sides none draft_model`` measures a draft model of two layers beside a model whose other layers do little
+(benchmarks/drafted_llama.py): some 7 in 10 of its greedy drafts are right.
+
+With ``--http`` see benchmarks/speculation_http.py.
 """
 
 from __future__ import annotations
@@ -18,15 +25,18 @@ import gc
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 import torch
 
 from benchmarks.arguments import count
-from benchmarks.random_llama import VOCAB_SIZE, write_random_llama
+from benchmarks.drafted_llama import write_draft_model, write_worded_llama
+from benchmarks.edited_answers import before_edits
+from benchmarks.random_llama import VOCAB_SIZE
 from benchmarks.report import Row, add_json_option, publish
+from benchmarks.speculation_http import measure_http
 from engine.build import build_engine
 from engine.contract.config import (
     CacheConfig,
@@ -40,11 +50,15 @@ from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 
-Text = Literal["looping", "again", "new", "misleading"]
+Text = Literal["looping", "again", "new", "misleading", "edited", "wrong"]
+Side = SpeculativeMethod | Literal["prediction"]
 
-METHODS: Final = get_args(SpeculativeMethod)
+PREDICTION: Final = "prediction"
+SIDES: Final[tuple[Side, ...]] = (*get_args(SpeculativeMethod), PREDICTION)
+USUAL_SIDES: Final[tuple[Side, ...]] = ("none", "ngram", "suffix", PREDICTION)
 TEXTS: Final[tuple[Text, ...]] = get_args(Text)
 PROMPT_TOKENS = 128
+TEMPERATURES: dict[Text, float] = {"looping": 0.0, "again": 0.2, "misleading": 2.0}
 FEW_TOKENS = tuple(range(100, 108))
 
 
@@ -55,20 +69,24 @@ class Round:
     tokens_per_s: float
     num_accepted: int
     num_steps: int
+    answers: dict[str, list[int]]
 
 
 class Engine:
     """An engine with one way to propose, and its clock."""
 
-    def __init__(self, directory: Path, method: SpeculativeMethod, args: argparse.Namespace) -> None:
+    def __init__(self, model: Path, draft_model: Path, side: Side, args: argparse.Namespace) -> None:
+        method: SpeculativeMethod = "none" if side == PREDICTION else side
         self.core: EngineCore = build_engine(
             EngineConfig(
-                model=ModelConfigSource(path=directory, device="cpu", dtype=args.dtype, num_threads=args.threads),
+                model=ModelConfigSource(path=model, device="cpu", dtype=args.dtype, num_threads=args.threads),
                 cache=CacheConfig(kv_cache_bytes=1 << 29, prefault=True, enable_prefix_caching=False),
                 scheduler=SchedulerConfig(
                     max_model_len=1024, max_num_batched_tokens=4096, max_num_seqs=max(args.batches)
                 ),
-                speculative=SpeculativeConfig(method=method),
+                speculative=SpeculativeConfig(
+                    method=method, draft_model=draft_model if method == "draft_model" else None
+                ),
             )
         ).core
 
@@ -77,18 +95,23 @@ class Engine:
         core = self.core
         for request in requests:
             core.add_request(request)
+        answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
         waiting = {request.request_id for request in requests}
         while waiting:
-            waiting -= {delta.request_id for delta in core.step().deltas()}
+            for delta in core.step().deltas():
+                waiting.discard(delta.request_id)
+                answers[delta.request_id] += delta.token_ids
         before, started = core.stats(), time.perf_counter()
         while core.has_unfinished():
-            core.step()
+            for delta in core.step().deltas():
+                answers[delta.request_id] += delta.token_ids
         took_s = time.perf_counter() - started
         after = core.stats()
         return Round(
             tokens_per_s=(after.scheduler.num_generated_tokens - before.scheduler.num_generated_tokens) / took_s,
             num_accepted=after.scheduler.num_accepted_draft_tokens - before.scheduler.num_accepted_draft_tokens,
             num_steps=after.num_steps - before.num_steps,
+            answers=answers,
         )
 
 
@@ -102,7 +125,7 @@ def requests_of(text: Text, *, batch: int, number: int, max_tokens: int) -> list
         sampling = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
-            temperature={"looping": 0.0, "again": 0.2, "new": 1.0, "misleading": 2.0}[text],
+            temperature=TEMPERATURES.get(text, 1.0),
             seed=index,
             allowed_token_ids=FEW_TOKENS if text == "misleading" else None,
         )
@@ -111,14 +134,29 @@ def requests_of(text: Text, *, batch: int, number: int, max_tokens: int) -> list
     return requests
 
 
-def measure(engines: dict[str, Engine], text: Text, batch: int, args: argparse.Namespace) -> list[Row]:
+def with_predictions(
+    requests: list[GenerateRequest], text: Text, answers: dict[str, list[int]]
+) -> list[GenerateRequest]:
+    """What the requests' callers predict, who know the answers about as well as the text says."""
+    if text not in ("edited", "wrong"):
+        return requests
+    known = {name: before_edits(answer) if text == "edited" else answer[::-1] for name, answer in answers.items()}
+    return [replace(request, prediction_token_ids=TokenIds.of(known[request.request_id])) for request in requests]
+
+
+def measure(engines: dict[Side, Engine], text: Text, batch: int, args: argparse.Namespace) -> list[Row]:
     """Rounds of all engines in turn; one before them is not counted."""
-    rounds: dict[str, list[Round]] = {method: [] for method in engines}
+    sides = [side for side in engines if (side in ("none", PREDICTION)) or text not in ("edited", "wrong")]
+    sides = [side for side in sides if side != PREDICTION or text in ("edited", "wrong", "new")]
+    rounds: dict[Side, list[Round]] = {side: [] for side in sides}
     for number in range(args.rounds + 1):
-        for method, engine in engines.items():
-            done = engine.answer(requests_of(text, batch=batch, number=number, max_tokens=args.max_tokens))
+        plain: dict[str, list[int]] = {}
+        for side in sides:
+            requests = requests_of(text, batch=batch, number=number, max_tokens=args.max_tokens)
+            done = engines[side].answer(with_predictions(requests, text, plain) if side == PREDICTION else requests)
+            plain = plain or done.answers
             if number:
-                rounds[method].append(done)
+                rounds[side].append(done)
     rows: list[Row] = []
     for method, found in rounds.items():
         ratios = [one.tokens_per_s / plain.tokens_per_s for one, plain in zip(found, rounds["none"], strict=True)]
@@ -134,6 +172,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=count, nargs="+", default=[1, 32])
     parser.add_argument("--texts", choices=TEXTS, nargs="+", default=list(TEXTS))
+    parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(USUAL_SIDES))
+    parser.add_argument("--http", action="store_true", help="measure a cluster instead of engines in this process")
+    parser.add_argument("--peer", action="store_true", help="with --http: vLLM's look-up in the prompt beside it")
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--max-tokens", type=count, default=192)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -141,8 +182,14 @@ def main() -> None:
     add_json_option(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        write_random_llama(Path(directory), torch.float32 if args.dtype == "float32" else torch.bfloat16)
-        engines = {method: Engine(Path(directory), method, args) for method in METHODS}
+        model, draft_model = Path(directory) / "model", Path(directory) / "draft"
+        write_worded_llama(model, torch.float32 if args.dtype == "float32" else torch.bfloat16)
+        if "draft_model" in args.sides:
+            write_draft_model(model, draft_model)
+        if args.http:
+            measure_http(model, args)
+            return
+        engines = {side: Engine(model, draft_model, side, args) for side in SIDES if side in args.sides}
         gc.collect()
         rows = [row for batch in args.batches for text in args.texts for row in measure(engines, text, batch, args)]
     publish(

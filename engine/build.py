@@ -6,14 +6,18 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from engine.contract.config import EngineConfig
 from engine.contract.executor import EngineFacts, Executor, StepThreads
 from engine.contract.messages import WorkerInfo
 from engine.drafting.proposer import Drafting
-from engine.drafting.registry import make_drafting
+from engine.drafting.registry import make_drafting, with_predictions
+from engine.executor.draft_engine import DraftEngine
+from engine.executor.draft_loading import load_draft_model
 from engine.executor.single_process import SingleProcessExecutor
 from engine.frontend.engine_core import EngineCore
+from engine.runner.model_runner import grammar_store
 from engine.scheduler.scheduler import Scheduler
 from kv_transfer.connector import Connector, ConnectorBuilder
 from kv_transfer.params import PeerIdentity
@@ -30,6 +34,7 @@ class BuiltEngine:
     facts: EngineFacts
     executor: Executor
     connector: Connector | None
+    drafting: Drafting | None = None
 
     def share_cores(self, threads: StepThreads) -> None:
         """Let ``threads`` choose the threads of every step from now on; the engine closes it."""
@@ -53,9 +58,13 @@ def build_engine(
         CheckpointError: The directory cannot be loaded.
         ConfigError: The settings contradict each other or do not fit into this machine's memory.
     """
-    drafting = drafting or make_drafting(config.speculative)
-    max_draft_tokens = drafting.max_draft_tokens if drafting is not None else 0
-    executor = SingleProcessExecutor(config, progress=progress, max_draft_tokens=max_draft_tokens)
+    draft_engine = DraftEngine.of(config) if drafting is None else None
+    grammars = grammar_store(config.model)
+    # Before the model itself, whose KV cache may take what memory is left.
+    draft_model = load_draft_model(draft_engine, grammars) if draft_engine is not None else None
+    drafting = with_predictions(drafting or make_drafting(config.speculative, model=draft_model), config.speculative)
+    max_samples = drafting.most_samples(config.scheduler.max_num_seqs)
+    executor = SingleProcessExecutor(config, progress=progress, max_samples=max_samples, grammars=grammars)
     executor.warm_up()
     return join_engine(config, executor, build_connector=build_connector, drafting=drafting)
 
@@ -93,10 +102,16 @@ def join_engine(
         runner=executor,
         connector=connector.worker if connector is not None else None,
         wake=wake,
-        runs_ahead=config.scheduler.runs_ahead(facts.device, has_drafts=drafting is not None),
-        on_close=executor.close,
+        runs_ahead=config.scheduler.runs_ahead(facts.device, has_drafts=drafting is not None and drafting.serves_all),
+        on_close=partial(_close, executor, drafting),
     )
-    return BuiltEngine(core=core, facts=facts, executor=executor, connector=connector)
+    return BuiltEngine(core=core, facts=facts, executor=executor, connector=connector, drafting=drafting)
+
+
+def _close(executor: Executor, drafting: Drafting | None) -> None:
+    executor.close()
+    if drafting is not None and drafting.model is not None:
+        drafting.model.close()
 
 
 def worker_info(

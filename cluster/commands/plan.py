@@ -89,6 +89,8 @@ def _describe_engine(engine: EngineSize, num_gpus: float) -> Iterator[str]:
     layout, demand = engine.demand.layout, engine.demand
     yield f"device: {f'{num_gpus:g} GPU' if num_gpus else 'CPU'}, {engine.dtype}"
     yield f"weights: {_size(engine.weight_bytes)}"
+    if engine.draft_bytes:
+        yield f"draft model: {_size(engine.draft_bytes)}, its KV cache included"
     heads = f"latents of {layout.head_dim}"
     if layout.num_parts == KEYS_AND_VALUES:
         heads = f"{layout.num_parts} x {layout.num_kv_heads} heads x {layout.head_dim}"

@@ -357,8 +357,14 @@ class BatonConfig(Section):
                 **({"enable_cache_events": True} if self.router_settings().mirrors_cache(role) else {}),
             ),
             gpu=self._gpu_config(role, section),
-            speculative=settings_from(SpeculativeConfig, self.speculative),
+            speculative=self._speculative_config(role),
         )
+
+    def _speculative_config(self, role: Role) -> SpeculativeConfig:
+        speculative = settings_from(SpeculativeConfig, self.speculative)
+        if not role.decodes and speculative.method == "draft_model":  # it would have nothing to draft, and take memory
+            return dataclasses.replace(speculative, method="none", draft_model=None)
+        return speculative
 
     def _gpu_config(self, role: Role, section: PoolSection) -> GPUConfig:
         gpu = settings_from(GPUConfig, self.gpu, section.gpu)

@@ -48,6 +48,8 @@ SchedulerSection = section_of(
         "enable_priority_preemption": "Let waiting or loaded requests take the place of ones of lower priority.",
         "artificial_preemption_probability": "Preempt without need, for tests.",
         "max_num_artificial_preemptions": "How often at most.",
+        "max_decode_steps": "Decode steps that a worker makes in one at most, while all its requests decode and nobody "
+        "waits: fewer and larger messages, less work between steps, and who arrives waits for the last of them.",
         "async_scheduling": "Schedule and launch a step before the result of the one before is there; `auto`: on GPUs.",
         "enable_cache_events": "Record what the prefix cache stores and removes.",
         "cache_event_capacity": "Records kept at most.",
@@ -70,11 +72,15 @@ SpeculativeSection = section_of(
     SpeculativeConfig,
     descriptions={
         "method": "Who proposes draft tokens, which a step verifies: the same answers in fewer steps. `ngram` looks "
-        "where the last tokens stood in the request itself, `suffix` also in earlier answers with the same cache salt.",
+        "where the last tokens stood in the request itself, `suffix` also in earlier answers with the same cache salt, "
+        "`draft_model` asks a smaller model.",
         "num_tokens": "Drafts of a request in a step at most; `auto`: as many as are measured to pay, if any.",
         "min_match": "So many of the last tokens must be found again.",
         "max_match": "So many are looked for at most.",
         "max_kept_tokens": "Tokens of earlier answers that `suffix` keeps on each worker.",
+        "draft_model": "Directory of the smaller model, of the same vocabulary. Each decode worker loads it.",
+        "draft_cache_tokens": "Tokens of running requests whose KV the draft model keeps on each worker, at most; "
+        "requests beyond them have no drafts for a while.",
     },
 )
 

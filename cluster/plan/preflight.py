@@ -8,10 +8,12 @@ from pathlib import Path
 from cluster.config.config import BatonConfig
 from cluster.config.served_model import ServedModel, served_model
 from engine.contract.config import ModelCode
-from engine.contract.errors import CheckpointError
+from engine.contract.errors import CheckpointError, ConfigError
+from engine.executor.draft_engine import DraftEngine
 from engine.model.registry import ANY_CODE, load_model_config
 from engine.model.weights.shards import check_shards
 from router.errors import ModelDirectoryError
+from router.roles import ROLES
 from router.security import SecurityError
 from router.text.chat_template import load_chat_template
 from router.text.generation_config import load_generation_defaults
@@ -37,6 +39,7 @@ def preflight(config: BatonConfig) -> ServedModel:
     model = served_model(config)
     check_checkpoint(model.path, config.model_code)
     check_model_len(config.max_model_len, model.path, config.model_code)
+    check_draft_model(config, model.path)
     if config.address is None:
         check_device(config.device)
         check_port(config.host, config.port)
@@ -84,6 +87,22 @@ def check_model_len(max_model_len: int | None, path: Path, code: ModelCode = ANY
     limit = load_model_config(path, code).max_model_len
     if max_model_len is not None and max_model_len > limit:
         raise PreflightError(f"max_model_len is {max_model_len}, but the model in {path} takes at most {limit} tokens")
+
+
+def check_draft_model(config: BatonConfig, path: Path) -> None:
+    """Look at the model that drafts for the one in ``path``, if there is any, but not at its weights.
+
+    Raises:
+        CheckpointError: Its directory is no checkpoint.
+        PreflightError: Its vocabulary is another one.
+    """
+    for pool in ROLES:
+        try:
+            draft = DraftEngine.of(config.engine_config(pool, model=path, num_threads=1))
+        except ConfigError as error:
+            raise PreflightError(str(error)) from error
+        if draft is not None:
+            check_shards(draft.config.model.path)
 
 
 def check_text_files(path: Path) -> None:

@@ -21,6 +21,7 @@ from engine.device.memory import (
     gpu_budget,
     mib,
 )
+from engine.executor.draft_engine import DraftEngine
 from engine.layers.experts.spec import BLOCKS_SUFFIX, SCALES_SUFFIX
 from engine.model.model_shape import ModelShape
 from engine.model.registry import ANY_CODE, load_model_config
@@ -64,6 +65,9 @@ class EngineSize:
     host_bytes: int = 0
     """Main memory for tiers of evicted blocks."""
 
+    draft_bytes: int = 0
+    """Weights and KV cache of a draft model."""
+
     @property
     def num_tokens(self) -> int | None:
         """Tokens that the KV cache holds, as long as they are in the windows of all layers."""
@@ -78,6 +82,7 @@ class EngineRoom:
     memory_bytes: its device's, or its part of the host's; None where that is not known before it starts.
     gpu_share: its part of a GPU that it shares. step_bytes: about what a step takes beside the weights.
     host_bytes: main memory for tiers; host_memory_bytes: its part of its host's, None while it has no host.
+    draft_bytes: what the weights and the KV cache of a draft model take of the device's.
     """
 
     engine: EngineConfig
@@ -90,6 +95,7 @@ class EngineRoom:
     gpu_share: float
     host_bytes: int
     host_memory_bytes: int | None
+    draft_bytes: int = 0
 
     @classmethod
     def of(
@@ -106,18 +112,8 @@ class EngineRoom:
     ) -> EngineRoom:
         """An engine with these settings; a part of a GPU's memory is in them already."""
         config = model.config
-        name = engine.model.dtype
-        dtype = name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
-        layout = KVLayout(
-            model_hash="",
-            groups=config.kv_cache_groups,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_parts=config.num_kv_parts,
-            block_size=engine.cache.block_size,
-            dtype=dtype,
-            bytes_per_element=DTYPE_BYTES[dtype],
-        )
+        dtype = _dtype_of(engine, config, on_gpu=on_gpu, cpu_dtype=cpu_dtype)
+        layout = _layout_of(engine, config, dtype)
         demand = CacheDemand(
             layout=layout,
             max_model_len=engine.scheduler.max_model_len or config.max_model_len,
@@ -135,6 +131,7 @@ class EngineRoom:
             gpu_share=gpu_share,
             host_bytes=host_bytes,
             host_memory_bytes=host_memory_bytes,
+            draft_bytes=_draft_bytes(engine, on_gpu=on_gpu, cpu_dtype=cpu_dtype),
         )
 
     def with_more_memory(self, factor: int) -> EngineRoom:
@@ -145,14 +142,15 @@ class EngineRoom:
     @property
     def used_bytes(self) -> int:
         """What the engine takes of its memory beside the KV cache."""
-        return self.weight_bytes + (GPU_CONTEXT_BYTES + self.step_bytes if self.on_gpu else 0)
+        return self.weight_bytes + self.draft_bytes + (GPU_CONTEXT_BYTES + self.step_bytes if self.on_gpu else 0)
 
     @property
     def free_host_bytes(self) -> int | None:
         """What the engine leaves of its host's memory for evicted blocks, beside a KV cache whose size is not given."""
         if self.host_memory_bytes is None:
             return None
-        return max(self.host_memory_bytes - (0 if self.on_gpu else self.weight_bytes + self._given_cache_bytes), 0)
+        own_bytes = 0 if self.on_gpu else self.weight_bytes + self.draft_bytes + self._given_cache_bytes
+        return max(self.host_memory_bytes - own_bytes, 0)
 
     @property
     def _given_cache_bytes(self) -> int:
@@ -168,12 +166,13 @@ class EngineRoom:
         if self.memory_bytes is None and cache.kv_cache_bytes is None:
             return None
         if not self.on_gpu:
-            available_bytes = max((self.memory_bytes or 0) - self.weight_bytes - self.host_bytes, 0)
+            own_bytes = self.weight_bytes + self.draft_bytes + self.host_bytes
+            available_bytes = max((self.memory_bytes or 0) - own_bytes, 0)
             return cpu_budget(cache, self.demand, available_bytes=available_bytes)
         return gpu_budget(
             cache,
             total_bytes=self.memory_bytes or 0,
-            used_bytes=self.weight_bytes + GPU_CONTEXT_BYTES,
+            used_bytes=self.weight_bytes + self.draft_bytes + GPU_CONTEXT_BYTES,
             peak_step_bytes=self.step_bytes,
         )
 
@@ -214,6 +213,7 @@ def size_engine(room: EngineRoom) -> EngineSize:
         budget=room.budget,
         num_blocks=_choose(room),
         host_bytes=room.host_bytes,
+        draft_bytes=room.draft_bytes,
     )
 
 
@@ -268,6 +268,35 @@ def _step_bytes(engine: EngineConfig, config: ModelShape, bytes_per_element: int
     widest = config.mlp_size + config.q_size + 2 * config.kv_size + STEP_ROWS * config.hidden_size
     logits = 2 * scheduler.max_num_seqs * config.vocab_size * 4
     return scheduler.max_num_batched_tokens * widest * bytes_per_element + logits
+
+
+def _dtype_of(engine: EngineConfig, config: ModelShape, *, on_gpu: bool, cpu_dtype: str) -> str:
+    name = engine.model.dtype
+    return name if name != "auto" else config.dtype if on_gpu else (cpu_dtype or config.cpu_dtype)
+
+
+def _layout_of(engine: EngineConfig, config: ModelShape, dtype: str) -> KVLayout:
+    return KVLayout(
+        model_hash="",
+        groups=config.kv_cache_groups,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_parts=config.num_kv_parts,
+        block_size=engine.cache.block_size,
+        dtype=dtype,
+        bytes_per_element=DTYPE_BYTES[dtype],
+    )
+
+
+def _draft_bytes(engine: EngineConfig, *, on_gpu: bool, cpu_dtype: str) -> int:
+    """Weights and KV cache of an engine's draft model, 0 where it has none."""
+    draft = DraftEngine.of(engine)
+    if draft is None:
+        return 0
+    config, model = draft.config, ModelSize.of(draft.config.model.path, engine.model.code)
+    dtype = _dtype_of(config, model.config, on_gpu=on_gpu, cpu_dtype=cpu_dtype)
+    cache_bytes = (config.cache.num_blocks or 0) * _layout_of(config, model.config, dtype).block_bytes
+    return model.num_parameters * DTYPE_BYTES[dtype] + cache_bytes
 
 
 def _files(path: Path) -> list[Path]:

@@ -13,7 +13,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 ModelImplName = Literal["auto", "native", "transformers"]
 QueuePolicy = Literal["fcfs", "priority"]
 LoadFailurePolicy = Literal["recompute", "fail"]
-SpeculativeMethod = Literal["none", "ngram", "suffix"]
+SpeculativeMethod = Literal["none", "ngram", "suffix", "draft_model"]
 Switch = bool | Literal["auto"]
 """``auto``: where it helps and works here; true: refuse to start where it does not work; false: never."""
 
@@ -96,6 +96,7 @@ class SchedulerConfig:
     scheduler_delay_factor: hold new prompts back for so many times the last prompt's latency; 0 is off.
     enable_priority_preemption: a waiting or loaded request may take the place of running ones of lower priority.
     artificial_preemption_probability: preempt without need, at most max_num_artificial_preemptions times.
+    max_decode_steps: where all running requests decode and nobody waits, so many steps are made in one, at most.
     async_scheduling: schedule and launch a step before the one before returned; ``auto`` does so on GPUs.
     enable_cache_events: record what the prefix cache stores and removes, the last cache_event_capacity of them.
     """
@@ -117,6 +118,7 @@ class SchedulerConfig:
     enable_priority_preemption: bool = False
     artificial_preemption_probability: float = 0.0
     max_num_artificial_preemptions: int = 0
+    max_decode_steps: int = 1
     async_scheduling: Switch = "auto"
     enable_cache_events: bool = False
     cache_event_capacity: int = 65_536
@@ -128,7 +130,7 @@ class SchedulerConfig:
         no use for draft tokens: they follow the newest token, which the step in flight has not told yet.
         """
         if self.async_scheduling == "auto":
-            return device_type != "cpu" and not has_drafts
+            return device_type != "cpu" and not has_drafts and self.max_decode_steps == 1
         return self.async_scheduling
 
     @property
@@ -144,7 +146,13 @@ class SchedulerConfig:
         return self.prefill_chunk_tokens or self.max_num_batched_tokens
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_num_waiting", "cache_event_capacity"):
+        for name in (
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "max_num_waiting",
+            "max_decode_steps",
+            "cache_event_capacity",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -184,6 +192,11 @@ class SchedulerConfig:
             )
         if self.enable_priority_preemption and self.policy != "priority":
             raise ConfigError(f"enable_priority_preemption needs policy 'priority', got {self.policy!r}")
+        if self.max_decode_steps > 1 and self.async_scheduling is True:
+            raise ConfigError(
+                f"max_decode_steps ({self.max_decode_steps}) and async_scheduling both keep the device busy while "
+                "nobody schedules: set max_decode_steps to 1, or async_scheduling to auto or false"
+            )
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark is a share of the blocks in [0, 1), got {self.watermark}")
         if self.ask_again_s <= 0.0:
@@ -240,10 +253,12 @@ class SpeculativeConfig:
     """Draft tokens, which change no token, only how many come out of a step.
 
     method: who proposes them; ``ngram`` looks where the last tokens stood in the request itself, ``suffix`` also in
-        earlier answers.
+        earlier answers, ``draft_model`` asks another model.
     num_tokens: most drafts of a request in a step; ``auto``: as many as are measured to pay, at most 8.
     min_match, max_match: so many of the last tokens must be found again, and so many are looked for at most.
     max_kept_tokens: of earlier answers.
+    draft_model: the checkpoint of that model, which has the same vocabulary.
+    draft_cache_tokens: of running requests whose KV it keeps, at most as many as there may be.
     """
 
     method: SpeculativeMethod = "none"
@@ -251,6 +266,8 @@ class SpeculativeConfig:
     min_match: int = 2
     max_match: int = 16
     max_kept_tokens: int = 1_000_000
+    draft_model: Path | None = None
+    draft_cache_tokens: int = 32_768
 
     def __post_init__(self) -> None:
         if self.num_tokens != "auto" and self.num_tokens < 1:
@@ -264,6 +281,15 @@ class SpeculativeConfig:
             )
         if self.max_kept_tokens < 0:
             raise ConfigError(f"max_kept_tokens must be >= 0, got {self.max_kept_tokens}")
+        if self.method == "draft_model" and self.draft_model is None:
+            raise ConfigError("speculative.method is draft_model, but speculative.draft_model names no checkpoint")
+        if self.method != "draft_model" and self.draft_model is not None:
+            raise ConfigError(
+                f"speculative.draft_model is {str(self.draft_model)!r}, but speculative.method is {self.method!r}: "
+                "set it to draft_model, or leave the model out"
+            )
+        if self.draft_cache_tokens < 1:
+            raise ConfigError(f"draft_cache_tokens must be at least 1, got {self.draft_cache_tokens}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +303,11 @@ class EngineConfig:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     def __post_init__(self) -> None:
+        if self.scheduler.max_decode_steps > 1 and self.speculative.method != "none":
+            raise ConfigError(
+                f"max_decode_steps ({self.scheduler.max_decode_steps}) has no use beside speculative.method "
+                f"{self.speculative.method!r}, which looks at every step: set it to 1, or the method to none"
+            )
         if self.cache.num_blocks is not None and self.scheduler.max_model_len is not None:
             self.scheduler.check_fits(
                 block_size=self.cache.block_size,

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+
 GRAMMAR_REFUSED = "grammar_refused"
 """The code of a request whose grammar could not be compiled."""
 
@@ -18,12 +23,24 @@ class GrammarFailure(NamedTuple):
     message: str
 
 
+class GrammarFollower(Protocol):
+    """Follows one output through its grammar, to tell which guesses of what comes next can be right."""
+
+    def num_fitting(self, output: IntArray, guesses: IntArray) -> int:
+        """How many of the guesses, up to the first that cannot be, fit behind an output, which only grows from call to
+        call.
+        """
+
+
 class CompiledGrammar(Protocol):
     """A grammar that sampling can follow. It stays compiled at least as long as somebody holds this."""
 
     @property
     def text(self) -> str:
         """The grammar as the request brings it."""
+
+    def new_follower(self) -> GrammarFollower:
+        """One for an output that begins."""
 
 
 class GrammarCompiler(Protocol):

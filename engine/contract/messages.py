@@ -97,6 +97,7 @@ class GenerateRequest:
     has no answer but a refusal; the request itself comes under the same id, or is aborted.
     ``client_id`` is the front end that gets the tokens; ``cache_salt`` keeps prefixes of different users apart.
     Lower ``priority`` values are served first. ``arrival_s`` is the router's wall clock, for ordering.
+    ``prediction_token_ids`` are what the caller expects of the output: where it comes true, it takes fewer steps.
     ``max_recomputed_tokens``: when more KV than that could not be loaded, the request ends with the error ``kv_lost``
     instead of being computed here; None computes it here, however much it is.
     ``promise`` bounds when its tokens should come.
@@ -113,6 +114,7 @@ class GenerateRequest:
     kv_transfer: KVTransferParams | None = None
     kv_stream: KVStreamParams | None = None
     cache_salt: str | None = None
+    prediction_token_ids: TokenIds | None = None
     max_recomputed_tokens: int | None = None
     promise: Promise = NO_PROMISE
 

@@ -66,6 +66,8 @@ class SchedulerOutput(NamedTuple):
         computes must not be used.
     copy_sources, copy_targets: [num_copied] blocks whose content is copied to others before the run: a beam goes on in
         a copy of the last block of the beam that it came from. No target is a source.
+    num_decode_steps: more than 1: every row decodes so many times over, each time the token that was sampled last, and
+        its counts of scheduled tokens and of samples are this number. There are no drafts then.
     is_decode: True when every row computes one token and samples one, as far as the scheduler knows: a shorter way to
         the same result. False may be said of any step.
     """
@@ -77,6 +79,7 @@ class SchedulerOutput(NamedTuple):
     num_samples: IntArray
     draft_token_ids: IntArray = EMPTY_INTS
     is_decode: bool = False
+    num_decode_steps: int = 1
     released_rows: IntArray = EMPTY_INTS
     new_rows: tuple[NewRow, ...] = ()
     append_rows: IntArray = EMPTY_INTS
@@ -139,7 +142,8 @@ class ModelRunnerOutput(NamedTuple):
 
     sampled_token_ids: [sum of num_samples] the tokens drawn for each row, one row after the other.
     num_accepted: [num_reqs] how many draft tokens of each row are right: the first ``num_accepted + 1`` of its sampled
-        tokens are its output. None where the step has no draft tokens: all that was sampled is output.
+        tokens are its output; where rows decode several times over, ``num_decode_steps - 1`` of each. None where the
+        step is one without draft tokens: all that was sampled is output.
     has_nan: [sum of num_samples] True where the logits of a sample that counts held a NaN.
     has_waited: sampling had to wait for the tokens of the step before.
     failures: rows whose requests cannot go on; their tokens count for nothing.

@@ -8,6 +8,7 @@ from engine.contract.grammar import GrammarCompiler
 from engine.contract.step import PendingStep, SchedulerOutput
 from engine.model.weights.checkpoint import ProgressCallback
 from engine.runner.model_runner import ModelRunner
+from engine.sampling.grammar.compiler import GrammarStore
 from kv_transfer.layout import KVRegion
 
 
@@ -20,9 +21,16 @@ class SingleProcessExecutor:
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: ProgressCallback | None = None, max_draft_tokens: int = 0
+        self,
+        config: EngineConfig,
+        *,
+        progress: ProgressCallback | None = None,
+        max_samples: int | None = None,
+        grammars: GrammarStore | None = None,
     ) -> None:
-        self._runner: ModelRunner | None = ModelRunner(config, progress=progress, max_draft_tokens=max_draft_tokens)
+        self._runner: ModelRunner | None = ModelRunner(
+            config, progress=progress, max_samples=max_samples, grammars=grammars
+        )
 
     @property
     def runner(self) -> ModelRunner:

@@ -24,7 +24,8 @@ class EngineCore:
     """The scheduler, the executor and the connector's worker half, joined.
 
     With ``runs_ahead`` a step is scheduled and launched before the result of the one before is taken, so that
-    the device computes while this thread schedules: one step stays in flight between the calls of ``step``.
+    the device computes while this thread schedules: one step stays in flight between the calls of ``step``, unless the
+    scheduler wants to know its tokens first.
 
     ``num_load_changes`` counts what changes the load by more than tokens of running requests: whoever reports it may
     look whether there is something to report.
@@ -138,7 +139,7 @@ class EngineCore:
         self.collect()
         self._let_go()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
-        is_ahead = has_launched and len(self._in_flight) <= self._num_ahead
+        is_ahead = has_launched and len(self._in_flight) <= self._num_ahead and not self.scheduler.wants_newest_tokens
         result = self._take_result() if self._in_flight and not is_ahead else self.scheduler.take_finished()
         if result.special or result.finished:
             self.num_load_changes += 1
@@ -152,7 +153,7 @@ class EngineCore:
             self.scheduler.let_go()
 
     def _may_launch(self) -> bool:
-        return not self._launches_nothing and self.scheduler.has_work()
+        return not (self._launches_nothing or self.scheduler.wants_newest_tokens) and self.scheduler.has_work()
 
     def _launch(self) -> bool:
         """Schedule a step and begin it; False when there is nothing to compute."""

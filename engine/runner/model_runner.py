@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.backend import AttentionBatch
 from engine.attention.factory import check_attention
-from engine.contract.config import EngineConfig
+from engine.contract.config import EngineConfig, ModelConfigSource
 from engine.contract.errors import ConfigError
 from engine.contract.step import (
     NOTHING_PENDING,
@@ -38,6 +38,7 @@ from engine.model.registry import load_model_config
 from engine.model.step_context import StepContext
 from engine.model.weights.checkpoint import ProgressCallback, model_hash
 from engine.runner.cpu_threads import check_threads
+from engine.runner.decode_steps import run_decode_steps
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
 from engine.runner.input_batch import InputBatch
@@ -59,8 +60,9 @@ logger = logging.getLogger(f"baton.{__name__}")
 class ModelRunner:
     """The weights, the KV cache and the rows of one engine. Used from one thread.
 
-    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. Of a row at
-    most ``max_draft_tokens`` are verified in a step.
+    ``parts`` are what depends on the kind of device; tests of a GPU's path without a GPU put doubles there. A step
+    samples at most ``max_samples`` tokens, by default one a row. ``grammars`` are those of another runner, if it has
+    the same requests.
 
     Raises:
         CheckpointError: The directory cannot be loaded.
@@ -73,12 +75,13 @@ class ModelRunner:
         *,
         progress: ProgressCallback | None = None,
         parts: DeviceParts | None = None,
-        max_draft_tokens: int = 0,
+        max_samples: int | None = None,
+        grammars: GrammarStore | None = None,
     ) -> None:
         source = config.model
         self._config = config
         self._parts = parts or DeviceParts()
-        self._max_draft_tokens = max_draft_tokens
+        self._max_samples = max_samples or config.scheduler.max_num_seqs
         self.model_config: ModelShape = load_model_config(source.path, source.code)
         self.eos_token_ids: tuple[int, ...] = load_generation_defaults(source.path).eos_token_ids
         self.device = choose_device(source.device)
@@ -103,9 +106,7 @@ class ModelRunner:
         self._attention = self._parts.build_attention(self.kv_cache)
         if self._graphs is not None:
             self._graphs.capture(self.kv_cache, self._attention)
-        self.grammars = GrammarStore(
-            source.path, vocab_size=self.model_config.vocab_size, eos_token_ids=self.eos_token_ids
-        )
+        self.grammars = grammars or grammar_store(source)
         self._batch = InputBatch(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=self.max_model_len,
@@ -212,7 +213,7 @@ class ModelRunner:
         before = torch.cuda.memory_allocated(self.device)
         scratch = KVCache(self.layout, num_blocks=1, dtype=self.dtype, device=self.device)
         num_tokens = scheduler.max_num_batched_tokens
-        num_logits = min(scheduler.max_num_seqs * (1 + self._max_draft_tokens), num_tokens)
+        num_logits = min(self._max_samples, num_tokens)
         logits = self._run_scratch(scratch, num_tokens=num_tokens, num_logits=num_logits)
         sample_worst_case(logits.repeat(num_logits // len(logits) + 1, 1)[:num_logits])
         torch.cuda.synchronize(self.device)
@@ -269,10 +270,16 @@ class ModelRunner:
         Tokens that the step before has not told yet are taken from where it left them. Only sampling that depends on
         them, by penalties or phrases that must not occur, waits for that step, while the device computes this one.
         """
+        if output.num_decode_steps > 1:
+            return FinishedStep(run_decode_steps(self.launch, output))
         if not self._enters_inference_mode:
             return self._launch(output)
         with torch.inference_mode():
             return self._launch(output)
+
+    def write(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
+        """Put tokens into rows where others may stand; no step may be in flight."""
+        self._batch.learn(rows, positions, token_ids)
 
     def _launch(self, output: SchedulerOutput) -> PendingStep:
         if output.copy_sources.size:
@@ -342,6 +349,15 @@ class ModelRunner:
 
     def _upload(self, array: LongArray) -> torch.Tensor:
         return upload(array, self.device)
+
+
+def grammar_store(source: ModelConfigSource) -> GrammarStore:
+    """Where the grammars of requests to a model are kept."""
+    return GrammarStore(
+        source.path,
+        vocab_size=load_model_config(source.path, source.code).vocab_size,
+        eos_token_ids=load_generation_defaults(source.path).eos_token_ids,
+    )
 
 
 def _choose_max_model_len(asked: int | None, model: ModelShape) -> int:

@@ -15,6 +15,7 @@ from engine.scheduler.beam_rows import BeamRows
 from engine.scheduler.blocks.cache_events import CacheEventLog
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
+from engine.scheduler.decode_steps import DecodeSteps
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.migration import Migration
 from engine.scheduler.policy.draft_lengths import DraftLengths
@@ -74,6 +75,7 @@ class Parts:
     running: RunningPass
     admission: Admission
     speculation: Speculation | None
+    decode_steps: DecodeSteps | None
     step_output: StepOutputProcessor
     beams: BeamRows
     remote_events: RemoteEvents
@@ -120,7 +122,7 @@ def assemble(
     )
     timer = StepTimer(clock=clock)
     promised = _promised_budget(config, state, timer, clock)
-    draft_lengths = DraftLengths() if drafting is not None and drafting.is_adaptive else None
+    draft_lengths = DraftLengths(clock=clock) if drafting is not None and drafting.is_adaptive else None
     beams = _beams(state, running)
     step_output = _step_output(state, beams, draft_lengths)
     grammar_gate = _grammar_gate(grammars, state, clock)
@@ -131,7 +133,8 @@ def assemble(
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
-        speculation=_speculation(drafting, state, running, draft_lengths),
+        speculation=_speculation(config, drafting, state, running, draft_lengths),
+        decode_steps=_decode_steps(config, state, running),
         step_output=step_output,
         beams=beams,
         remote_events=_remote_events(config, state, step_output),
@@ -298,11 +301,33 @@ def _remote_events(config: SchedulerConfig, state: State, step_output: StepOutpu
 
 
 def _speculation(
-    drafting: Drafting | None, state: State, running: RunningPass, lengths: DraftLengths | None
+    config: SchedulerConfig,
+    drafting: Drafting | None,
+    state: State,
+    running: RunningPass,
+    lengths: DraftLengths | None,
 ) -> Speculation | None:
     if drafting is None:
         return None
-    return Speculation(drafting, table=state.table, running=running, lengths=lengths)
+    return Speculation(
+        drafting,
+        table=state.table,
+        running=running,
+        lengths=lengths,
+        may_hold_back=config.async_scheduling == "auto",
+    )
+
+
+def _decode_steps(config: SchedulerConfig, state: State, running: RunningPass) -> DecodeSteps | None:
+    if config.max_decode_steps == 1:
+        return None
+    return DecodeSteps(
+        config.max_decode_steps,
+        table=state.table,
+        running=running,
+        live_requests=state.live_requests,
+        remote=state.remote,
+    )
 
 
 def _prompt_delay(config: SchedulerConfig, state: State, clock: Callable[[], float]) -> PromptDelay | None:

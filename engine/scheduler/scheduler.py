@@ -78,6 +78,7 @@ class Scheduler:
         self._running = parts.running
         self._admission = parts.admission
         self._speculation = parts.speculation
+        self._decode_steps = parts.decode_steps
         self._step_output = parts.step_output
         self._beams = parts.beams
         self._remote_events = parts.remote_events
@@ -180,7 +181,13 @@ class Scheduler:
         self._admission.run(draft)
         if self._speculation is not None:
             self._speculation.run(draft)
+        if self._decode_steps is not None and not self._in_flight and not self._drafts_now:
+            self._decode_steps.run(draft)
         return self._seal(draft)
+
+    @property
+    def _drafts_now(self) -> bool:
+        return self._speculation is not None and self._speculation.is_needed
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
         """Take in what the oldest step in flight produced."""
@@ -197,10 +204,13 @@ class Scheduler:
     def _seal(self, draft: StepDraft) -> SchedulerOutput:
         """Turn the draft into the message to the runner, and remember the step until it returns."""
         batch = draft.batch()
+        reports = self._live_requests.take_reports()
+        if self._speculation is not None and reports.finished_request_ids:
+            self._speculation.requests_finished(reports.finished_request_ids)
         output = draft.output(
             batch,
             step_id=self._next_step_id,
-            reports=self._beams.tell(draft, self._live_requests.take_reports()),
+            reports=self._beams.tell(draft, reports),
             connector_orders=self.take_orders(),
         )
         self._next_step_id += 1
@@ -278,6 +288,11 @@ class Scheduler:
         grammar_due = self._grammar_gate.next_deadline_s if self._grammar_gate is not None else None
         dues = (self._admission.ask_again_at_s, self._early.next_deadline_s, grammar_due)
         return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def wants_newest_tokens(self) -> bool:
+        """True while the next step should not be scheduled before those in flight have returned."""
+        return self._speculation is not None and self._speculation.wants_newest_tokens
 
     def has_unfinished(self) -> bool:
         """True while a request is live."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 
-from engine.contract.step import IntArray
-from engine.drafting.proposer import Draft, DraftContext, Drafting
+from engine.contract.grammar import GrammarFollower
+from engine.contract.step import BoolArray, IntArray
+from engine.drafting.proposer import Draft, DraftContext, Drafting, ModelProposer
 from engine.scheduler.policy.draft_lengths import DraftLengths
+from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import RowArray, RowTable
 from engine.scheduler.running_pass import RunningPass
 from engine.scheduler.step_draft import Batch, StepDraft, StepInFlight
+
+MODEL_EVIDENCE: Final = 64
+"""Behind the evidence of all other proposers: a draft model is judged by itself."""
 
 
 class Speculation:
@@ -22,35 +30,55 @@ class Speculation:
     array have none, nor have beams.
 
     Nothing counts before it is verified: the computed and expected lengths of a row with drafts are those without them
-    until the step returns (``row_passes.append_sampled``). ``lengths`` says how many drafts pay.
+    until the step returns (``row_passes.append_sampled``). ``lengths`` says how many drafts pay. With ``may_hold_back``
+    an engine that runs ahead is to wait for the newest tokens while a prediction can be followed.
     """
 
     def __init__(
-        self, drafting: Drafting, *, table: RowTable, running: RunningPass, lengths: DraftLengths | None = None
+        self,
+        drafting: Drafting,
+        *,
+        table: RowTable,
+        running: RunningPass,
+        lengths: DraftLengths | None = None,
+        may_hold_back: bool = False,
     ) -> None:
         self._drafting = drafting
         self._lengths = lengths
         self._table = table
         self._running = running
+        self._may_hold_back = may_hold_back
+        self._most_samples = drafting.most_samples(table.max_num_seqs)
+
+    @property
+    def is_needed(self) -> bool:
+        """False while no request here can have drafts."""
+        return self._drafting.serves_all or bool(self._table.predicted_rows)
+
+    @property
+    def wants_newest_tokens(self) -> bool:
+        """True while a step should not be scheduled before the one before it has returned."""
+        if not (self._may_hold_back and self._table.predicted_rows):
+            return False
+        return self._lengths is None or not self._lengths.is_at_rest(len(self._table))
 
     def run(self, draft: StepDraft) -> None:
         """Give the running requests that decode in the step their drafts."""
         batch, table = draft.running, self._table
-        if batch is None or draft.token_budget <= 0:
+        if batch is None or draft.token_budget <= 0 or not self.is_needed:
             return
         if self._lengths is not None and self._lengths.rests(batch.rows.size):
             return
         rows, ends = batch.rows, batch.ends
-        room = np.minimum(table.limit[rows] - ends - 1, np.int32(self._drafting.max_draft_tokens))
-        room[(batch.num_samples == 0) | (table.num_tokens[rows] != ends)] = 0
-        if undrafted := table.wide_rows | table.beam_rows:
-            room[np.isin(rows, list(undrafted))] = 0
+        room = self._room(batch)
         asked = np.flatnonzero(room > 0)
         if asked.size == 0:
             return
-        proposals = self._propose(rows[asked], room[asked])
-        counts = np.zeros(rows.size, np.int32)
-        counts[asked] = self._within_budget(self._lengths_of(proposals, rows[asked], batch), draft.token_budget)
+        contexts = self._contexts(rows[asked], room[asked])
+        budget = min(draft.token_budget, self._most_samples - batch.total_samples)
+        proposals = self._propose(contexts, batch, budget)
+        counts: IntArray = np.zeros(rows.size, np.int32)
+        counts[asked] = [len(proposal.token_ids) for proposal in proposals]
         self._find_blocks(draft, rows, ends, counts)
         num_drafts = int(counts.sum())
         if num_drafts == 0:
@@ -68,25 +96,31 @@ class Speculation:
             total_samples=batch.total_samples + num_drafts,
         )
 
+    def _room(self, batch: Batch) -> IntArray:
+        """How many drafts each row could have at most."""
+        table, drafting, rows = self._table, self._drafting, batch.rows
+        room: IntArray = np.full(rows.size, drafting.max_draft_tokens if drafting.serves_all else 0, np.int32)
+        if table.predicted_rows:
+            most = drafting.max_predicted_tokens or drafting.max_draft_tokens
+            room[np.isin(rows, list(table.predicted_rows))] = most
+        np.minimum(room, table.limit[rows] - batch.ends - 1, out=room)
+        room[(batch.num_samples == 0) | (table.num_tokens[rows] != batch.ends)] = 0
+        if undrafted := table.wide_rows | table.beam_rows:
+            room[np.isin(rows, list(undrafted))] = 0
+        return room
+
     def step_returned(self, step: StepInFlight, seconds: float) -> None:
         """A step returned that took so long."""
-        if self._lengths is not None and step.is_alone and not step.batch.has_prompts:
+        if self._lengths is not None and step.is_alone and not step.batch.has_prompts and self.is_needed:
             self._lengths.note_step(step.batch.num_tokens, seconds)
 
-    def _lengths_of(self, proposals: list[Draft], rows: RowArray, batch: Batch) -> IntArray:
-        """How many of its drafts each of these rows should have."""
-        counts = np.array([len(proposal.token_ids) for proposal in proposals], np.int32)
-        if self._lengths is None:
-            return counts
-        keys = [
-            (self._table.owner(row).request_id, proposal.evidence)
-            for row, proposal in zip(rows.tolist(), proposals, strict=True)
-        ]
-        num_rows = int(np.count_nonzero(batch.num_samples))
-        return self._lengths.choose(keys, counts, num_tokens=batch.num_tokens, num_rows=num_rows)
+    def requests_finished(self, request_ids: Sequence[str]) -> None:
+        """These requests have ended; each is told once."""
+        if self._drafting.model is not None:
+            self._drafting.model.forget(request_ids)
 
-    def _propose(self, rows: RowArray, room: IntArray) -> list[Draft]:
-        """What is proposed for each of these rows, at most ``room``."""
+    def _contexts(self, rows: RowArray, room: IntArray) -> list[DraftContext]:
+        """What proposers see of these rows, which can have at most ``room`` drafts."""
         table = self._table
         contexts: list[DraftContext] = []
         for row, length, limit in zip(rows.tolist(), table.num_tokens[rows].tolist(), room.tolist(), strict=True):
@@ -98,13 +132,79 @@ class Speculation:
                     limit,
                     request.num_prompt_tokens,
                     request.message.cache_salt,
+                    request.message.sampling,
+                    request.prediction,
+                    self._grammar_of(request),
                 )
             )
-        proposals = self._drafting.proposer.propose(contexts)
-        return [
-            proposal._replace(token_ids=proposal.token_ids[: context.max_tokens])
-            for proposal, context in zip(proposals, contexts, strict=True)
+        return contexts
+
+    @staticmethod
+    def _grammar_of(request: Request) -> GrammarFollower | None:
+        if request.grammar_follower is None and request.grammar is not None:
+            request.grammar_follower = request.grammar.new_follower()
+        return request.grammar_follower
+
+    def _propose(self, contexts: Sequence[DraftContext], batch: Batch, budget: int) -> list[Draft]:
+        """The drafts that each of these requests is to have, within the budget."""
+        model = self._drafting.model
+        found = [
+            self._fitting(context, draft)
+            for context, draft in zip(contexts, self._drafting.proposer.propose(contexts), strict=True)
         ]
+        counts = np.array([len(draft.token_ids) for draft in found], np.int32)
+        np.minimum(counts, [context.max_tokens for context in contexts], out=counts)
+        is_by_model = (counts == 0) if model is not None else np.zeros(counts.size, np.bool_)
+        most = self._drafting.max_draft_tokens
+        for place in np.flatnonzero(is_by_model).tolist():
+            counts[place] = min(contexts[place].max_tokens, most)
+            found[place] = Draft((), MODEL_EVIDENCE)
+        counts = self._within_budget(self._lengths_of(contexts, found, counts, is_by_model, batch), budget)
+        drafts = [
+            draft._replace(token_ids=draft.token_ids[:count])
+            for draft, count in zip(found, counts.tolist(), strict=True)
+        ]
+        asked = np.flatnonzero(is_by_model & (counts > 0)).tolist()
+        if model is not None and asked:
+            wanted = [contexts[place]._replace(max_tokens=int(counts[place])) for place in asked]
+            for place, draft in zip(asked, self._ask(model, wanted), strict=True):
+                drafts[place] = draft
+        return drafts
+
+    @staticmethod
+    def _fitting(context: DraftContext, draft: Draft) -> Draft:
+        """As much of a draft as the request's grammar allows: what it does not is never computed."""
+        if context.grammar is None or not len(draft.token_ids):
+            return draft
+        guesses = np.asarray(draft.token_ids[: context.max_tokens], np.int32)
+        num_fitting = context.grammar.num_fitting(context.token_ids[context.num_prompt_tokens :], guesses)
+        return draft._replace(token_ids=guesses[:num_fitting])
+
+    def _ask(self, model: ModelProposer, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
+        """What the draft model proposes, whose time is taken."""
+        if self._lengths is None:
+            return model.propose(contexts)
+        with self._lengths.drafting(len(contexts)) as measured:
+            drafts = model.propose(contexts)
+            measured.num_steps = max(len(draft.token_ids) for draft in drafts)
+        return drafts
+
+    def _lengths_of(
+        self,
+        contexts: Sequence[DraftContext],
+        drafts: Sequence[Draft],
+        counts: IntArray,
+        is_by_model: BoolArray,
+        batch: Batch,
+    ) -> IntArray:
+        """How many of its drafts, of which there are ``counts``, each of these requests should have."""
+        if self._lengths is None:
+            return counts
+        keys = [(context.request_id, draft.evidence) for context, draft in zip(contexts, drafts, strict=True)]
+        num_rows = int(np.count_nonzero(batch.num_samples))
+        return self._lengths.choose(
+            keys, counts, num_tokens=batch.num_tokens, num_rows=num_rows, is_by_model=is_by_model
+        )
 
     @staticmethod
     def _within_budget(counts: IntArray, token_budget: int) -> IntArray:

@@ -44,9 +44,14 @@ class Batch(NamedTuple):
         return self.num_tokens == self.total_samples == self.rows.size
 
     @property
+    def decodes_often(self) -> bool:
+        """True when its rows decode several times over."""
+        return self.total_samples > self.rows.size and not self.draft_token_ids.size
+
+    @property
     def has_prompts(self) -> bool:
         """True when some row computes several known tokens."""
-        return self.num_tokens - self.draft_token_ids.size > self.rows.size
+        return self.num_tokens > self.total_samples and self.num_tokens - self.draft_token_ids.size > self.rows.size
 
 
 class StepInFlight(NamedTuple):
@@ -101,6 +106,7 @@ class StepDraft:
     one prefill; 0 is no limit. ``prompt_budget``: at most so many to all rows with more than one to compute, so that
     the others have theirs soon. ``favoured``: who is let in first, because a place was made or is kept for it.
     ``leaving_rows``: while it is only weighed who is to make room, the rows that would be given up.
+    ``num_decode_steps``: how often the running rows decode in it.
     """
 
     token_budget: int
@@ -110,6 +116,7 @@ class StepDraft:
     prompt_budget: int = NO_LIMIT
     favoured: Request | None = None
     leaving_rows: tuple[int, ...] = ()
+    num_decode_steps: int = 1
     running: Batch | None = None
     started: list[StartedRow] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
@@ -183,6 +190,7 @@ class StepDraft:
             num_samples=batch.num_samples,
             draft_token_ids=batch.draft_token_ids,
             is_decode=batch.is_decode,
+            num_decode_steps=self.num_decode_steps,
             released_rows=reports.released_rows,
             new_rows=tuple(self.new_rows),
             append_rows=append_rows,

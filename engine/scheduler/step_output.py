@@ -12,6 +12,7 @@ from engine.contract.grammar import GRAMMAR_FAILED
 from engine.contract.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
 from engine.contract.stats import Counters
 from engine.contract.step import (
+    EMPTY_INTS,
     BeamCandidates,
     BoolArray,
     IntArray,
@@ -128,16 +129,19 @@ class StepOutputProcessor:
         return _part(~is_beam, batch, token_ids, num_accepted)
 
     def _take_in_drafts(self, batch: Batch, num_samples: IntArray, num_appended: IntArray) -> None:
-        """Count the drafts of a step, and give back the blocks that only rejected ones needed."""
+        """Count the drafts of a step, and give back the blocks that only rejected ones, or tokens behind the end of
+        an output, needed."""
         is_drafted = num_samples > 1
         num_accepted = num_appended[is_drafted[num_samples > 0]] - 1
-        self._count_drafts(batch.draft_token_ids.size, num_accepted)
+        has_drafts = batch.draft_token_ids.size > 0
+        if has_drafts:
+            self._count_drafts(batch.draft_token_ids.size, num_accepted)
         verified = zip(batch.rows[is_drafted], num_samples[is_drafted] - 1, num_accepted, strict=True)
         for row, num_drafts, num_right in ((int(row), int(drafts), int(right)) for row, drafts, right in verified):
             surplus = self._table.trim_blocks(row)
             if surplus:
                 self._kv_cache.release(surplus)
-            if self._draft_lengths is not None:
+            if self._draft_lengths is not None and has_drafts:
                 request_id = self._table.owner(row).request_id
                 self._draft_lengths.note_verified(request_id, num_drafts=num_drafts, num_accepted=num_right)
 
@@ -352,7 +356,7 @@ def _part(is_kept: BoolArray, batch: Batch, token_ids: IntArray, num_accepted: I
     """Some rows of a step, and of the results aligned with it."""
     num_samples = batch.num_samples[is_kept]
     num_scheduled_tokens = batch.num_scheduled_tokens[is_kept]
-    num_drafts = np.maximum(batch.num_samples - 1, 0)
+    num_drafts, has_drafts = np.maximum(batch.num_samples - 1, 0), batch.draft_token_ids.size > 0
     part = Batch(
         rows=batch.rows[is_kept],
         rows_int32=batch.rows_int32[is_kept],
@@ -361,7 +365,7 @@ def _part(is_kept: BoolArray, batch: Batch, token_ids: IntArray, num_accepted: I
         ends=batch.ends[is_kept],
         epochs=batch.epochs[is_kept],
         num_samples=num_samples,
-        draft_token_ids=batch.draft_token_ids[np.repeat(is_kept, num_drafts)],
+        draft_token_ids=batch.draft_token_ids[np.repeat(is_kept, num_drafts)] if has_drafts else EMPTY_INTS,
         num_tokens=int(num_scheduled_tokens.sum()),
         total_samples=int(num_samples.sum()),
     )

@@ -26,7 +26,14 @@ from router.api.parameters.answer_grammar import answer_grammar
 from router.api.parameters.beams import beam_params
 from router.api.parameters.logits_values import logits_values
 from router.api.parameters.logprobs_wish import chat_wish, completion_wish
-from router.api.prompts import chat_prompt, check_num_choices, check_vocabulary, completion_prompts, echoed_message
+from router.api.prompts import (
+    chat_prompt,
+    check_num_choices,
+    check_vocabulary,
+    completion_prompts,
+    echoed_message,
+    predicted_answer,
+)
 from router.api.request_id import SCOPE_KEY
 from router.api.text_requests import Ask, num_candidates, start_choices
 from router.api.turns import chosen_tools, turn_grammar, turn_rules
@@ -80,6 +87,7 @@ async def start_chat(
         grammar=await turn_grammar(service, body, turn, answer=await answer_grammar(service, body)),
         turn=turn,
         beams=beams,
+        prediction=await predicted_answer(service, body),
     )
     head = _head(service, body, "chatcmpl", ask)
     if answer_id is not None:

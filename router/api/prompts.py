@@ -78,6 +78,29 @@ async def chat_prompt(service: RouterService, body: ChatBody, limit: OutputLimit
     return Prompt(token_ids=_checked(_truncated(service, ids, body, limit), param="messages"), text=text)
 
 
+async def predicted_answer(service: RouterService, body: ChatBody) -> TokenIds | None:
+    """What the body predicts of the answer; None where it predicts nothing.
+
+    Raises:
+        InvalidRequestError: No answer can be as long.
+    """
+    if body.prediction is None or not (text := body.prediction.text):
+        return None
+    max_model_len = service.max_model_len()
+    num_tokens, ids = service.tokenizer.min_num_tokens(text), list[int]()
+    if num_tokens <= max_model_len:
+        ids = await encode(service, text, add_special_tokens=False)
+        num_tokens = len(ids)
+    if num_tokens > max_model_len:
+        raise InvalidRequestError(
+            f"the prediction has at least {num_tokens} tokens, and no answer has more than the {max_model_len} of the "
+            "model's context: predict the part of the answer that changes least",
+            code="context_length_exceeded",
+            param="prediction",
+        )
+    return TokenIds.of(ids)
+
+
 def echoed_message(body: ChatBody) -> str:
     """The final message where the answer is to repeat it: one of the speaker who goes on."""
     final = body.messages[-1]

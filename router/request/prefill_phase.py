@@ -171,7 +171,7 @@ class PrefillPhase:
             source=PeerIdentity(engine_id=info.engine_id, incarnation=info.incarnation),
             timeout_s=min(self._settings.prefill_timeout_s, remaining_s),
         )
-        self._notices.give(decode_replica_id, replace(request, kv_stream=stream))
+        self._notices.give(decode_replica_id, replace(request, kv_stream=stream, prediction_token_ids=None))
 
     def _turn(self, generation: Generation, replica: Replica) -> Reservation:
         """The place in a replica's queue: what was kept since the request was placed there, or a new one."""
@@ -185,7 +185,7 @@ class PrefillPhase:
 
     async def _run_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         def make_request(client_id: str) -> GenerateRequest:
-            return replace(generation.request, hand_over=True, client_id=client_id)
+            return replace(generation.request, hand_over=True, client_id=client_id, prediction_token_ids=None)
 
         timeout_s = self._settings.prefill_timeout_s
         reservation = self._turn(generation, replica)

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 from engine.contract.messages import BeamResult, DeltaLogprobs, FinishReason, LogprobTable, TokenDelta
+from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.token_ids import TokenIds
 from router.errors import RequestCancelledError, RouterError, is_refusal
 from router.report.metrics import RouterMetrics
@@ -46,6 +47,7 @@ class TextOutput:
     ``leader`` is the first output of the same prompt, which is told about the prompt; None for that one itself.
     ``is_prompt_only`` leaves out all that is generated. ``turn`` takes the text apart; None where it is all content.
     ``beam`` says how a beam search ranked the output, once it is there; None where there is none.
+    ``prediction`` follows the output along what the caller predicted of it, up to the last piece taken.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class TextOutput:
         self._shows_text_only = (
             not (stops.are_any or shows_logprobs or counts_thinking) and sampling.num_logprobs is None
         )
+        predicted = generation.request.prediction_token_ids
+        self.prediction = PredictionFollower(predicted) if predicted is not None else None
         self._is_prompt_only = is_prompt_only
         self._leader = leader
         self._prompt_logprobs: LogprobTable | None = None
@@ -184,6 +188,8 @@ class TextOutput:
             self.is_finished = True
             return TextPiece(text="", token_ids=(), num_output_tokens=0, finish_reason="length")
         self.num_output_tokens += len(delta.token_ids)
+        if self.prediction is not None:
+            self.prediction.follow(delta.token_ids)
         if self._shows_text_only and delta.finish_reason is None:
             return TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids, self.num_output_tokens)
         match = self._search(delta)

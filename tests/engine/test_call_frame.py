@@ -69,6 +69,7 @@ REQUEST = GenerateRequest(
     ),
     kv_stream=KVStreamParams(protocol_version=4, source=SOURCE, timeout_s=2.5),
     cache_salt="salt",
+    prediction_token_ids=TokenIds.of([7, 8, 9]),
     max_recomputed_tokens=64,
     promise=Promise(ttft_ms=500.0, itl_ms=40.0),
 )

@@ -154,3 +154,26 @@ def test_f1_drafts_change_nothing_under_a_grammar(
     kept = [grammar for grammar in grammars if find_problem(grammar, grammar.text) is None]
 
     assert say(drafting_core, tokenizer, kept) == say(core, tokenizer, kept)
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(("predicted", "has_drafts"), [("z" * 40, False), ("abz" * 20, True), ("ab" * 30, True)])
+def test_f1_drafts_that_do_not_fit_a_grammar_are_not_computed(
+    core: EngineCore, tokenizer: Tokenizer, predicted: str, has_drafts: bool
+) -> None:
+    """What a caller predicts is followed as far as the answer may say it."""
+    asked = replace(request(regex_grammar("(ab){20}"), 1.0, seed=1), request_id="a")
+    (prediction,) = tokenizer.encode_all([predicted], add_special_tokens=False)
+    before = core.stats().scheduler
+
+    plain = list(run_requests(core, [asked]))
+    told = list(run_requests(core, [replace(asked, prediction_token_ids=TokenIds.of(prediction))]))
+
+    counted = core.stats().scheduler
+    assert [token for delta in told for token in delta.token_ids] == [
+        token for delta in plain for token in delta.token_ids
+    ]
+    num_drafts = counted.num_draft_tokens - before.num_draft_tokens
+    num_accepted = counted.num_accepted_draft_tokens - before.num_accepted_draft_tokens
+    assert (num_drafts > 0) == has_drafts
+    assert num_accepted >= num_drafts - 1, "there is one text that fits"

@@ -210,6 +210,16 @@ PATHS = (
         grow_without_beams=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
     ),
     Column(
+        name="drafts of a model",
+        setup=Setup(is_own_draft=True),
+        grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
+    ),
+    Column(
+        name="several decode steps at once",
+        setup=Setup(scheduler={"max_decode_steps": 4}),
+        grow=("decode num_transfers",),
+    ),
+    Column(
         name="own prefix cache",
         setup=Setup(settings=LOCAL),
         ask=twice,

@@ -23,6 +23,11 @@ SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 7}
 SAYS_A: dict[str, Any] = {"logit_bias": {str(LETTER_A): 100}}
 """The model says nothing but a."""
 
+SAYS_A_OR_B: dict[str, Any] = {"logit_bias": {str(LETTER_A): 100, str(LETTER_A + 1): 100}, "temperature": 1, "seed": 2}
+
+PREDICTION = {"type": "content", "content": [{"type": "text", "text": "aaaba"}, {"type": "text", "text": "aababba"}]}
+"""Right in part."""
+
 WANTS_TO_END: dict[str, Any] = {"logit_bias": {str(END): 100}}
 TOOLS: dict[str, Any] = {
     "tools": [
@@ -179,6 +184,13 @@ FEATURES = (
     Feature(name="stream of tools", fields={**TOOLS, "tool_choice": "required"}, needs=STREAMED, is_chat=True),
     Feature(name="reasoning", fields={"enable_thinking": True}, is_chat=True),
     Feature(name="stream of reasoning", fields={"enable_thinking": True}, needs=STREAMED, is_chat=True),
+    Feature(name="prediction", fields={"prediction": PREDICTION}, needs=SAYS_A, is_chat=True),
+    Feature(
+        name="prediction of streamed choices",
+        fields={"prediction": PREDICTION},
+        needs={**SAYS_A_OR_B, **STREAMED, "n": 2, "stream_options": {"include_usage": True}},
+        is_chat=True,
+    ),
     # All together.
     Feature(
         name="everything",

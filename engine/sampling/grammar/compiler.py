@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.contract.grammar import GrammarFailure
+from engine.contract.step import IntArray
 from engine.device.cores import run_anywhere, step_back
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -42,6 +43,27 @@ class Grammar:
     def new_matcher(self) -> LLMatcher:
         """A matcher of its own for one output, at its beginning."""
         return self._matcher.deep_copy()
+
+    def new_follower(self) -> Follower:
+        """See ``CompiledGrammar``."""
+        return Follower(self.new_matcher())
+
+
+class Follower:
+    """Implements ``GrammarFollower`` by a matcher of its own: that of the sampler is another thread's."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self._num_consumed = 0
+
+    def num_fitting(self, output: IntArray, guesses: IntArray) -> int:
+        """See ``GrammarFollower``; none fits where the output itself does not."""
+        new = output[self._num_consumed :].tolist()
+        self._num_consumed = output.size
+        if self._matcher.is_error() or (new and not self._matcher.consume_tokens(new)):
+            return 0
+        num_fitting: int = self._matcher.validate_tokens(guesses.tolist())
+        return max(num_fitting, 0)
 
 
 class GrammarStore:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract.step import IntArray
+from engine.contract.step import BoolArray, IntArray
 
 FloatArray = NDArray[np.float64]
 
@@ -67,9 +70,13 @@ class Acceptance:
 
 
 class StepTimes:
-    """What steps that only decode took, by how many tokens they computed."""
+    """What steps that only decode took, by how many tokens they computed.
 
-    def __init__(self) -> None:
+    unknown_s: what all steps are taken to last while none was measured.
+    """
+
+    def __init__(self, *, unknown_s: float = 1.0) -> None:
+        self._unknown_s = unknown_s
         self._times: dict[int, deque[float]] = {}
         self._sizes: FloatArray = np.empty(0)
         self._medians: FloatArray = np.empty(0)
@@ -88,8 +95,15 @@ class StepTimes:
         cheap, so that it is: larger steps cost what the largest known one does, smaller ones their share of the
         smallest. Without any all are alike."""
         if self._sizes.size == 0:
-            return np.ones(num_tokens.size)
+            return np.full(num_tokens.size, self._unknown_s)
         return np.interp(num_tokens, self._sizes, self._medians)
+
+
+@dataclass(slots=True)
+class DraftingTime:
+    """How many steps a draft model made, one for each draft of the request that has most; 0: it only caught up."""
+
+    num_steps: int = 0
 
 
 class DraftLengths:
@@ -100,9 +114,11 @@ class DraftLengths:
     that a change is noticed; and with many requests nothing is proposed for a while, as that takes time as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._acceptance = Acceptance()
         self._times = StepTimes()
+        self._draft_times = StepTimes(unknown_s=0.0)
         self._evidence: dict[str, int] = {}
         self._steps_without = 0
         self._rest_steps = 0
@@ -110,18 +126,31 @@ class DraftLengths:
 
     def rests(self, num_rows: int) -> bool:
         """True when nobody needs to propose for a step of so many requests: drafts did not pay with as many."""
-        if self._rest_steps == 0 or num_rows < self._rest_rows:
+        if not self.is_at_rest(num_rows):
             return False
         self._rest_steps -= 1
         self._steps_without += 1
         return True
 
-    def choose(self, keys: Sequence[tuple[str, int]], counts: IntArray, *, num_tokens: int, num_rows: int) -> IntArray:
+    def is_at_rest(self, num_rows: int) -> bool:
+        """True when ``rests`` would say so now."""
+        return self._rest_steps > 0 and num_rows >= self._rest_rows
+
+    def choose(
+        self,
+        keys: Sequence[tuple[str, int]],
+        counts: IntArray,
+        *,
+        num_tokens: int,
+        num_rows: int,
+        is_by_model: BoolArray | None = None,
+    ) -> IntArray:
         """How many of its drafts each of these requests should have in the step.
 
         keys: [num_requests] their ids, and the evidence for what was proposed.
         counts: [num_requests] drafts that there are.
         num_tokens: what the step computes without drafts; ``num_rows`` requests get a token by it.
+        is_by_model: [num_requests] True where a draft model is yet to be asked, which takes time for each draft.
         """
         total = int(counts.sum())
         if total == 0:
@@ -133,25 +162,39 @@ class DraftLengths:
         best_first = np.argsort(-gains, kind="stable")
         output = num_rows + np.concatenate(([0.0], np.cumsum(gains[best_first])))
         step_times = self._times.of(np.arange(num_tokens, num_tokens + total + 1, dtype=np.int32))
-        num_chosen = int(np.argmax(output / step_times))
+        draft_s = np.zeros(counts.size)
+        if is_by_model is not None and is_by_model.any():
+            draft_s[is_by_model] = self._draft_times.of(np.array([np.count_nonzero(is_by_model)], np.int32))
+        # A draft model makes a step for each place, over all requests at once.
+        drafting_s = np.maximum.accumulate((draft_s[owners] * (place + 1))[best_first])
+        num_chosen = int(np.argmax(output / (step_times + np.concatenate(([0.0], drafting_s)))))
         if num_chosen:
             chosen = np.bincount(owners[best_first[:num_chosen]], minlength=counts.size).astype(np.int32)
         else:
             self._rest_steps, self._rest_rows = num_rows // ROWS_PER_REST_STEP, num_rows
-            chosen = self._probe(counts, step_times)
+            chosen = self._probe(counts, step_times, draft_s)
         self._steps_without = 0 if chosen.any() else self._steps_without + 1
         self._evidence = dict(keys)
         return chosen
 
-    def _probe(self, counts: IntArray, step_times: FloatArray) -> IntArray:
+    def _probe(self, counts: IntArray, step_times: FloatArray, draft_s: FloatArray) -> IntArray:
         """Some drafts of one request, if none were verified for long."""
         chosen = np.zeros_like(counts)
         if self._steps_without >= STEPS_BEFORE_PROBE:
             longest = int(np.argmax(counts))
             allowed_s = step_times[0] * (1.0 + PROBE_SHARE * STEPS_BEFORE_PROBE)
-            num_allowed = int(np.searchsorted(step_times, allowed_s, side="right")) - 1
+            times = step_times + draft_s[longest] * np.arange(step_times.size)
+            num_allowed = int(np.searchsorted(times, allowed_s, side="right")) - 1
             chosen[longest] = min(max(num_allowed, 1), counts[longest])
         return chosen
+
+    @contextmanager
+    def drafting(self, num_rows: int) -> Iterator[DraftingTime]:
+        """Measure what a draft model takes for so many requests; whoever asks it says how many steps it made."""
+        measured, started_s = DraftingTime(), self._clock()
+        yield measured
+        if measured.num_steps:
+            self._draft_times.note(num_rows, (self._clock() - started_s) / measured.num_steps)
 
     def note_verified(self, request_id: str, *, num_drafts: int, num_accepted: int) -> None:
         """The step with what was chosen last returned: so many of a request's drafts were right."""

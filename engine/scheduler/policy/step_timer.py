@@ -42,7 +42,7 @@ class StepTimer:
         now_s = self._clock()
         seconds = now_s - max(step.scheduled_s, self._returned_s)
         self._returned_s = now_s
-        if self._unnoted_s >= NOTE_PERIOD_S:
+        if self._unnoted_s >= NOTE_PERIOD_S and not step.batch.decodes_often:
             self._unnoted_s = 0.0
             self._fit.note(work_of(step.batch), seconds)
         self._unnoted_s += seconds

@@ -9,8 +9,9 @@ from enum import Enum, auto
 import numpy as np
 
 from engine.contract.block_hash import BlockHash, hash_chain, prompt_root
-from engine.contract.grammar import CompiledGrammar
+from engine.contract.grammar import CompiledGrammar, GrammarFollower
 from engine.contract.messages import GenerateRequest
+from engine.contract.prediction.follower import PredictionFollower
 from engine.contract.step import IntArray
 from engine.scheduler.beams.group import BeamGroup
 from engine.scheduler.requests import row_passes
@@ -49,8 +50,10 @@ class Request:
     ``is_load_lost``: a load brought nothing that could be used, and none is begun for it any more.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
-    ``grammar`` is what its grammar was compiled to, from the time on when it is. ``prompt_logprobs`` collects what was
-    asked for about the prompt, on the engine that samples the first token.
+    ``grammar`` is what its grammar was compiled to, from the time on when it is, and ``grammar_follower`` tells which
+    drafts fit it, from the first ones on. ``prompt_logprobs`` collects what was
+    asked for about the prompt, on the engine that samples the first token. ``prediction`` follows the output along
+    what the caller predicted of it; None where nothing was predicted, or no output but one token comes from here.
     ``beams`` is the search of a request that asks for one: while it is on, there are ``more_rows`` beside ``row``, and
     ``token_ids`` are those of the prompt all the time.
     """
@@ -64,6 +67,7 @@ class Request:
         "confirmed_blocks",
         "full_limit",
         "grammar",
+        "grammar_follower",
         "invalid_spans",
         "is_load_lost",
         "is_unanswered",
@@ -78,6 +82,7 @@ class Request:
         "num_prompt_tokens",
         "num_published_blocks",
         "num_remote_tokens",
+        "prediction",
         "prompt_logprobs",
         "queue_s",
         "queued_at_s",
@@ -109,6 +114,7 @@ class Request:
             max_tokens = full_limit - self.num_prompt_tokens
             self.beams = BeamGroup(sampling, max_tokens=max_tokens)
         self.grammar: CompiledGrammar | None = None
+        self.grammar_follower: GrammarFollower | None = None
         self.root: BlockHash = prompt_root(message.cache_salt)
         self.block_hashes: list[BlockHash] = []
         self.block_tables: BlockTables = []
@@ -126,6 +132,8 @@ class Request:
         self.is_load_lost = False
         is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first
+        predicted = None if message.hand_over else message.prediction_token_ids
+        self.prediction = PredictionFollower(predicted) if predicted else None
         self.prompt_logprobs = PromptLogprobs(self.num_prompt_tokens) if wants_prompt else None
 
     @property

@@ -86,11 +86,9 @@ class RowTable:
         self.unanswered_rows: set[int] = set()
         self.wide_rows: set[int] = set()
         self.beam_rows: set[int] = set()
+        self.predicted_rows: set[int] = set()
         self.damaged_rows: set[int] = set()
-        self.num_releases = 0
-        self.num_promised = 0
-        self.num_requests = 0
-        self._num_rows_due = 0
+        self.num_releases = self.num_promised = self.num_requests = self._num_rows_due = 0
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._token_stride = self.token_ids.shape[1]
         self._block_offsets = np.arange(block_size)
@@ -170,6 +168,8 @@ class RowTable:
         self._set_stop_ids(row, request.stop_ids)
         if request.is_unanswered:
             self.unanswered_rows.add(row)
+        if request.prediction is not None:
+            self.predicted_rows.add(row)
         request.row = row
         self.num_requests += 1
         self._num_rows_due += request.num_rows
@@ -264,10 +264,8 @@ class RowTable:
         self.owners[row] = None
         self.epoch[row] += 1
         self.num_releases += 1
-        self.unanswered_rows.discard(row)
-        self.wide_rows.discard(row)
-        self.beam_rows.discard(row)
-        self.damaged_rows.discard(row)
+        for rows in (self.unanswered_rows, self.wide_rows, self.beam_rows, self.predicted_rows, self.damaged_rows):
+            rows.discard(row)
         self._free_rows.append(row)
         self._forget_order()
         return tables

@@ -37,9 +37,11 @@ class PromptTokensDetails(Answer):
 
 
 class CompletionTokensDetails(Answer):
-    """What of an answer was not the answer itself."""
+    """What of an answer was not the answer itself, and what came true of a prediction."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int | None = Field(None, description="Of a model that thinks.")
+    accepted_prediction_tokens: int | None = Field(None, description="Tokens of the prediction that the answer said.")
+    rejected_prediction_tokens: int | None = Field(None, description="All its other tokens.")
 
 
 class Usage(Answer):
@@ -49,7 +51,9 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = Field(None, description="Of a model that thinks.")
+    completion_tokens_details: CompletionTokensDetails | None = Field(
+        None, description="Of a model that thinks, and of an answer that was predicted."
+    )
 
 
 class CalledFunction(Answer):

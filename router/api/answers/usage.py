@@ -14,7 +14,7 @@ def usage(outputs: Sequence[TextOutput], *, num_choices_per_prompt: int = 1) -> 
         num_prompt_tokens=sum(output.num_prompt_tokens for output in prompts),
         num_output_tokens=sum(output.num_output_tokens for output in outputs),
         num_cached_tokens=sum(output.num_cached_tokens for output in prompts),
-        num_reasoning_tokens=_num_reasoning_tokens(outputs),
+        details=_details(outputs),
     )
 
 
@@ -24,18 +24,26 @@ def running_usage(output: TextOutput, num_output_tokens: int) -> dict[str, objec
         num_prompt_tokens=output.num_prompt_tokens,
         num_output_tokens=num_output_tokens,
         num_cached_tokens=output.num_cached_tokens,
-        num_reasoning_tokens=_num_reasoning_tokens([output]),
+        details=_details([output]),
     )
 
 
-def _num_reasoning_tokens(outputs: Sequence[TextOutput]) -> int | None:
-    """The tokens of thinking, markers included; None for a model that does not think."""
-    counts = [output.turn.num_reasoning_tokens for output in outputs if output.turn and output.turn.has_reasoning]
-    return sum(counts) if counts else None
+def _details(outputs: Sequence[TextOutput]) -> dict[str, int]:
+    """The tokens of thinking, markers included, of a model that thinks; and what became of predictions, where there
+    were some: their tokens that the outputs said, and those that they did not."""
+    details: dict[str, int] = {}
+    thinking = [output.turn.num_reasoning_tokens for output in outputs if output.turn and output.turn.has_reasoning]
+    if thinking:
+        details["reasoning_tokens"] = sum(thinking)
+    predictions = [output.prediction for output in outputs if output.prediction is not None]
+    if predictions:
+        details["accepted_prediction_tokens"] = sum(prediction.num_accepted for prediction in predictions)
+        details["rejected_prediction_tokens"] = sum(prediction.num_rejected for prediction in predictions)
+    return details
 
 
 def _usage(
-    *, num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int, num_reasoning_tokens: int | None
+    *, num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int, details: dict[str, int]
 ) -> dict[str, object]:
     fields: dict[str, object] = {
         "prompt_tokens": num_prompt_tokens,
@@ -43,6 +51,6 @@ def _usage(
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
-    if num_reasoning_tokens is not None:
-        fields["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+    if details:
+        fields["completion_tokens_details"] = details
     return fields

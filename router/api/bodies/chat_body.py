@@ -41,6 +41,12 @@ class TextPart(StrictBody):
         return data
 
 
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("parts")],
+    Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
+]
+
+
 class Message(StrictBody):
     """One turn of a conversation. Which roles there are, the template decides.
 
@@ -57,10 +63,7 @@ class Message(StrictBody):
     )
 
     role: Annotated[str, Field(min_length=1, max_length=MAX_ROLE_CHARACTERS)]
-    content: Annotated[
-        Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("parts")],
-        Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
-    ]
+    content: Content
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -129,6 +132,25 @@ class Message(StrictBody):
             yield from (name for name in _REASONING if getattr(self, name))
 
 
+class PredictionBody(StrictBody):
+    """What the caller expects the answer to say, in whole or in part."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The content, its parts one behind the other."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+    def ignored(self) -> Iterator[str]:
+        """The names of what was sent and has no effect."""
+        yield from super().ignored()
+        if not isinstance(self.content, str):
+            for part in self.content:
+                yield from (f"content.{name}" for name in part.ignored())
+
+
 class ReadFields(dict[str, Any]):
     """A message that notes in ``read`` which of its fields are read. A look at all names or values notes nothing."""
 
@@ -175,7 +197,6 @@ class ChatBody(GenerateBody):
         "function_call": (None, "none", "auto"),
         "modalities": (None, ["text"]),
         "audio": (None,),
-        "prediction": (None,),
         "web_search_options": (None,),
         "chat_template": (None,),
         "documents": (None, []),
@@ -195,6 +216,7 @@ class ChatBody(GenerateBody):
     enable_thinking: bool | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
     verbosity: str | None = None
+    prediction: PredictionBody | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     _read: set[str] = PrivateAttr(default_factory=set)
@@ -203,6 +225,12 @@ class ChatBody(GenerateBody):
     def read_fields(self) -> set[str]:
         """The fields of messages that the template has read."""
         return self._read
+
+    def ignored(self) -> Iterator[str]:
+        """The names of what was sent and has no effect."""
+        yield from super().ignored()
+        if self.prediction is not None:
+            yield from (f"prediction.{name}" for name in self.prediction.ignored())
 
     def template_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the template is to tell of: none that may not be called."""

@@ -67,6 +67,22 @@ def test_gpu_memory_less_weights_and_context_is_kv_cache(model: ServedModel) -> 
     )
 
 
+def test_draft_model_and_its_cache_take_memory_of_decode_workers_alone(model: ServedModel) -> None:
+    def sizes(**speculative: Any) -> Plan:
+        nodes = [gpu_node("a"), gpu_node("b")]
+        return plan_of(model, nodes, device="cuda", dtype="bfloat16", max_model_len=1024, speculative=speculative)
+
+    plain = sizes().sizes
+    drafted = sizes(method="draft_model", draft_model=model.path, draft_cache_tokens=4096).sizes
+
+    decode, layout = drafted["decode"], drafted["decode"].demand.layout
+    assert decode.draft_bytes == decode.weight_bytes + 4096 // layout.block_size * layout.block_bytes
+    assert plain["decode"].budget is not None
+    assert decode.budget is not None
+    assert plain["decode"].budget.num_bytes - decode.budget.num_bytes == decode.draft_bytes
+    assert drafted["prefill"] == plain["prefill"]
+
+
 def test_unknown_gpu_memory_leaves_the_cache_open(model: ServedModel) -> None:
     nodes = [Node(address=name, num_cores=8, num_cpus=8, memory_bytes=GIB, num_gpus=1) for name in ("a", "b")]
 

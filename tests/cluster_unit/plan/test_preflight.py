@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from cluster.plan.preflight import PreflightError, check_checkpoint, check_model_len, check_port, check_ray_address
+from cluster.config.config import BatonConfig
+from cluster.plan.preflight import (
+    PreflightError,
+    check_checkpoint,
+    check_draft_model,
+    check_model_len,
+    check_port,
+    check_ray_address,
+)
 from engine.contract.errors import CheckpointError
 from engine.model.builtin import builtin_model_dir
 from engine.model.registry import load_model_config
+from tests.support.engine.checkpoints import make_checkpoint
 
 
 def test_length_beyond_the_models_is_refused_with_both_numbers() -> None:
@@ -59,3 +68,23 @@ def test_ray_that_does_not_answer_is_asked_after(address: str, reason: str) -> N
 def test_model_that_is_no_directory_is_named_with_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"none is not a directory: `model` names one on this machine"):
         check_checkpoint(tmp_path / "none")
+
+
+def drafted_by(path: Path) -> BatonConfig:
+    return BatonConfig.model_validate({"speculative": {"method": "draft_model", "draft_model": str(path)}})
+
+
+def test_draft_model_of_another_vocabulary_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama")
+    other = make_checkpoint(tmp_path / "other", "llama", vocab_size=312)
+
+    check_draft_model(drafted_by(model), model)
+    with pytest.raises(PreflightError, match=r"312 tokens.*320"):
+        check_draft_model(drafted_by(other), model)
+
+
+def test_draft_model_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama")
+
+    with pytest.raises(CheckpointError, match="missing"):
+        check_draft_model(drafted_by(tmp_path / "missing"), model)

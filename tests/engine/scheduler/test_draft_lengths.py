@@ -21,16 +21,22 @@ MAX_DRAFTS = 8
 
 
 class Engine:
-    """Steps of which each request has ``MAX_DRAFTS`` drafts, the first ``num_right`` of them right."""
+    """Steps of which each request has ``MAX_DRAFTS`` drafts, the first ``num_right`` of them right.
 
-    def __init__(self, *, num_rows: int, seconds: Callable[[int], float], num_right: int) -> None:
+    A draft model takes ``draft_s`` for the drafts of each place; None: there is none.
+    """
+
+    def __init__(
+        self, *, num_rows: int, seconds: Callable[[int], float], num_right: int, draft_s: float | None = None
+    ) -> None:
         self.now_s = 0.0
         self.num_rows = num_rows
         self.seconds = seconds
         self.num_right = num_right
+        self.draft_s = draft_s
         self.num_drafts: list[int] = []
         self.num_output = 0
-        self._lengths = DraftLengths()
+        self._lengths = DraftLengths(clock=lambda: self.now_s)
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -41,9 +47,16 @@ class Engine:
         counts = np.zeros(self.num_rows, np.int32)
         if not self._lengths.rests(self.num_rows):
             offered = np.full(self.num_rows, MAX_DRAFTS, np.int32)
-            counts = self._lengths.choose(keys, offered, num_tokens=self.num_rows, num_rows=self.num_rows)
+            is_by_model = None if self.draft_s is None else np.ones(self.num_rows, np.bool_)
+            counts = self._lengths.choose(
+                keys, offered, num_tokens=self.num_rows, num_rows=self.num_rows, is_by_model=is_by_model
+            )
             assert counts.min() >= 0
             assert counts.max() <= MAX_DRAFTS
+            if self.draft_s is not None and counts.any():
+                with self._lengths.drafting(int(np.count_nonzero(counts))) as measured:
+                    measured.num_steps = int(counts.max())
+                    self.now_s += self.draft_s * measured.num_steps
         size = self.num_rows + int(counts.sum())
         self.now_s += self.seconds(size)
         self._lengths.note_step(size, self.seconds(size))
@@ -84,11 +97,14 @@ def test_f3_drafts_that_are_wrong_are_given_up_and_right_ones_found_again() -> N
     num_rows=st.sampled_from([1, 2, 8, 32]),
     per_token_s=st.floats(0.0, 2.0),
     num_right=st.integers(0, MAX_DRAFTS),
+    draft_s=st.none() | st.floats(0.0, 1.0),
 )
 def test_f3_the_output_a_second_is_hardly_ever_less_than_without_drafts(
-    num_rows: int, per_token_s: float, num_right: int
+    num_rows: int, per_token_s: float, num_right: int, draft_s: float | None
 ) -> None:
-    engine = Engine(num_rows=num_rows, seconds=lambda size: 1.0 + per_token_s * size, num_right=num_right)
+    engine = Engine(
+        num_rows=num_rows, seconds=lambda size: 1.0 + per_token_s * size, num_right=num_right, draft_s=draft_s
+    )
     engine.run(300)
     output, time_s = engine.num_output, engine.now_s
 
@@ -96,6 +112,16 @@ def test_f3_the_output_a_second_is_hardly_ever_less_than_without_drafts(
 
     rate = (engine.num_output - output) / (engine.now_s - time_s)
     assert rate >= 0.97 * num_rows / engine.seconds(num_rows)
+
+
+@pytest.mark.behaviour("F3")
+@pytest.mark.parametrize(("draft_s", "num_drafts"), [(0.0, MAX_DRAFTS), (0.3, 4), (2.0, 0)])
+def test_f3_a_draft_model_is_asked_for_as_many_drafts_as_pay_for_its_time(draft_s: float, num_drafts: int) -> None:
+    engine = Engine(num_rows=1, seconds=lambda size: 1.0 + 0.01 * size, num_right=4, draft_s=draft_s)
+
+    engine.run(60)
+
+    assert abs(sum(engine.num_drafts[-20:]) / 20 - num_drafts) <= 1
 
 
 @pytest.mark.behaviour("F3")

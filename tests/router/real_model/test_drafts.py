@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from engine.drafting.proposer import Drafting
@@ -88,3 +89,59 @@ async def test_a_stream_says_what_the_whole_answer_says(checkpoint_dir: Path) ->
             assert tokens == [choice.token_ids for choice in whole.choices]
         counters = live.decode_load().counters
         assert counters["num_accepted_draft_tokens"] > 0
+
+
+async def test_a_prediction_makes_the_same_answer_in_fewer_steps(live: ModelRouter) -> None:
+    """What the caller predicted is drafted where the cluster itself proposes nothing."""
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "a baton goes from one runner to the next"}],
+        "max_tokens": 24,
+        "temperature": 0,
+        "logit_bias": LETTERS,
+    }
+    plain = await live.client.chat.completions.create(**asked)
+    text = plain.choices[0].message.content
+    assert text is not None
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens_details is None
+    before = live.decode_load().counters["num_accepted_draft_tokens"]
+
+    predicted = await live.client.chat.completions.create(
+        **asked,
+        prediction={"type": "content", "content": [{"type": "text", "text": text}, {"type": "text", "text": "!"}]},
+    )
+
+    assert predicted.choices[0].message == plain.choices[0].message
+    assert predicted.usage is not None
+    details = predicted.usage.completion_tokens_details
+    assert details is not None
+    num_predicted = len(byte_tokenizer().encode(text).ids)
+    assert details.accepted_prediction_tokens == num_predicted
+    assert details.rejected_prediction_tokens == 1
+    await until(live.is_at_rest)
+    assert live.decode_load().counters["num_accepted_draft_tokens"] > before
+
+
+@pytest.mark.parametrize(
+    ("prediction", "place"),
+    [
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "text", "content": "a"}, "prediction.type"),
+        ({"type": "content", "content": "a" * 5000}, "prediction"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content"),
+    ],
+)
+async def test_a_prediction_that_cannot_be_followed_is_refused_by_name(
+    live: ModelRouter, prediction: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await live.client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "a"}],
+            prediction=prediction,
+        )
+
+    assert refused.value.param is not None
+    assert refused.value.param.split(".")[0] == "prediction"
+    assert place in str(refused.value)

@@ -25,17 +25,19 @@ def chain_engine(
     build_connector: ConnectorBuilder | None = None,
     gates: Sequence[AdmissionGate] = (),
     drafting: Drafting | None = None,
+    device: str = "cpu",
 ) -> EngineCore:
     """A small engine whose tokens are ``expected_tokens`` as long as its cache holds what it should.
 
-    With ``async_scheduling`` its runner is late: see ``ChainRunner``.
+    Where steps run ahead, as by default on another ``device``, its runner is late: see ``ChainRunner``.
     """
+    runs_ahead = scheduler.runs_ahead(device)
     runner = ChainRunner(
         num_blocks=num_blocks,
         block_size=block_size,
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=max_model_len,
-        is_late=scheduler.runs_ahead("cpu"),
+        is_late=runs_ahead,
     )
     wake = threading.Event()
     connector = build_connector(runner.layout, runner.region, wake.set) if build_connector is not None else None
@@ -53,5 +55,5 @@ def chain_engine(
         runner=runner,
         connector=connector.worker if connector is not None else None,
         wake=wake,
-        runs_ahead=scheduler.runs_ahead("cpu"),
+        runs_ahead=runs_ahead,
     )

@@ -126,6 +126,8 @@ class ChainRunner:
         for new_row in output.new_rows:
             self._start(new_row)
         self._block_table[output.append_rows, output.append_columns] = output.append_block_ids
+        if output.num_decode_steps > 1:
+            return self._decode_often(output)
         drafts = iter(output.draft_token_ids.tolist())
         sampled: list[int] = []
         accepted: list[int] = []
@@ -140,6 +142,16 @@ class ChainRunner:
             accepted.append(next((n for n, draft in enumerate(of_row) if draft != drawn[n]), len(of_row)))
             sampled.extend(drawn)
         num_accepted = np.array(accepted, np.int32) if output.draft_token_ids.size else None
+        return ModelRunnerOutput(sampled_token_ids=np.array(sampled, np.int32), num_accepted=num_accepted)
+
+    def _decode_often(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        sampled: list[int] = []
+        for row, first in zip(output.rows.tolist(), output.first_positions.tolist(), strict=True):
+            for position in range(first, first + output.num_decode_steps):
+                self._compute(row, position, position + 1)
+                sampled.append(_next_token(self._context(row, position + 1)))
+                self._tokens[row, position + 1] = sampled[-1]
+        num_accepted = np.full(output.rows.size, output.num_decode_steps - 1, np.int32)
         return ModelRunnerOutput(sampled_token_ids=np.array(sampled, np.int32), num_accepted=num_accepted)
 
     def _start(self, new_row: NewRow) -> None:

@@ -75,6 +75,8 @@ class StrictRunner:
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step."""
         self._apply(output)
+        if output.num_decode_steps > 1:
+            return self._decode_often(output)
         drafts = iter(output.draft_token_ids.tolist())
         sampled: list[int] = []
         accepted: list[int] = []
@@ -105,6 +107,21 @@ class StrictRunner:
             num_accepted=num_accepted,
             candidates=_candidates_of(candidates) if candidates else None,
         )
+
+    def _decode_often(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Every row decodes ``num_decode_steps`` times."""
+        num_steps = output.num_decode_steps
+        assert not output.draft_token_ids.size
+        assert (output.num_scheduled_tokens == num_steps).all()
+        assert (output.num_samples == num_steps).all()
+        sampled: list[int] = []
+        for row, first in zip(output.rows.tolist(), output.first_positions.tolist(), strict=True):
+            for position in range(first, first + num_steps):
+                drawn = self._compute(self.rows[row], position, position + 1, [], 1)
+                self._append(self.rows[row], drawn, [])
+                sampled += drawn
+        num_accepted = np.full(output.rows.size, num_steps - 1, np.int32)
+        return ModelRunnerOutput(sampled_token_ids=np.array(sampled, np.int32), num_accepted=num_accepted)
 
     def content(self, block_ids: Sequence[int], num_tokens: int, *, start: int = 0) -> list[int]:
         """The KV in a block table, of the tokens from ``start`` on."""

@@ -94,7 +94,7 @@ class Setup:
     ``chunk_tokens``: what prefill computes a step; longer prompts are handed over meanwhile where connectors stream.
     ``steps``: what each engine of a role may do until the test lets it go on; roles that are missing run freely.
     ``tier``: where evicted blocks are kept, asked before the peers; none unless it is named.
-    ``drafting``: who proposes draft tokens to one decode engine.
+    ``drafting``: who proposes draft tokens to one decode engine; ``is_own_draft``: the model itself does to each.
     """
 
     num_prefill: int = 1
@@ -107,6 +107,7 @@ class Setup:
     scheduler: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     drafting: Callable[[], Drafting | None] | None = None
+    is_own_draft: bool = False
 
     def connector_options(self, folder: Path) -> ConnectorOptions:
         """The options of each connector. ``folder`` is for tiers that need one."""

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from engine.build import build_engine, worker_info
-from engine.contract.config import SchedulerConfig
+from engine.contract.config import SchedulerConfig, SpeculativeConfig
 from engine.contract.executor import StepRunner
 from engine.contract.messages import LoadReport, WorkerInfo
 from engine.frontend.async_engine import AsyncEngine
@@ -152,8 +152,11 @@ def _engines(path: Path, setup: Setup) -> EngineMaker:
             enable_cache_events=True,
             **setup.scheduler,
         )
+        speculative = SpeculativeConfig()
+        if setup.is_own_draft and role == "decode":
+            speculative = SpeculativeConfig(method="draft_model", draft_model=path, num_tokens=3)
         built = build_engine(
-            replace(config, scheduler=scheduler),
+            replace(config, scheduler=scheduler, speculative=speculative),
             build_connector=build_connector,
             drafting=setup.drafting() if role == "decode" and setup.drafting is not None else None,
         )

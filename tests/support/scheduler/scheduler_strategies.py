@@ -35,6 +35,7 @@ CONFIGS = st.builds(
     scheduler_delay_factor=st.sampled_from([0.0, 0.0, 1.0]),
     artificial_preemption_probability=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
     max_num_artificial_preemptions=st.just(3),
+    max_decode_steps=st.sampled_from([1, 1, 4]),
     enable_cache_events=st.booleans(),
 )
 PROMPTS = st.sampled_from(

@@ -1,0 +1,176 @@
+"""Draft tokens over HTTP: clusters of one unified worker, without drafts and with them, asked in turn in one run.
+
+Each cluster's decode worker computes every prompt itself, with all threads; the clusters run at the same time, and are
+never asked at the same time. Sides: ``none``, ``suffix``, and with ``--peer`` also vLLM's CPU build with its look-up in
+the prompt (``vllm_ngram``) and without (``vllm``). Texts as in benchmarks/speculation.py; ``looping`` and ``new`` are
+completions of token ids, ``edited`` are chats, which the side ``none`` answers with a prediction (``prediction``) and
+without. Tokens a second are those of whole answers, prompts included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import yaml
+
+from benchmarks.edited_answers import before_edits
+from benchmarks.peers.vllm_server import served_vllm
+from benchmarks.random_llama import VOCAB_SIZE
+from benchmarks.report import Row, publish
+from benchmarks.served import served_cluster
+
+PROMPT_TOKENS: Final = 128
+MAX_MODEL_LEN: Final = 1024
+SCHEDULER: Final = {"max_num_seqs": 64, "max_num_batched_tokens": 2048}
+PEER_NGRAM: Final = '{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":2}'
+PEERS: Final = {"vllm": (), "vllm_ngram": (f"--speculative-config={PEER_NGRAM}",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one side did with a text once."""
+
+    tokens_per_s: float
+    texts: list[str]
+    num_accepted: int
+
+
+@contextlib.contextmanager
+def _served_baton(model: Path, method: str, args: argparse.Namespace) -> Iterator[str]:
+    config = {
+        "model": str(model),
+        "served_model_name": "random-llama",
+        "dtype": args.dtype,
+        "device": "cpu",
+        "max_model_len": MAX_MODEL_LEN,
+        "scheduler": SCHEDULER,
+        "cache": {"kv_cache_bytes": 1 << 29, "enable_prefix_caching": False},
+        "speculative": {"method": method},
+        "prefill": {"num_threads": 1},
+        "decode": {"num_threads": args.threads},
+        "router": {"local_prefill_tokens": 1 << 20},
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(config, file)
+        file.flush()
+        with served_cluster(["--config", file.name]) as url:
+            yield url
+
+
+def _words(generator: random.Random) -> list[int]:
+    return [generator.randrange(3, VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
+
+
+def _bodies(text: str, *, batch: int, number: int, max_tokens: int, predictions: Sequence[str]) -> list[dict[str, Any]]:
+    """The requests of a round; the same for each side."""
+    generator = random.Random(f"{text} {number}")
+    bodies: list[dict[str, Any]] = []
+    for index in range(batch):
+        prompt = _words(generator)
+        body: dict[str, Any] = {
+            "model": "random-llama",
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0.0 if text == "looping" else 1.0,
+            "seed": index,
+        }
+        if text == "edited":
+            body["messages"] = [{"role": "user", "content": _spelled(prompt)}]
+        else:
+            body["prompt"] = prompt
+        if predictions:
+            body["prediction"] = {"type": "content", "content": predictions[index]}
+        bodies.append(body)
+    return bodies
+
+
+def _spelled(token_ids: Sequence[int]) -> str:
+    return " ".join(f"w{token_id}" for token_id in token_ids)
+
+
+def _prediction_of(text: str) -> str:
+    """What a caller could predict who knows the answer before it was edited."""
+    return _spelled(before_edits([int(word.removeprefix("w")) for word in text.split()]))
+
+
+async def _ask(url: str, bodies: Sequence[dict[str, Any]]) -> Asked:
+    """All of them at once."""
+
+    async def post(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        response = await client.post(f"{url}{path}", json=body)
+        response.raise_for_status()
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async with httpx.AsyncClient(timeout=300, trust_env=False) as client:
+        started_s = time.perf_counter()
+        answers = await asyncio.gather(*(post(client, body) for body in bodies))
+        took_s = time.perf_counter() - started_s
+    details = [answer["usage"].get("completion_tokens_details") or {} for answer in answers]
+    choices = [answer["choices"][0] for answer in answers]
+    return Asked(
+        sum(answer["usage"]["completion_tokens"] for answer in answers) / took_s,
+        [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices],
+        sum(detail.get("accepted_prediction_tokens") or 0 for detail in details),
+    )
+
+
+def _round(urls: dict[str, str], text: str, *, batch: int, number: int, args: argparse.Namespace) -> dict[str, Asked]:
+    """Every side once. The answers to ``edited`` without a prediction say what to predict."""
+    done: dict[str, Asked] = {}
+    sides: list[tuple[str, str]] = list(urls.items())
+    if text == "edited":
+        sides = [("none", urls["none"]), ("prediction", urls["none"])]
+    elif number % 2:
+        sides.reverse()
+    for side, url in sides:
+        predictions = [_prediction_of(answer) for answer in done["none"].texts] if side == "prediction" else ()
+        bodies = _bodies(text, batch=batch, number=number, max_tokens=args.max_tokens, predictions=predictions)
+        done[side] = asyncio.run(_ask(url, bodies))
+    return done
+
+
+def _rows(urls: dict[str, str], text: str, batch: int, args: argparse.Namespace) -> list[Row]:
+    """Rounds of all sides in turn; one before them is not counted."""
+    rounds = [_round(urls, text, batch=batch, number=number, args=args) for number in range(args.rounds + 1)][1:]
+    rows: list[Row] = []
+    for side in rounds[0]:
+        plain = "vllm" if side.startswith("vllm") else "none"
+        ratios = [done[side].tokens_per_s / done[plain].tokens_per_s for done in rounds]
+        detail: dict[str, float | str] = {"ratio": statistics.median(ratios)}
+        if side == "prediction":
+            detail["accepted_prediction_tokens"] = statistics.median(done[side].num_accepted for done in rounds) / batch
+            assert all(done[side].texts == done[plain].texts for done in rounds), "a prediction changed an answer"
+        rate = statistics.median(done[side].tokens_per_s for done in rounds)
+        rows.append(Row(name=f"http/{side}/{text}/{batch}", value=rate, unit="tokens/s", detail=detail))
+    return rows
+
+
+def measure_http(model: Path, args: argparse.Namespace) -> None:
+    """Start the servers, measure, print."""
+    texts = [text for text in ("looping", "new", "edited") if text in args.texts]
+    with contextlib.ExitStack() as stack:
+        urls = {method: stack.enter_context(_served_baton(model, method, args)) for method in ("none", "suffix")}
+        for name, options in PEERS.items() if args.peer else ():
+            limits = {"max_model_len": MAX_MODEL_LEN, **SCHEDULER}
+            server = served_vllm(model, {}, dtype=args.dtype, num_threads=args.threads, limits=limits, options=options)
+            urls[name] = stack.enter_context(server)
+        rows = [row for batch in args.batches for text in texts for row in _rows(urls, text, batch, args)]
+    publish(
+        rows,
+        packages=("torch", "ray", "nixl"),
+        json_file=args.json,
+        title=f"draft tokens over HTTP: random Llama, 125 M, {args.dtype}, {PROMPT_TOKENS} tokens in",
+    )

@@ -1,0 +1,1 @@
+"""What callers predict of their answers, as workers and routers see it."""

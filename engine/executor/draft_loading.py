@@ -1,0 +1,27 @@
+"""From the settings of a draft model to one that can be asked."""
+
+from __future__ import annotations
+
+from engine.executor.draft_engine import DraftEngine
+from engine.executor.draft_model import DraftModel
+from engine.executor.draft_rows import DraftRows
+from engine.runner.model_runner import ModelRunner
+from engine.sampling.grammar.compiler import GrammarStore
+
+
+def load_draft_model(draft_engine: DraftEngine, grammars: GrammarStore) -> DraftModel:
+    """The model with its cache, ready to be asked. ``grammars`` are those of the requests, as the main model has them.
+
+    Raises:
+        CheckpointError: The weights cannot be loaded.
+    """
+    config = draft_engine.config
+    runner = ModelRunner(config, grammars=grammars)
+    runner.warm_up()
+    rows = DraftRows(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        num_blocks=runner.num_blocks,
+        num_groups=len(draft_engine.shape.kv_cache_groups),
+        block_size=config.cache.block_size,
+    )
+    return DraftModel(runner, rows, max_model_len=runner.max_model_len)

@@ -1,0 +1,91 @@
+"""Several decode steps in one, where nothing can change between them. Free of torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.contract.step import IntArray
+from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.remote.loads import RemoteKV
+from engine.scheduler.requests.row_table import RowTable
+from engine.scheduler.running_pass import RunningPass
+from engine.scheduler.step_draft import Batch, StepDraft
+
+
+class DecodeSteps:
+    """Lets the runner decode up to ``max_decode_steps`` times before it comes back.
+
+    Only where every running request decodes, nobody waits or loads, and blocks are there: then the next steps would
+    be the same ones. No request decodes past its limit: the one that is nearest to its own says how often. Tokens
+    behind a stop token are dropped, as those of drafts are. Requests with a grammar, with more stop tokens than
+    ``RowTable`` compares by array, or that were promised a gap between their tokens, take one step at a time. Whoever
+    arrives meanwhile waits for the end.
+    """
+
+    def __init__(
+        self,
+        max_decode_steps: int,
+        *,
+        table: RowTable,
+        running: RunningPass,
+        live_requests: LiveRequests,
+        remote: RemoteKV,
+    ) -> None:
+        self._max_decode_steps = max_decode_steps
+        self._table = table
+        self._running = running
+        self._live_requests = live_requests
+        self._remote = remote
+
+    def run(self, draft: StepDraft) -> None:
+        """Let a step that only decodes do so several times."""
+        batch = draft.running
+        if batch is None or not batch.is_decode or not self._is_alone(draft, batch):
+            return
+        num_steps = self._num_steps(draft, batch)
+        if num_steps <= 1:
+            return
+        num_more = (num_steps - 1) * batch.rows.size
+        counts: IntArray = np.full(batch.rows.size, num_steps, np.int32)
+        # As with drafts: not to be scheduled again before it is known how far each came.
+        self._table.num_expected[batch.rows] -= 1
+        draft.token_budget -= num_more
+        draft.num_decode_steps = num_steps
+        draft.running = batch._replace(
+            num_scheduled_tokens=counts,
+            num_samples=counts,
+            num_tokens=batch.num_tokens + num_more,
+            total_samples=batch.total_samples + num_more,
+        )
+
+    def _is_alone(self, draft: StepDraft, batch: Batch) -> bool:
+        """True when these rows are all that there is to do."""
+        live, table = self._live_requests, self._table
+        if (
+            draft.started
+            or draft.has_preempted
+            or batch.rows.size < len(table)
+            or table.wide_rows
+            or table.damaged_rows
+            or table.beam_rows
+        ):
+            return False
+        if len(live.live) > len(table) or self._remote.has_loads or table.num_promised:
+            return False
+        return not any(request.grammar is not None for request in table.requests_of(batch.rows))
+
+    def _num_steps(self, draft: StepDraft, batch: Batch) -> int:
+        """As many as all rows can make, with blocks for all of them."""
+        table, rows, ends = self._table, batch.rows, batch.ends
+        if (table.num_tokens[rows] != ends).any():
+            return 1
+        num_steps = min(
+            self._max_decode_steps,
+            int((table.limit[rows] - ends).min()),
+            1 + draft.token_budget // rows.size,
+        )
+        goals = ends + np.int32(max(num_steps - 1, 0))
+        lacking = np.flatnonzero(goals > table.capacity[rows])
+        if lacking.size and not self._running.extend(draft, rows[lacking], goals[lacking]):
+            num_steps = min(num_steps, 1 + int((table.capacity[rows] - ends).min()))
+        return num_steps
