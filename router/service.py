@@ -54,7 +54,7 @@ logger = logging.getLogger(f"baton.{__name__}")
 class TextRequest:
     """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one.
 
-    ``caller_id`` is the caller's own id of it, for logs. ``is_prompt_only`` asks what the model says of the prompt only.
+    ``caller_id`` is the caller's id of it, for logs. ``is_prompt_only`` asks only what the model says of the prompt.
     ``turn`` says how to tell thinking, content and calls apart; None where all is content. ``prediction_token_ids`` are
     what the caller expects of the output.
     """
