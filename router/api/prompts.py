@@ -82,7 +82,7 @@ async def predicted_answer(service: RouterService, body: ChatBody) -> TokenIds |
     """What the body predicts of the answer; None where it predicts nothing.
 
     Raises:
-        InvalidRequestError: No answer can be as long.
+        InvalidRequestError: No answer can be as long, or say some of its tokens.
     """
     if body.prediction is None or not (text := body.prediction.text):
         return None
@@ -98,6 +98,7 @@ async def predicted_answer(service: RouterService, body: ChatBody) -> TokenIds |
             code="context_length_exceeded",
             param="prediction",
         )
+    check_vocabulary(ids, service.vocab_size(), param="prediction")
     return TokenIds.of(ids)
 
 

@@ -248,8 +248,9 @@ class Rigged:
         self.proposer: Proposer = RepeatLast()
 
     def propose(self, contexts: Sequence[DraftContext]) -> Sequence[Draft]:
-        """What the one of now says."""
-        return self.proposer.propose(contexts)
+        """What the one of now says, in tokens that there are."""
+        drafts = self.proposer.propose(contexts)
+        return [Draft([min(token, VOCAB_SIZE - 1) for token in draft.token_ids]) for draft in drafts]
 
 
 @pytest.fixture(scope="module")
