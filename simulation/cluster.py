@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.contract.messages import GenerateRequest, SamplingParams
+from router.balance.streams import LiveStreams
 from router.errors import RouterError
 from router.pool.pool import ReplicaPool
 from router.report.counters import RouterCounters
@@ -53,7 +54,11 @@ class VirtualRouter:
         }
         self._period_s = min(settings.report_period_s, settings.backoff_min_s) / 2
         self.orchestrator = Orchestrator(
-            self._links["prefill"], self._links["decode"], settings=settings, counters=self.counters
+            self._links["prefill"],
+            self._links["decode"],
+            streams=LiveStreams(clock=loop.time),
+            settings=settings,
+            counters=self.counters,
         )
         self._refreshing: asyncio.Task[None] | None = None
 
