@@ -114,8 +114,6 @@ async def rebalancing(made: World, feature: Feature) -> Answer:
         made.let_go()
         told = await moving
     assert (told.source, told.target) == (source, target)
-    assert made.engine(target).load.counters["num_generated_tokens"] > 0
-    assert made.engine(target).load.counters["num_requests"] >= told.num_streams
     return await answering
 
 
