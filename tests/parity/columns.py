@@ -210,7 +210,7 @@ PATHS = (
     Column(
         name="drafts of a model",
         setup=Setup(is_own_draft=True),
-        grow=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
+        grow_without_beams=("decode num_draft_tokens", "decode num_accepted_draft_tokens"),
     ),
     Column(
         name="several decode steps at once",

@@ -44,12 +44,13 @@ def test_a_token_has_the_bits_that_it_has_among_others(checkpoint: Callable[[str
     assert torch.equal(result, expected)
 
 
-def test_a_product_of_one_token_has_the_bits_that_it_has_among_others() -> None:
+def test_products_of_a_few_tokens_have_the_bits_that_they_have_among_others() -> None:
     generator = torch.Generator().manual_seed(2)
     multiply = HeadProducts(torch.randn(16, 128, 96, generator=generator))
     x = torch.randn(40, 16, 128, generator=generator)
     together = multiply(x)
-    assert torch.equal(together, torch.cat([multiply(x[n : n + 1]) for n in range(40)]))
+    for num_tokens in range(1, 10):
+        assert torch.equal(together, torch.cat([multiply(part) for part in x.split(num_tokens)]))
 
 
 @pytest.mark.parametrize("family", LATENT_FAMILIES)
