@@ -22,6 +22,7 @@ from cluster.config.settings_sections import (
     SpeculativeSection,
     TransferSection,
 )
+from cluster.config.slo import SLOSection
 from engine.contract.config import (
     CacheConfig,
     CoreSharing,
@@ -37,7 +38,7 @@ from engine.contract.config import (
     Switch,
 )
 from engine.contract.errors import ConfigError
-from engine.contract.promise import MAX_PROMISE_MS, Promise
+from engine.contract.promise import Promise
 from engine.contract.role import Role
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
@@ -58,19 +59,6 @@ class MetricsSection(Section):
 
     compat: MetricsCompat = Field(
         default="none", description="Add the names of another system, for dashboards made for it."
-    )
-
-
-class SLOSection(Section):
-    """What requests are promised that ask for nothing else; null promises nothing."""
-
-    ttft_ms: float | None = Field(default=None, gt=0, le=MAX_PROMISE_MS, description="Milliseconds to the first token.")
-    itl_ms: float | None = Field(
-        default=None,
-        gt=0,
-        le=MAX_PROMISE_MS,
-        description="Milliseconds between tokens: a step takes as many prompt tokens as keep it under that while "
-        "requests generate, whatever `max_num_batched_tokens` allows.",
     )
 
 
