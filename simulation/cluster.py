@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from engine.contract.messages import GenerateRequest, SamplingParams
 from router.balance.streams import LiveStreams
 from router.errors import RouterError
-from router.pool.pool import ReplicaPool
 from router.report.counters import RouterCounters
 from router.request.orchestrator import Orchestrator
 from router.roles import ROLES
-from router.wire.worker_link import WorkerLink
+from router.wire.links import make_links
 from simulation.layout import Layout, Pool
 from simulation.loads import Arrival
 from simulation.machine import Machine
@@ -36,22 +35,8 @@ class VirtualRouter:
         loop = asyncio.get_running_loop()
         settings = layout.settings
         self.counters = RouterCounters()
-        self._links = {
-            name: WorkerLink(
-                workers,
-                ReplicaPool(
-                    ROLES[name],
-                    workers,
-                    policy=settings.policy_of(ROLES[name]),
-                    settings=settings,
-                    mirrors_cache=settings.mirrors_cache(ROLES[name]),
-                    clock=loop.time,
-                ),
-                settings=settings,
-                clock=loop.time,
-            )
-            for name, workers in pools.items()
-        }
+        self._links = make_links(pools, settings=settings, clock=loop.time)
+        self._distinct = tuple(dict.fromkeys(self._links.values()))
         self._period_s = min(settings.report_period_s, settings.backoff_min_s) / 2
         self.orchestrator = Orchestrator(
             self._links["prefill"],
@@ -64,7 +49,7 @@ class VirtualRouter:
 
     async def start(self) -> None:
         """Meet the workers, and keep following them."""
-        for link in self._links.values():
+        for link in self._distinct:
             await asyncio.gather(*link.pool.refresh())
             link.follow()
         self._refreshing = asyncio.create_task(self._keep_refreshing())
@@ -75,13 +60,13 @@ class VirtualRouter:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
         await self.orchestrator.close()
-        for link in self._links.values():
+        for link in self._distinct:
             await link.pool.close()
 
     async def _keep_refreshing(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
-            for link in self._links.values():
+            for link in self._distinct:
                 link.pool.refresh()
                 link.follow()
 
@@ -153,6 +138,7 @@ class VirtualCluster:
             prompt_token_ids=arrival.prompt,
             sampling=SamplingParams(max_tokens=arrival.num_output_tokens, ignore_eos=True, seed=number),
             arrival_s=loop.time(),
+            promise=self.layout.promise,
         )
         try:
             generation = router.orchestrator.start(request, timeout_s=self.layout.settings.default_timeout_s)
@@ -198,17 +184,23 @@ class Run:
     took_s: float
 
 
-def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0) -> Run:
-    """Serve a load by a layout. The same arguments give the same run, to the last digit."""
+def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0, warm_up: Sequence[Arrival] = ()) -> Run:
+    """Serve a load by a layout, behind another one that does not count and from which workers learn what steps take.
+
+    The same arguments give the same run, to the last digit.
+    """
 
     async def serve() -> Run:
         random.seed(seed)  # what random policies draw from
         began_s = time.perf_counter()
         async with virtual_cluster(layout, seed=seed) as cluster:
+            await cluster.send(warm_up)
+            before_s = [worker.runner.busy_s for worker in cluster.workers.values()]
             outcomes = await cluster.send(arrivals)
             virtual_s = asyncio.get_running_loop().time()
             await cluster.rest()
-            busy_s = [worker.runner.busy_s for worker in cluster.workers.values()]
+            after_s = [worker.runner.busy_s for worker in cluster.workers.values()]
+            busy_s = [after - before for before, after in zip(before_s, after_s, strict=True)]
         return Run(outcomes=outcomes, busy_s=busy_s, virtual_s=virtual_s, took_s=time.perf_counter() - began_s)
 
     return run_virtually(serve())
