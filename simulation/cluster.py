@@ -36,6 +36,7 @@ class VirtualRouter:
         settings = layout.settings
         self.counters = RouterCounters()
         self._links = make_links(pools, settings=settings, clock=loop.time)
+        self._distinct = tuple(dict.fromkeys(self._links.values()))
         self._period_s = min(settings.report_period_s, settings.backoff_min_s) / 2
         self.orchestrator = Orchestrator(
             self._links["prefill"],
@@ -48,7 +49,7 @@ class VirtualRouter:
 
     async def start(self) -> None:
         """Meet the workers, and keep following them."""
-        for link in dict.fromkeys(self._links.values()):
+        for link in self._distinct:
             await asyncio.gather(*link.pool.refresh())
             link.follow()
         self._refreshing = asyncio.create_task(self._keep_refreshing())
@@ -59,13 +60,13 @@ class VirtualRouter:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
         await self.orchestrator.close()
-        for link in dict.fromkeys(self._links.values()):
+        for link in self._distinct:
             await link.pool.close()
 
     async def _keep_refreshing(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
-            for link in dict.fromkeys(self._links.values()):
+            for link in self._distinct:
                 link.pool.refresh()
                 link.follow()
 
@@ -101,8 +102,7 @@ class VirtualCluster:
             )
             workers[spec.name] = VirtualWorker(spec, self.fabric, self._next_host(pool.machine))
         self.workers |= workers
-        moves_out = ROLES[role].moves_out or self.layout.settings.is_elastic
-        return VirtualPool(workers, pool.machine.router, moves_out=moves_out)
+        return VirtualPool(workers, pool.machine.router, moves_out=ROLES[role].moves_out)
 
     def _next_host(self, machine: Machine) -> Host:
         """Workers fill hosts in the order in which they are made."""
@@ -138,6 +138,7 @@ class VirtualCluster:
             prompt_token_ids=arrival.prompt,
             sampling=SamplingParams(max_tokens=arrival.num_output_tokens, ignore_eos=True, seed=number),
             arrival_s=loop.time(),
+            promise=self.layout.promise,
         )
         try:
             generation = router.orchestrator.start(request, timeout_s=self.layout.settings.default_timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from engine.contract.config import SchedulerConfig
+from engine.contract.promise import NO_PROMISE, Promise
 from router.settings import RouterSettings
 from simulation.machine import Machine
 
@@ -43,7 +44,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A cluster: how many workers of each role, on which machines, behind how many routers."""
+    """A cluster: how many workers of each role, on which machines, behind how many routers, and what these promise."""
 
     name: str
     prefill: Pool
@@ -51,6 +52,7 @@ class Layout:
     settings: RouterSettings = field(default=ROUTER)
     num_routers: int = 1
     streamed: bool = True
+    promise: Promise = NO_PROMISE
 
     def __post_init__(self) -> None:
         if self.decode.num_workers < 1 or self.prefill.num_workers < 0 or self.num_routers < 1:
@@ -84,4 +86,16 @@ def unified(num_workers: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> 
         prefill=Pool(num_workers=0, machine=machine),
         decode=Pool(num_workers=num_workers, machine=machine, chunk=chunk),
         settings=replace(ROUTER, local_prefill_tokens=EVERY_PROMPT),
+    )
+
+
+def elastic(num_workers: int, machine: Machine, promise: Promise) -> Layout:
+    """Workers that take any work, half of which lean to prompts; requests are promised something."""
+    num_prefill = max(1, num_workers // 2)
+    return Layout(
+        name=f"elastic_{num_workers}",
+        prefill=Pool(num_workers=num_prefill, machine=machine),
+        decode=Pool(num_workers=num_workers - num_prefill, machine=machine),
+        settings=replace(ROUTER, roles="elastic"),
+        promise=promise,
     )

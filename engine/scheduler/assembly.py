@@ -349,7 +349,9 @@ def _promised_budget(
 ) -> PromisedBudget | None:
     if not config.enable_chunked_prefill:
         return None  # a prompt that is computed whole cannot leave others room
-    return PromisedBudget(config, table=state.table, live_requests=state.live_requests, timer=timer, clock=clock)
+    return PromisedBudget(
+        config, table=state.table, live_requests=state.live_requests, remote=state.remote, timer=timer, clock=clock
+    )
 
 
 def _preparations(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ class Standing(NamedTuple):
 
     ``num_rows``: streams that it generates, or is to; ``num_context_tokens``: what they read.
     ``prompt_share``: of its time lately, what went into prompts.
-    ``base_s`` and the four behind it are the prices of its steps; they hold if ``is_known``.
+    ``base_s`` and the four behind it are the prices of its steps; they hold if ``is_known``, and those of prompts if it
+    also ``knows_prompts``.
     """
 
     num_available_blocks: float
@@ -36,11 +38,12 @@ class Standing(NamedTuple):
     prompt_token_s: float
     prompt_read_s: float
     is_known: float
+    knows_prompts: float
 
 
-def prices_of(model: StepTimeModel) -> tuple[float, float, float, float, float, float]:
-    """The last six fields of a ``Standing``."""
-    is_known = model.num_steps > 0 and model.error < 1.0
+def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> tuple[float, ...]:
+    """The last seven fields of a ``Standing``. ``has_prompts``: the replica computed some."""
+    is_known = model.num_steps > 0 and model.error <= 1.0
     return (
         model.base_s,
         model.row_s,
@@ -48,6 +51,7 @@ def prices_of(model: StepTimeModel) -> tuple[float, float, float, float, float, 
         model.prompt_token_s,
         model.prompt_read_s,
         float(is_known),
+        float(is_known and has_prompts),
     )
 
 
@@ -95,17 +99,22 @@ class Standings(NamedTuple):
     prompt_token_s: FloatArray
     prompt_read_s: FloatArray
     is_known: FloatArray
+    knows_prompts: FloatArray
 
     @property
     def are_any_known(self) -> bool:
-        """True when the prices of some replica's steps are known."""
-        return bool(self.is_known.any())
+        """True when the prices of some replica's steps are known, and those of prompts."""
+        return bool(self.knows_prompts.any())
 
     def with_prices(self) -> Standings:
         """These, where replicas whose prices are not known have the mean of those that are."""
-        known = self.is_known > 0
-        if known.all():
-            return self
-        names = ("base_s", "row_s", "context_token_s", "prompt_token_s", "prompt_read_s")
-        filled = {name: np.where(known, getattr(self, name), getattr(self, name)[known].mean()) for name in names}
-        return self._replace(**filled)
+        filled = _filled(self, self.is_known > 0, ("base_s", "row_s", "context_token_s"))
+        return _filled(filled, self.knows_prompts > 0, ("prompt_token_s", "prompt_read_s"))
+
+
+def _filled(standings: Standings, known: npt.NDArray[np.bool_], names: Sequence[str]) -> Standings:
+    """With the mean of those that are ``known`` elsewhere; as they are where all are known, or none is."""
+    if known.all() or not known.any():
+        return standings
+    prices = {name: getattr(standings, name) for name in names}
+    return standings._replace(**{name: np.where(known, price, price[known].mean()) for name, price in prices.items()})

@@ -9,6 +9,7 @@ was promised something count little: while it is in time it gives way to those t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from engine.contract.promise import NO_PROMISE, Promise
 from router.placement.fleet import FloatArray, Standings
 
 LATE_WEIGHT = 100.0
+AIM = 0.8
+"""Of what was promised for the first token: what predictions are off, and what comes after a choice, needs the rest."""
+
 SLACK_WEIGHT = 0.1
 """What an own second counts of a request that was promised something; what is late counts in full beside it."""
 
@@ -30,6 +34,9 @@ LEAST_SHARE = 0.1
 """Of the promised gap, what a step leaves for prompts although its streams take all of it."""
 
 MAX_PROMPT_SHARE = 0.9
+JOINING_STEPS = 2.0
+"""A stream that comes waits on average for half a step, one that reads its KV, and some of its own."""
+
 NEVER = np.inf
 
 
@@ -72,6 +79,7 @@ class Predictions:
 
     step_s: a step of the streams that are there, ``slower_s``: what this one adds to it.
     prompt_s: what the prompt adds to steps, all together.
+    joining_s: how long a stream that comes from elsewhere waits until it is in a step.
     """
 
     ttft_s: FloatArray
@@ -79,6 +87,7 @@ class Predictions:
     step_s: FloatArray
     slower_s: FloatArray
     prompt_s: FloatArray
+    joining_s: FloatArray
 
 
 def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predictions:
@@ -91,36 +100,50 @@ def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predicti
     slower_s = fleet.row_s + fleet.context_token_s * wish.num_prompt_tokens
     prompt_s = _prompt_s(fleet, wish, cached_tokens)
     itl_s = _seconds(wish.promise.itl_ms)
-    prompts_s = _queue_s(fleet, wish) + prompt_s
-    in_step_s = np.maximum(fleet.prompt_token_s * CHUNK_TOKENS, 1e-9)
+    queue_s = _queue_s(fleet, wish)
+    prompts_s = queue_s + prompt_s
+    num_steps = (fleet.queued_tokens + wish.num_prompt_tokens) / CHUNK_TOKENS
     if itl_s is not None:
-        beside_streams_s = np.minimum(np.maximum(itl_s - step_s, LEAST_SHARE * itl_s), in_step_s)
-        in_step_s = np.where(fleet.num_rows > 0, beside_streams_s, in_step_s)
-    ttft_s = prompts_s + np.ceil(prompts_s / in_step_s) * step_s
+        beside_streams_s = np.maximum(itl_s - step_s, LEAST_SHARE * itl_s)
+        num_steps = np.where(fleet.num_rows > 0, np.maximum(prompts_s / beside_streams_s, num_steps), num_steps)
+    ttft_s = prompts_s + np.ceil(num_steps) * step_s
     alone_s = step_s + slower_s
     gap_s = alone_s / (1.0 - np.minimum(fleet.prompt_share, MAX_PROMPT_SHARE))
     if itl_s is not None:  # steps take no more prompt tokens than fit
         gap_s = np.maximum(alone_s, np.minimum(gap_s, itl_s))
-    return Predictions(ttft_s=ttft_s, gap_s=gap_s, step_s=step_s, slower_s=slower_s, prompt_s=prompt_s)
+    joining_s = _joining_s(fleet, step_s, np.minimum(queue_s, fleet.prompt_token_s * wish.num_prompt_tokens), itl_s)
+    return Predictions(
+        ttft_s=ttft_s, gap_s=gap_s, step_s=step_s, slower_s=slower_s, prompt_s=prompt_s, joining_s=joining_s
+    )
 
 
-def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """What it costs to compute the prompt at each replica, and to generate there."""
+class Costs(NamedTuple):
+    """What it costs to compute the prompt at each replica, to generate there, and to come there from another one."""
+
+    prompt: FloatArray
+    stream: FloatArray
+    joining: FloatArray
+
+
+def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Costs:
+    """Of each replica, for each part of a plan."""
     at = predict(fleet, wish, cached_tokens)
     promise, num_tokens = wish.promise, wish.num_new_tokens
     own = 1.0 if promise == NO_PROMISE else SLACK_WEIGHT
-    prompt = own * at.ttft_s + fleet.num_rows * at.prompt_s
+    prompt = own * (at.ttft_s + fleet.num_rows * at.prompt_s)
     if (ttft_s := _seconds(promise.ttft_ms)) is not None:
-        prompt += LATE_WEIGHT * np.maximum(at.ttft_s - ttft_s, 0.0)
+        prompt += LATE_WEIGHT * np.maximum(at.ttft_s - AIM * ttft_s, 0.0)
     stream = num_tokens * (own * at.gap_s + fleet.num_rows * at.slower_s)
+    joining = own * (wish.hand_over_s + at.joining_s)
     if (itl_s := _seconds(promise.itl_ms)) is not None:
         others_late_s = np.maximum(at.step_s + at.slower_s - itl_s, 0.0) - np.maximum(at.step_s - itl_s, 0.0)
         late_s = np.maximum(at.gap_s - itl_s, 0.0) + fleet.num_rows * others_late_s
         stream += LATE_WEIGHT * num_tokens * late_s
+        joining += LATE_WEIGHT * np.maximum(at.joining_s - itl_s, 0.0)
     margin = LEANING_MARGIN * fleet.leans_to_prompts
     prompt *= 1.0 + LEANING_MARGIN - margin
     stream *= 1.0 + margin
-    return prompt, stream
+    return Costs(prompt, stream, joining)
 
 
 def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | None:
@@ -129,7 +152,7 @@ def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | No
     A replica that is idle has room, whatever it says. Only the best replica for the prompt and the best for the tokens
     make a pair; where they are the same one, the next best takes its place on either side.
     """
-    prompt, stream = costs(fleet, wish, cached_tokens)
+    prompt, stream, joining = costs(fleet, wish, cached_tokens)
     wobble = 1.0 + TIE_MARGIN * _wobble(len(prompt), wish.key)
     prompt, stream = prompt * wobble, stream * wobble
     is_idle = fleet.is_idle > 0
@@ -138,9 +161,9 @@ def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | No
     at = int(together.argmin())
     best = Plan(prompt=at, stream=at, cost=float(together[at]))
     apart_prompt = np.where((fleet.num_available_blocks >= wish.num_prompt_blocks) | is_idle, prompt, NEVER)
-    own = 1.0 if wish.promise == NO_PROMISE else SLACK_WEIGHT
-    for prompt_at, stream_at in _pairs(apart_prompt, stream):
-        cost = float(apart_prompt[prompt_at] + stream[stream_at]) + own * wish.hand_over_s
+    apart_stream = stream + joining
+    for prompt_at, stream_at in _pairs(apart_prompt, apart_stream):
+        cost = float(apart_prompt[prompt_at] + apart_stream[stream_at])
         if cost < best.cost:
             best = Plan(prompt=prompt_at, stream=stream_at, cost=cost)
     return best if best.cost < NEVER else None
@@ -148,7 +171,7 @@ def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | No
 
 def choose_prompt(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> int:
     """The replica that should compute a prompt behind which nothing is generated."""
-    prompt, _ = costs(fleet, wish, cached_tokens)
+    prompt = costs(fleet, wish, cached_tokens).prompt
     return int((prompt * (1.0 + TIE_MARGIN * _wobble(len(prompt), wish.key))).argmin())
 
 
@@ -181,6 +204,20 @@ def _queue_s(fleet: Standings, wish: Wish) -> FloatArray:
     num_tokens = fleet.queued_tokens
     reads = num_tokens * np.minimum(num_tokens, wish.num_prompt_tokens) / 2.0
     return fleet.prompt_token_s * num_tokens + fleet.prompt_read_s * reads
+
+
+def _joining_s(fleet: Standings, step_s: FloatArray, longest_s: FloatArray, itl_s: float | None) -> FloatArray:
+    """How long a stream that comes from elsewhere waits until it is in a step.
+
+    Steps with prompts are as long as the
+    promised gap; a worker has some while they wait there, else for the share of its time that it gave them lately. One
+    without streams computes a whole prompt first.
+    """
+    has_prompts = np.where(fleet.queued_tokens > 0, 1.0, fleet.prompt_share)
+    with_prompts_s = longest_s if itl_s is None else np.maximum(step_s, itl_s)
+    whole_s = np.where(fleet.num_rows > 0, 0.0, longest_s) / 2
+    joined_s: FloatArray = JOINING_STEPS * (step_s + has_prompts * np.maximum(with_prompts_s - step_s, 0.0)) + whole_s
+    return joined_s
 
 
 def _seconds(milliseconds: float | None) -> float | None:

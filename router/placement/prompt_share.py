@@ -9,6 +9,11 @@ NEW_WEIGHT = 0.3
 """Of the newest window in the average: the share follows a change of the load within a few seconds."""
 
 
+def num_prompt_tokens(load: LoadReport) -> float:
+    """Tokens of prompts that a worker has computed since it started."""
+    return load.counters.get("num_scheduled_tokens", 0.0) - load.counters.get("num_generated_tokens", 0.0)
+
+
 class PromptShare:
     """Averages over windows of ``WINDOW_S``; ``value`` is 0 to 1."""
 
@@ -24,8 +29,7 @@ class PromptShare:
         passed_s = now_s - self._since_s
         if self._num_tokens is not None and passed_s < WINDOW_S:
             return
-        counters = load.counters
-        num_tokens = counters.get("num_scheduled_tokens", 0.0) - counters.get("num_generated_tokens", 0.0)
+        num_tokens = num_prompt_tokens(load)
         if self._num_tokens is not None:
             seconds = max(num_tokens - self._num_tokens, 0.0) * load.step_time.prompt_token_s
             self.value += NEW_WEIGHT * (min(seconds / passed_s, 1.0) - self.value)

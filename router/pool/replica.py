@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from engine.contract.messages import LoadReport, WorkerInfo
 from router.placement.fleet import Fleet, Standing, prices_of
-from router.placement.prompt_share import PromptShare
+from router.placement.prompt_share import PromptShare, num_prompt_tokens
+
+KNOWN_PROMPT_TOKENS = 256
+"""A worker that computed fewer says nothing of prompts: its model prices them like the tokens of answers until then."""
 
 
 class Replica:
@@ -95,7 +98,7 @@ class Replica:
             load.num_context_tokens + self.reserved_blocks * block_size,
             self.prompt_share.value,
             self.leaning == "prefill",
-            *prices_of(load.step_time),
+            *prices_of(load.step_time, has_prompts=num_prompt_tokens(load) >= KNOWN_PROMPT_TOKENS),
         )
 
     def report(self, load: LoadReport, now_s: float) -> None:

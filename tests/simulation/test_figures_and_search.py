@@ -15,7 +15,7 @@ from engine.contract.step_time import StepTimeModel, StepWork
 from simulation.capacity import measure_capacity
 from simulation.cluster import simulate
 from simulation.fit import StepSample, fit_step_time, log_spread
-from simulation.layout import Layout, LayoutError, apart, unified
+from simulation.layout import Layout, LayoutError, apart, elastic, unified
 from simulation.loads import LoadSpec, make_load
 from simulation.machine import CPU_CORE, MACHINES, MachineFileError, load_machine
 from simulation.outcome import Figures, Outcome, figures, percentile
@@ -175,3 +175,16 @@ def test_what_is_wrong_with_a_machine_is_named(before: str, after: str, text: st
 
     with pytest.raises(MachineFileError, match=text):
         load_machine(file)
+
+
+def test_elastic_workers_keep_promises_from_what_they_learnt() -> None:
+    load = make_load(LoadSpec(mix="balanced", shape="steady", rates={"balanced": 4.0}, seconds=4.0))
+    promise = Promise(ttft_ms=2000.0, itl_ms=100.0)
+    layout = elastic(2, CPU_CORE, promise)
+
+    cold, warm = simulate(layout, load), simulate(layout, load, warm_up=load)
+
+    assert len(cold.outcomes) == len(warm.outcomes) == len(load)
+    assert all(outcome.error is None for outcome in (*cold.outcomes, *warm.outcomes))
+    assert sum(warm.busy_s) < 1.5 * sum(cold.busy_s)
+    assert figures(warm.outcomes, promise).share_good == 100.0

@@ -9,6 +9,7 @@ from engine.contract.config import SchedulerConfig
 from engine.contract.step_time import StepTimeModel, StepWork
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.policy.step_timer import StepTimer
+from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import NEVER, RowTable
@@ -19,6 +20,13 @@ MIN_PROMPT_SHARE: Final = 0.25
 
 URGENT_GAPS: Final = 2.0
 """A step may take so many gaps for a prompt that keeps its promise by that, and not otherwise."""
+
+
+ERRORS_KEPT_CLEAR: Final = 3.0
+"""Steps are aimed so many mean errors of predictions below the gap: nine of ten then keep it."""
+
+REMEMBERED_S: Final = 1.0
+"""So long a gap holds after the last request that was promised it: where streams are sent, the next ones soon come."""
 
 
 class Head(NamedTuple):
@@ -33,9 +41,11 @@ class PromisedBudget:
     """Answers one question: how many prompt tokens may this step compute?
 
     As many as keep the step, by its predicted time and the error of late predictions, under the tightest gap that a
-    decoding request was promised. At least a block of them and ``MIN_PROMPT_SHARE``, also where the decoding requests
-    alone take longer. More, up to ``URGENT_GAPS``, while the first prompt would miss its own promise at this pace and
-    would keep it at that one. No limit while nothing is predicted, or nobody decodes who was promised a gap.
+    request was promised which decodes, is about to, or did a moment ago. At least a block of them and
+    ``MIN_PROMPT_SHARE``, also where the decoding requests alone take longer. More, up to ``URGENT_GAPS``, while the
+    first prompt would miss its own promise at this pace and would keep it at that one. Where nobody decodes, the first
+    prompt whole, and others beside it within the gap that it was promised: it does not wait for theirs. No limit while
+    nothing is predicted, or nobody was promised a gap.
     """
 
     def __init__(
@@ -44,28 +54,52 @@ class PromisedBudget:
         *,
         table: RowTable,
         live_requests: LiveRequests,
+        remote: RemoteKV,
         timer: StepTimer,
         clock: Callable[[], float],
     ) -> None:
         self._cap = config.long_prefill_token_threshold
         self._table = table
         self._live_requests = live_requests
+        self._remote = remote
         self._timer = timer
         self._clock = clock
+        self._last_gap_us, self._holds_until_s = NEVER, 0.0
 
     def prepare(self, draft: StepDraft) -> None:
         """Limit the prompt tokens of a step before it is put together."""
         model, table = self._timer.model, self._table
-        if not table.num_promised or not model.num_steps:
+        if not model.num_steps:
             return
         num_rows, num_context, gap_us, first = row_passes.decoding(table.columns, table.order_int32, self._cap)
-        if not num_rows or gap_us == NEVER or (head := self._head(first)) is None:
+        if (head := self._head(first)) is None:
             return
+        gap_us = self._remembered(min(int(gap_us), self._gap_of_coming()))
         decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=num_context))
-        num_tokens = self._num_tokens(model, decode_s, gap_us / 1e6, head)
+        if gap_us != NEVER:
+            num_tokens = self._num_tokens(model, decode_s, gap_us / 1e6, head)
+        elif not num_rows and (own_us := head.request.promised_gap) != NEVER:
+            num_tokens = max(self._tokens_within(model, own_us / 1e6, decode_s, head), head.num_left)
+        else:
+            return
         if num_tokens < draft.token_budget - num_rows:
             draft.prompt_budget = max(int(num_tokens), table.block_size)
         draft.prompt_budget = min(draft.prompt_budget, draft.token_budget - num_rows)
+
+    def _remembered(self, gap_us: int) -> int:
+        """The gap that holds now, which is the last one for a while when nobody needs one any more."""
+        now_s = self._clock()
+        if gap_us != NEVER:
+            self._last_gap_us, self._holds_until_s = gap_us, now_s + REMEMBERED_S
+        return self._last_gap_us if now_s < self._holds_until_s else NEVER
+
+    def _gap_of_coming(self) -> int:
+        """The tightest gap of those that will decode as soon as their KV is here."""
+        waiting = self._live_requests.waiting.peek()
+        gap_us = NEVER if waiting is None or waiting.kv_transfer is None else waiting.promised_gap
+        if self._remote.has_loads:
+            return min([gap_us, *(request.promised_gap for request in self._remote.loading())])
+        return gap_us
 
     def _head(self, first: int) -> Head | None:
         """The first running prompt, else the first that waits; None when there is no prompt."""
@@ -90,7 +124,7 @@ class PromisedBudget:
 
     @staticmethod
     def _tokens_within(model: StepTimeModel, step_s: float, decode_s: float, head: Head) -> float:
-        room_s = max(step_s / (1.0 + min(model.error, 1.0)) - decode_s, MIN_PROMPT_SHARE * decode_s)
+        room_s = max(step_s / (1.0 + ERRORS_KEPT_CLEAR * min(model.error, 0.5)) - decode_s, MIN_PROMPT_SHARE * decode_s)
         return model.prompt_tokens_within(room_s, after=head.num_computed)
 
     def _left_s(self, request: Request) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from typing import Final, TypeAlias
 
@@ -13,8 +14,8 @@ from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel, StepWork
 FloatArray: TypeAlias = NDArray[np.float64]
 Kind: TypeAlias = tuple[int, int, int, int]
 
-FIRST_FIT_STEPS: Final = 16
-"""Steps before the first fit."""
+EARLY_FIT_STEPS: Final = (3, 6, 12, 24)
+"""Prices are fitted anew behind so many steps: a worker that starts is known soon, and better known soon after."""
 
 FIT_PERIOD_S: Final = 1.0
 """Time in steps between two fits: a load report that changes is written anew for every router."""
@@ -36,7 +37,10 @@ DEVIATIONS_OF_MEDIAN: Final = 1.4826
 """Of normally distributed errors: their standard deviation by the median of their sizes."""
 
 RIDGE: Final = 1e-5
-"""How much small prices are preferred: it decides where the steps leave open what costs how much."""
+EARLY_RIDGE: Final = 0.1
+"""How much small prices are preferred: it decides where the steps leave open what costs how much. The latter is divided
+by the square of their number: a few steps fit many prices, and none that is far from the others is to be believed.
+"""
 
 ERROR_DECAY: Final = 1 / 64
 CLOCK_TICK_S: Final = 1e-9
@@ -59,6 +63,8 @@ class StepTimeFit:
         self.model: StepTimeModel = UNKNOWN_STEP_TIME
         self._kinds: OrderedDict[Kind, deque[tuple[float, ...]]] = OrderedDict()
         self._num_steps = 0
+        self._next_fit_steps: float = EARLY_FIT_STEPS[0]
+        self._has_prompts = False
         self._num_predicted = 0
         self._error = 0.0
         self._unfitted_s = 0.0
@@ -79,9 +85,11 @@ class StepTimeFit:
         self._num_steps += 1
         steps.append((1.0, *work, seconds, self._num_steps))
         self._unfitted_s += seconds
-        is_due = self._unfitted_s >= FIT_PERIOD_S if self.model.num_steps else self._num_steps >= FIRST_FIT_STEPS
-        if is_due:
+        if work.num_prompt_tokens and not self._has_prompts:
+            self._has_prompts, self._next_fit_steps = True, max(self._num_steps, EARLY_FIT_STEPS[0])
+        if self._num_steps >= self._next_fit_steps or (self.model.num_steps and self._unfitted_s >= FIT_PERIOD_S):
             self._unfitted_s = 0.0
+            self._next_fit_steps = next((n for n in EARLY_FIT_STEPS if n > self._num_steps), math.inf)
             self.model = self._fitted()
 
     def _note_error(self, predicted_s: float, seconds: float) -> None:
@@ -131,7 +139,7 @@ def _nearest_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray, 
     sizes = np.sqrt(shares @ relative**2)
     sizes[sizes == 0.0] = 1.0
     scaled = relative / sizes
-    gram = (scaled * shares[:, None]).T @ scaled + RIDGE * np.eye(sizes.size)
+    gram = (scaled * shares[:, None]).T @ scaled + (RIDGE + EARLY_RIDGE / len(seconds) ** 2) * np.eye(sizes.size)
     prices: FloatArray = _least_squares(gram, scaled.T @ (shares * seconds / expected)) / sizes
     for one, other in _ALIKE:
         if not work[:, one].any():

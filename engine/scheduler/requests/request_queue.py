@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 from typing import Protocol, TypeAlias
 
 from engine.contract.config import QueuePolicy
@@ -53,40 +53,53 @@ class RequestQueue(Protocol):
 
 
 class FcfsQueue:
-    """First come, first served."""
+    """First come, first served, where what was computed elsewhere came before all prompts.
+
+    A request that brings its KV along had its turn there, and tokens of it were promised soon: it needs a row and no
+    time, and waits for no prompt. So do those that were preempted.
+    """
 
     def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
+        self._started: OrderedDict[str, Request] = OrderedDict()
+        self._prompts: OrderedDict[str, Request] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._started) + len(self._prompts)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
+        return chain(self._started.values(), self._prompts.values())
 
     def __contains__(self, request: object) -> bool:
-        return isinstance(request, Request) and self._requests.get(request.request_id) is request
+        return isinstance(request, Request) and self._lane_with(request).get(request.request_id) is request
 
     def push(self, request: Request) -> None:
         """Add a request that came last."""
-        self._requests[request.request_id] = request
+        self._lane_for(request)[request.request_id] = request
 
     def push_front(self, request: Request) -> None:
         """Put back a request that was at the head."""
-        self._requests[request.request_id] = request
-        self._requests.move_to_end(request.request_id, last=False)
+        lane = self._lane_for(request)
+        lane[request.request_id] = request
+        lane.move_to_end(request.request_id, last=False)
 
     def peek(self) -> Request | None:
         """The next request, None when empty."""
-        return next(iter(self._requests.values()), None)
+        return next(iter(self), None)
 
     def pop(self) -> Request:
         """Take the next request."""
-        return self._requests.popitem(last=False)[1]
+        return (self._started or self._prompts).popitem(last=False)[1]
 
     def remove(self, request: Request) -> None:
         """Take a request from wherever it is."""
-        del self._requests[request.request_id]
+        del self._lane_with(request)[request.request_id]
+
+    def _lane_for(self, request: Request) -> OrderedDict[str, Request]:
+        return self._started if request.kv_transfer is not None or request.num_preemptions else self._prompts
+
+    def _lane_with(self, request: Request) -> OrderedDict[str, Request]:
+        """Where it was put: what it brought along may be gone since."""
+        return self._started if request.request_id in self._started else self._prompts
 
 
 class PriorityQueue:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.step import SchedulerOutput
 from engine.contract.step_time import StepTimeModel
-from engine.scheduler.policy.promised_budget import MIN_PROMPT_SHARE
+from engine.scheduler.policy.promised_budget import ERRORS_KEPT_CLEAR, MIN_PROMPT_SHARE, REMEMBERED_S
 from engine.scheduler.policy.step_timer import work_of
 from tests.support.scheduler.fixed_step_time import know_step_times
 from tests.support.scheduler.scheduler_requests import make_config, make_request
@@ -74,12 +74,12 @@ def test_p1_running_and_new_prompts_share_what_there_is_in_their_order() -> None
 
 @pytest.mark.behaviour("P1")
 def test_p1_the_error_of_predictions_is_kept_clear() -> None:
-    world = make_world(StepTimeModel(base_s=0.010, row_s=0.001, prompt_token_s=0.001, error=0.25, num_steps=1))
+    world = make_world(StepTimeModel(base_s=0.010, row_s=0.001, prompt_token_s=0.001, error=0.05, num_steps=1))
     add_decoding(world, "a", Promise(itl_ms=40.0))
 
     world.add(make_request("long", LONG))
 
-    assert run_step(world) == pytest.approx(40 / 1.25 - 11, abs=1)
+    assert run_step(world) == pytest.approx(40 / (1 + 0.05 * ERRORS_KEPT_CLEAR) - 11, abs=1)
 
 
 @pytest.mark.behaviour("P1")
@@ -112,6 +112,30 @@ def test_p1_without_decoding_requests_prompts_take_the_whole_budget() -> None:
     world.add(make_request("long", LONG, promise=Promise(itl_ms=15.0)))
 
     assert run_step(world) == 64
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_a_prompt_that_nobody_decodes_beside_waits_for_no_other_one() -> None:
+    world = make_world()
+    for name in ("first", "second"):
+        world.add(make_request(name, 40, promise=Promise(itl_ms=15.0)))
+
+    assert run_step(world) == 40
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_a_gap_holds_for_a_moment_after_the_last_request_that_was_promised_it() -> None:
+    world = make_world()
+    add_decoding(world, "a", Promise(itl_ms=31.5))
+    world.add(make_request("long", LONG))
+    run_step(world)
+    world.abort("a")
+
+    bounded = run_step(world)
+    world.now_s += REMEMBERED_S
+    whole = run_step(world)
+
+    assert (bounded, whole) == (21, LONG - 20 - 21)
 
 
 @pytest.mark.behaviour("P1")

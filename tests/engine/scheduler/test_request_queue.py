@@ -10,13 +10,25 @@ from engine.contract.config import QueuePolicy
 from engine.scheduler.policy.preemption import order_key
 from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.request_queue import make_queue
+from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from tests.support.scheduler.scheduler_requests import make_request
 
+HAND_OVER = KVTransferParams(
+    protocol_version=PROTOCOL_VERSION,
+    source=PeerIdentity(engine_id="other", incarnation="1"),
+    lease_id="lease",
+    layout_hash="layout",
+    block_ids=((0,),),
+    num_tokens=1,
+)
 
-def queued(sequence: int, *, priority: int = 0, arrival_s: float = 0.0) -> Request:
+
+def queued(sequence: int, *, priority: int = 0, arrival_s: float = 0.0, brings_kv: bool = False) -> Request:
     """A request as the queue sees it."""
     message = make_request(f"r{sequence}", (1,), priority=priority, arrival_s=arrival_s)
-    return Request(message, arrival_index=sequence, full_limit=9, queued_at_s=0.0)
+    request = Request(message, arrival_index=sequence, full_limit=9, queued_at_s=0.0)
+    request.kv_transfer = HAND_OVER if brings_kv else None
+    return request
 
 
 @pytest.mark.behaviour("C12")
@@ -28,6 +40,18 @@ def test_c12_fcfs_serves_in_order_of_arrival_and_the_preempted_first() -> None:
     queue.push_front(requests[0])
 
     assert [queue.pop() for _ in range(4)] == requests
+
+
+@pytest.mark.behaviour("C12")
+def test_c12_fcfs_lets_what_was_computed_elsewhere_pass_prompts() -> None:
+    queue = make_queue("fcfs")
+    prompt, first, second = queued(0), queued(1, brings_kv=True), queued(2, brings_kv=True)
+    for request in (prompt, first, second):
+        queue.push(request)
+    second.kv_transfer = None
+
+    assert second in queue
+    assert [queue.pop() for _ in range(3)] == [first, second, prompt]
 
 
 @pytest.mark.behaviour("C12")

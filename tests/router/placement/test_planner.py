@@ -78,7 +78,7 @@ def test_streams_go_where_there_is_room_and_nobody_waits_while_there_is_some(
 def test_no_worker_alone_would_cost_less(replicas: list[Standing], wish: Wish) -> None:
     fleet, cached = fleet_of(*replicas), np.zeros(len(replicas))
     plan = choose(fleet, wish, cached)
-    prompt, stream = costs(fleet, wish, cached)
+    prompt, stream, _ = costs(fleet, wish, cached)
     has_room = (fleet.num_available_blocks >= wish.num_blocks) | (fleet.is_idle > 0)
 
     assert plan is None or plan.cost <= 1.02 * np.where(has_room, prompt + stream, np.inf).min()
@@ -168,12 +168,60 @@ def test_equal_replicas_are_not_all_chosen_in_the_same_order() -> None:
 
 
 def test_unknown_prices_are_taken_to_be_those_of_the_others() -> None:
-    unknown = standing()._replace(base_s=0.0, row_s=0.0, prompt_token_s=0.0, is_known=0.0)
+    unknown = standing()._replace(base_s=0.0, row_s=0.0, prompt_token_s=0.0, is_known=0.0, knows_prompts=0.0)
     fleet = fleet_of(standing(), unknown)
 
     assert fleet.are_any_known
     assert not fleet_of(unknown).are_any_known
     assert fleet.with_prices().prompt_token_s.tolist() == pytest.approx([MODEL.prompt_token_s] * 2)
+
+
+def test_prompts_are_not_priced_by_workers_that_saw_none() -> None:
+    fresh = standing(prompt_token_s=0.02, prompt_read_s=1e-6, knows_prompts=0.0)
+    fleet = fleet_of(standing(), fresh)
+
+    assert not fleet_of(fresh).are_any_known
+    assert fleet.with_prices().prompt_token_s.tolist() == pytest.approx([MODEL.prompt_token_s] * 2)
+    assert fleet.with_prices().prompt_read_s.tolist() == pytest.approx([MODEL.prompt_read_s] * 2)
+
+
+def test_prices_without_any_of_a_token_predict_a_finite_number_of_steps() -> None:
+    only_reads = standing(prompt_token_s=0.0, prompt_read_s=1e-6)
+    wish = Wish(num_prompt_tokens=1000, num_new_tokens=0.0, promise=Promise(itl_ms=100.0))
+
+    predicted = predict(fleet_of(only_reads), wish, np.zeros(1))
+
+    assert predicted.ttft_s[0] == pytest.approx(0.5 + MODEL.base_s, rel=0.05)
+
+
+def test_coming_to_a_worker_in_long_steps_costs_more_than_to_a_calm_one() -> None:
+    fleet = fleet_of(standing(num_rows=1.0, queued_tokens=500.0, prompt_share=0.9), standing(num_rows=1.0))
+    wish = Wish(num_prompt_tokens=500, num_new_tokens=9.0, promise=Promise(ttft_ms=2000.0, itl_ms=100.0))
+
+    joining_s = predict(fleet, wish, np.zeros(2)).joining_s
+    joining = costs(fleet, wish, np.zeros(2)).joining
+
+    assert joining_s[0] > 0.1 > joining_s[1]
+    assert joining[0] > 50 * joining[1]
+
+
+def test_a_stream_waits_longer_for_a_worker_that_has_only_prompts() -> None:
+    wish = Wish(num_prompt_tokens=2000, num_new_tokens=9.0, promise=Promise(itl_ms=100.0))
+    with_streams, without = standing(num_rows=1.0, queued_tokens=4000.0), standing(queued_tokens=4000.0)
+
+    joining_s = predict(fleet_of(with_streams, without), wish, np.zeros(2)).joining_s
+
+    assert joining_s[1] > joining_s[0] + 0.1
+
+
+def test_a_queue_that_leaves_no_slack_is_avoided_before_it_breaks_the_promise() -> None:
+    promise = Promise(ttft_ms=1000.0, itl_ms=100.0)
+    behind = standing(leans_to_prompts=1.0, queued_tokens=3800.0)
+
+    plan = plan_of(behind, standing(num_rows=8.0), promise=promise, num_prompt_tokens=1000)
+
+    assert plan is not None
+    assert plan.prompt == 1
 
 
 def test_a_prompt_alone_goes_where_it_is_done_and_delays_nobody() -> None:
