@@ -29,7 +29,7 @@ from cluster.commands.flags import (
     variables_used,
 )
 from cluster.commands.keys import with_api_keys
-from cluster.commands.signals import Stopped, holding_signals, stop_on_signals
+from cluster.commands.signals import Stopped, holding_signals, leave, stop_on_signals
 from cluster.config.config import BatonConfig
 from cluster.config.config_file import ConfigFileError, load_config
 from cluster.plan.preflight import PreflightError
@@ -64,7 +64,7 @@ def main() -> None:
     except (ConfigFileError, CheckpointError, ConfigError, PreflightError) as error:
         sys.exit(fail(str(error), EXIT_BAD_INPUT))
     except Stopped as stopped:
-        sys.exit(stopped.exit_code)
+        leave(stopped.exit_code)
 
 
 def fail(message: str, code: int) -> int:

@@ -30,6 +30,7 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
     """Start a cluster, serve until a signal, stop everything. Returns the exit code.
 
     Raises:
+        Stopped: A signal came before it served; nothing is left running.
         RefusedStartError, RayUnavailableError, ConfigError: Bad input; nothing is left running.
         StartError: It could not start, or ended by itself; nothing is left running but logs.
     """
@@ -53,9 +54,11 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
             while home.is_alive():
                 time.sleep(WATCH_PERIOD_S)
         raise StartError(f"the cluster ended by itself; see {home.logs}")
-    except Stopped as stopped:
+    except Stopped:
         keep_logs = False
-        return 0 if is_serving else stopped.exit_code
+        if is_serving:
+            return 0
+        raise
     except (RefusedStartError, RayUnavailableError, ConfigError):
         keep_logs = False
         raise

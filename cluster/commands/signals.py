@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
+import os
 import signal
+import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -42,6 +46,19 @@ def stop_on_signals() -> None:
     for number in STOP_SIGNALS:
         if not (number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN):
             signal.signal(number, raise_stopped)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End this process after its exit handlers, without taking the interpreter apart.
+
+    A library that a signal interrupted, such as Ray while it starts, may have native threads that crash when what they
+    use is freed.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            stream.flush()
+    os._exit(exit_code)
 
 
 @contextmanager

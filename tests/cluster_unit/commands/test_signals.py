@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -87,3 +89,31 @@ def test_signal_ends_a_whole_run_whichever_of_its_tasks_it_meets(handlers: None)
 
     assert stopped.value.exit_code == 130
     assert mended == ["all"]
+
+
+INTERRUPTED = """
+import atexit, os, signal
+import cluster.cli
+
+
+class NativeThread:
+    def __del__(self, end=os._exit):
+        end(99)
+
+
+def interrupted():
+    cluster.cli.stop_on_signals()
+    signal.raise_signal(signal.SIGTERM)
+
+
+thread = NativeThread()
+atexit.register(print, "cleaned up")
+cluster.cli.app = interrupted
+cluster.cli.main()
+"""
+
+
+def test_stopped_command_cleans_up_and_leaves_before_what_native_threads_use_is_freed() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (143, "cleaned up\n", "")
