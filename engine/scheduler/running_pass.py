@@ -150,7 +150,7 @@ class RunningPass:
             if self.find_room(asker, num_taken + num_blocks):
                 num_taken += num_blocks
             else:
-                stalled.add(asker.row)
+                stalled.update(asker.rows)
         return stalled
 
     def find_room(self, asker: Request, num_blocks: int) -> bool:
