@@ -78,7 +78,8 @@ async def test_while_nothing_can_be_predicted_each_does_what_it_leans_to(model_d
 
 async def test_predictions_keep_a_request_on_one_worker_and_are_counted(model_dir: Path) -> None:
     async with router_rig(model_dir, settings=ELASTIC) as rig:
-        rig.decode[0].gauges["step_time"] = rig.prefill[0].gauges["step_time"] = KNOWN
+        for replica in (rig.decode[0], rig.prefill[0]):
+            replica.gauges |= {"step_time": KNOWN, "counters": {"num_scheduled_tokens": 1000.0}}
         rig.prefill[0].gauges |= {"num_decoding": 30, "num_running": 30}
         await until(lambda: all(item.load.step_time == KNOWN for item in rig.service.decode_pool.replicas))
 
@@ -95,7 +96,8 @@ async def test_predictions_keep_a_request_on_one_worker_and_are_counted(model_di
 
 async def test_a_single_token_is_asked_of_whoever_is_least_busy(model_dir: Path) -> None:
     async with router_rig(model_dir, settings=ELASTIC) as rig:
-        rig.decode[0].gauges["step_time"] = rig.prefill[0].gauges["step_time"] = KNOWN
+        for replica in (rig.decode[0], rig.prefill[0]):
+            replica.gauges |= {"step_time": KNOWN, "counters": {"num_scheduled_tokens": 1000.0}}
         rig.prefill[0].gauges |= {"queued_prefill_tokens": 5000, "num_waiting": 1}
         await until(lambda: all(item.load.step_time == KNOWN for item in rig.service.decode_pool.replicas))
 
