@@ -9,28 +9,40 @@ prompts) and ``unified_chunk_128``. With ``--trace`` the load is a recorded one 
 so fast that the workers would be busy with prompts for ``--trace-load`` of their time if nothing were cached. Rows:
 ``best/<figure>/workers=<n>/<cell>``, whose detail names the layout, ``<layout>/goodput/...`` and ``.../itl_p99_ms/...``
 of all that was tried, and ``speed/...``: simulated seconds in a second.
+
+    python -m benchmarks.virtual_cluster --elastic --workers 4 --cells 'mid/*/steady' --seeds 3
+
+``--elastic`` compares instead: ``regret/goodput/<place>`` is the goodput of as many workers with elastic roles, whose
+requests are promised both limits, over that of the best fixed layout of the very same requests; the place without a
+seed has the sums of all seeds. Workers with elastic roles learn what steps take from ``--warm-up`` seconds of other
+requests; with fixed ones nothing is learnt. ``--load`` replaces the share of capacity that cells name.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.arguments import at_least, count, positive
-from benchmarks.disagg_parts.cells import cells_named, figure_rows
+from benchmarks.disagg_parts.cells import LEVELS, Cell, cells_named, figure_rows
 from benchmarks.report import Row, add_json_option, kept_rows, publish
 from engine.contract.promise import Promise
 from simulation.capacity import measure_capacity
 from simulation.cluster import Run, simulate
-from simulation.layout import Layout
-from simulation.loads import Arrival, LoadError, duration_s, read_trace
+from simulation.layout import Layout, elastic
+from simulation.loads import Arrival, LoadError, LoadSpec, duration_s, make_load, read_trace
 from simulation.machine import MACHINES, Machine, MachineFileError, load_machine
 from simulation.outcome import Figures, figures
 from simulation.search import best_fixed
 
 TRACE_CELL = "trace"
+SEED_STEP = 1000
+"""Cells are numbered below that."""
+
+WARM_UP_SEED = 999
+Load = Sequence[Arrival]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +89,57 @@ def cell_result(
     return rows
 
 
+def elastic_result(
+    name: str, num_workers: int, machine: Machine, loads: Sequence[Sequence[Arrival]], promise: Promise, warm_up: Load
+) -> list[Row]:
+    """Elastic roles beside the best fixed layout of each load; and of all of them."""
+    rows: list[Row] = []
+    layout, sums = elastic(num_workers, machine, promise), {"elastic": 0.0, "best": 0.0}
+    for seed, arrivals in enumerate(loads, start=1):
+        place = f"workers={num_workers}/{name}/seed={seed}"
+        print(f"{place}: {len(arrivals)} requests", flush=True)
+        run = simulate(layout, arrivals, warm_up=warm_up)
+        own = figures(run.outcomes, promise, busy_s=run.busy_s)
+        best = best_fixed(num_workers, machine, judge_of(arrivals, promise, Stopwatch()))
+        sums["elastic"] += own.goodput
+        sums["best"] += best.figures.goodput
+        detail: dict[str, float | str] = {
+            "best": best.best.name,
+            "goodput": own.goodput,
+            "best_goodput": best.figures.goodput,
+        }
+        detail |= {
+            "share_good": own.share_good,
+            "itl_p99_ms": own.itl_p99_ms,
+            "best_itl_p99_ms": best.figures.itl_p99_ms,
+        }
+        rows.append(regret_row(place, own.goodput, best.figures.goodput, detail))
+    rows.append(regret_row(f"workers={num_workers}/{name}", sums["elastic"], sums["best"], {}))
+    return rows
+
+
+def regret_row(place: str, own: float, best: float, detail: dict[str, float | str]) -> Row:
+    """A goodput over the best one; nothing is as good as nothing."""
+    value = own / best if best else 1.0
+    print(f"  {place}: {value:.3f} of the best", flush=True)
+    return Row(name=f"regret/goodput/{place}", value=value, unit="x", detail=detail)
+
+
+def loads_of(cell: Cell, args: argparse.Namespace, capacity: Mapping[str, float], num_workers: int) -> list[Load]:
+    """A cell's requests by each seed, the first of which is its own."""
+    scale = num_workers * (args.load / LEVELS[cell.level] if args.load else 1.0)
+    seeded = [replace(cell, part=cell.part + SEED_STEP * number) for number in range(args.seeds)]
+    return [one.load(capacity, seconds=args.cell_seconds, scale=scale) for one in seeded]
+
+
+def warm_up_load(args: argparse.Namespace, capacity: Mapping[str, float], num_workers: int) -> Load:
+    """What workers learn from: requests of the balanced mix, half of what can be served."""
+    if not args.warm_up:
+        return []
+    rates = {"balanced": capacity["balanced"] * num_workers / 2}
+    return make_load(LoadSpec(mix="balanced", shape="steady", rates=rates, seconds=args.warm_up, seed=WARM_UP_SEED))
+
+
 def trace_load(args: argparse.Namespace, machine: Machine, num_workers: int) -> list[Arrival]:
     """The recorded load, at the speed that was asked for."""
     try:
@@ -111,6 +174,10 @@ def main() -> None:
     parser.add_argument("--machine", type=machine_named, default="cpu_core", help="a name, or a file (virtual_fit)")
     parser.add_argument("--cells", nargs="+", default=["*"], metavar="PATTERN", help="such as low/*/steady")
     parser.add_argument("--cell-seconds", type=positive, default=20.0, help="how long requests arrive in a cell")
+    parser.add_argument("--elastic", action="store_true", help="compare elastic roles with the best fixed layout")
+    parser.add_argument("--seeds", type=count, default=1, help="draws of each cell, with --elastic")
+    parser.add_argument("--load", type=positive, help="share of capacity, instead of that of the cells")
+    parser.add_argument("--warm-up", type=at_least(0), default=10, help="seconds, with --elastic")
     parser.add_argument("--trace", type=Path, help="serve this recorded load, and no cells")
     parser.add_argument("--trace-requests", type=count, default=2000, help="of the recorded load")
     parser.add_argument("--trace-scale", type=count, default=1, help="divides all of its lengths")
@@ -120,6 +187,10 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="keep the other rows that --json FILE has")
     add_json_option(parser)
     args = parser.parse_args()
+    if args.seeds > 1 and not args.elastic:
+        parser.error("--seeds is of --elastic: the best fixed layout is searched for one load")
+    if args.elastic and args.trace:
+        parser.error("--elastic is of cells, not of --trace")
     promise = Promise(ttft_ms=args.ttft_limit_ms, itl_ms=args.itl_limit_ms)
     cells = cells_named(args.cells)
     rows: list[Row] = []
@@ -131,8 +202,13 @@ def main() -> None:
             rows.extend(cell_result(TRACE_CELL, num_workers, args.machine, load, promise))
             continue
         for cell in cells:
-            load = cell.load(capacity, seconds=args.cell_seconds, scale=num_workers)
-            rows.extend(cell_result(cell.name, num_workers, args.machine, load, promise))
+            loads = loads_of(cell, args, capacity, num_workers)
+            if args.elastic:
+                warm_up = warm_up_load(args, capacity, num_workers)
+                name = f"{cell.name}/load={args.load:g}" if args.load else cell.name
+                rows.extend(elastic_result(name, num_workers, args.machine, loads, promise, warm_up))
+            else:
+                rows.extend(cell_result(cell.name, num_workers, args.machine, loads[0], promise))
     kept = kept_rows(args.json) if args.merge else []
     publish(rows, packages=("numpy",), json_file=args.json, title="virtual clusters", kept=kept)
 

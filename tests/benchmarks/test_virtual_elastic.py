@@ -1,0 +1,63 @@
+"""Elastic roles beside the best fixed layout: which loads are compared, and what is said of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+
+from benchmarks.disagg_parts.cells import LEVELS, cells_named
+from benchmarks.virtual_cluster import elastic_result, loads_of, main, warm_up_load
+from engine.contract.promise import Promise
+from simulation.machine import CPU_CORE
+
+CAPACITY = {"prompt_heavy": 1.0, "balanced": 2.0, "decode_heavy": 2.0}
+
+
+def arguments(**changes: object) -> argparse.Namespace:
+    return argparse.Namespace(**{"seeds": 2, "load": None, "cell_seconds": 30.0, "warm_up": 5, **changes})
+
+
+def test_seeds_are_other_draws_of_a_cell_the_first_of_which_is_its_own() -> None:
+    (cell,) = cells_named(["mid/balanced/steady"])
+
+    own, other = loads_of(cell, arguments(), CAPACITY, 4)
+
+    assert list(own) == cell.load(CAPACITY, seconds=30.0, scale=4)
+    assert [item.at_s for item in own] != [item.at_s for item in other]
+
+
+def test_load_replaces_the_share_of_the_cell() -> None:
+    (cell,) = cells_named(["mid/balanced/steady"])
+
+    (more,) = loads_of(cell, arguments(seeds=1, load=2 * LEVELS["mid"]), CAPACITY, 4)
+    (usual,) = loads_of(cell, arguments(seeds=1), CAPACITY, 4)
+
+    assert len(more) == pytest.approx(2 * len(usual), rel=0.3)
+
+
+def test_a_warm_up_of_no_seconds_has_no_requests() -> None:
+    assert warm_up_load(arguments(warm_up=0), CAPACITY, 4) == []
+    assert warm_up_load(arguments(), CAPACITY, 4)
+
+
+def test_regret_is_over_the_best_of_the_same_requests_and_over_the_sums_of_all_seeds() -> None:
+    (cell,) = cells_named(["low/balanced/steady"])
+    loads = loads_of(cell, arguments(cell_seconds=4.0), CAPACITY, 2)
+
+    first, second, of_all = elastic_result("cell", 2, CPU_CORE, loads, Promise(ttft_ms=2000.0, itl_ms=100.0), [])
+
+    for row in (first, second):
+        assert row.value == pytest.approx(float(row.detail["goodput"]) / float(row.detail["best_goodput"]))
+    sums = [float(first.detail[name]) + float(second.detail[name]) for name in ("goodput", "best_goodput")]
+    assert of_all.name == "regret/goodput/workers=2/cell"
+    assert of_all.value == pytest.approx(sums[0] / sums[1])
+
+
+@pytest.mark.parametrize("options", [["--seeds", "2"], ["--elastic", "--trace", "trace.jsonl"]])
+def test_options_that_would_do_nothing_are_refused(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["virtual_cluster", *options])
+
+    with pytest.raises(SystemExit, match="2"):
+        main()
