@@ -141,6 +141,28 @@ def test_o5_beams_that_lack_blocks_take_those_of_whoever_came_later() -> None:
 
 
 @pytest.mark.behaviour("O5")
+@pytest.mark.timeout(30)
+def test_o5_all_beams_wait_where_one_lacks_a_block_that_a_step_in_flight_still_holds() -> None:
+    world = beam_world(num_blocks=9, max_num_seqs=6)
+    world.add(search("r0", 2 * BLOCK_SIZE, max_tokens=10))
+    world.add(make_request("beside", tuple(range(200, 206)), max_tokens=14))
+    for _ in range(4):
+        world.step()
+    world.schedule()
+    world.schedule()
+    world.complete_step()
+    world.abort("beside")
+
+    output = world.schedule()
+
+    assert not output.has_work
+    while world.in_flight:
+        world.complete_step()
+    world.run()
+    world.check_output("r0")
+
+
+@pytest.mark.behaviour("O5")
 def test_o5_a_prompt_is_handed_over_without_a_token_and_its_search_begins_there() -> None:
     world = beam_world()
     world.add(search("r0", hand_over=True))
