@@ -87,12 +87,16 @@ class Administration:
         """Have live requests of this router leave a worker, with their KV, and go on at another one.
 
         Raises:
-            InvalidRequestError: The other one does not generate.
+            InvalidRequestError: The other one does not generate, or is the same.
             UnknownReplicaError: No worker's id begins like one of these, or several do.
             NoReplicaError: It does not answer.
         """
         pool, source = self._find(name)
-        wanted = None if target is None else self._find(target)[1].replica_id
+        wanted = None if target is None else self._find(target, param="to")[1].replica_id
+        if wanted == source.replica_id:
+            raise InvalidRequestError(
+                f"{wanted} is where the streams are: name another worker, or none", code="same_replica", param="to"
+            )
         if wanted is not None and not self._rebalancer.knows(wanted):
             raise InvalidRequestError(
                 f"{wanted} computes prompts only, as roles are fixed: name a decode worker, or none",
@@ -171,7 +175,7 @@ class Administration:
         pool.forget_cache(replica_id)
         return ResetAnswer(replica_id=replica_id, role=pool.role, dropped=dropped)
 
-    def _find(self, name: str) -> tuple[RoleReplicas, Replica]:
+    def _find(self, name: str, *, param: str = "replica") -> tuple[RoleReplicas, Replica]:
         found = [
             (pool, replica)
             for pool in self._pools
@@ -180,5 +184,5 @@ class Administration:
         ]
         if len(found) != 1:
             known = [replica.replica_id for pool in self._pools for replica in pool.replicas]
-            raise UnknownReplicaError(name=name, num_found=len(found), known=known)
+            raise UnknownReplicaError(name=name, num_found=len(found), known=known, param=param)
         return found[0]

@@ -229,9 +229,9 @@ class UnknownReplicaError(RouterError):
 
     code = "replica_not_found"
 
-    def __init__(self, *, name: str, num_found: int, known: Sequence[str]) -> None:
+    def __init__(self, *, name: str, num_found: int, known: Sequence[str], param: str = "replica") -> None:
         problem = f"{num_found} workers have ids that begin with {name!r}" if num_found else f"no worker is {name!r}"
-        super().__init__(f"{problem}; known are: {', '.join(sorted(known)) or 'none'}", param="replica")
+        super().__init__(f"{problem}; known are: {', '.join(sorted(known)) or 'none'}", param=param)
 
 
 class NoReplicaError(RouterError):

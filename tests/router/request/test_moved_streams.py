@@ -131,7 +131,7 @@ async def test_move_off_a_worker_that_drains_is_a_move_all_the_same(model_dir: P
         source = next(name for name, item in rig.decode.replicas.items() if item.running)
         rig.decode.replicas[source].refuse_code = "draining"
 
-        await rig.service.administration.move(source, source, num_streams=1)  # it is no target any more
+        await rig.service.rebalancer.move(source, source, num_streams=1)  # it is no target any more
         let_go(rig)
 
         assert await asyncio.gather(*answers) == expected
@@ -152,6 +152,7 @@ async def test_order_over_http_names_the_worker_and_how_many_go(model_dir: Path)
 
         told = await rig.client.post("/admin/move", json={"replica": source, "to": target})
         unknown = await rig.client.post("/admin/move", json={"replica": source, "to": "nobody"})
+        same = await rig.client.post("/admin/move", json={"replica": source, "to": source})
         prefill = await rig.client.post("/admin/move", json={"replica": source, "to": "prefill-0"})
         none = await rig.client.post("/admin/move", json={"replica": source, "num_streams": 0})
         let_go(rig)
@@ -160,6 +161,8 @@ async def test_order_over_http_names_the_worker_and_how_many_go(model_dir: Path)
         assert told.json() == {"replica": source, "to": target, "num_streams": 1}
         assert unknown.status_code == 404
         assert "nobody" in unknown.json()["error"]["message"]
+        assert unknown.json()["error"]["param"] == "to"
+        assert (same.status_code, same.json()["error"]["code"]) == (400, "same_replica")
         assert (prefill.status_code, prefill.json()["error"]["code"]) == (400, "wrong_role")
         assert none.status_code == 400
         text = (await rig.client.get("/metrics")).text
