@@ -34,7 +34,8 @@ def prompt_reads(num_tokens: float, *, after: float) -> float:
 class StepTimeModel:
     """Seconds of a step as a sum of what it computes, each at its price; the prices are never negative.
 
-    error: how far late predictions were off, as a share of what the step took, on average; 1.0 before any was made.
+    error: how far late predictions were off, as a share of the longer of what was predicted and what the step took, on
+        average: between 0 and 1, of which 0.5 says a factor of 2, too long or too short; 1.0 before any was made.
     num_steps: steps that were seen; 0 means that nothing is known, and all predictions are 0.
     Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """

@@ -43,7 +43,7 @@ class Standing(NamedTuple):
 
 def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> tuple[float, ...]:
     """The last seven fields of a ``Standing``. ``has_prompts``: the replica computed some."""
-    is_known = model.num_steps > 0 and model.error <= 1.0
+    is_known = model.num_steps > 0
     return (
         model.base_s,
         model.row_s,

@@ -95,7 +95,7 @@ class StepTimeFit:
     def _note_error(self, predicted_s: float, seconds: float) -> None:
         self._num_predicted += 1
         weight = max(ERROR_DECAY, 1 / self._num_predicted)
-        self._error += weight * (abs(predicted_s - seconds) / seconds - self._error)
+        self._error += weight * (abs(predicted_s - seconds) / max(predicted_s, seconds) - self._error)
 
     def _fitted(self) -> StepTimeModel:
         steps = np.array([step for kept in self._kinds.values() for step in kept])

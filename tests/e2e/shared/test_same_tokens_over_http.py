@@ -6,6 +6,7 @@ The parity matrix (tests/parity) asks the same of engines in one process.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 
 from tests.parity.columns import ONE_ENGINE
 from tests.parity.features import FEATURES
-from tests.support.cluster.cluster import ClusterProcess, running_cluster
+from tests.support.cluster.cluster import POLL_PERIOD_S, ClusterProcess, running_cluster
 from tests.support.cluster.http_completions import TIMEOUT_S, assert_at_rest, complete_all, read_status, wait_for_rest
+from tests.support.cluster.standing_still import standing_still
 from tests.support.engine.oracle_cases import BLOCK_SIZE, NUM_TOKENS, OracleCase
 from tests.support.parity.answers import assert_same, read_answer
 from tests.support.parity.world import world
@@ -28,11 +30,20 @@ async def assert_same_tokens(url: str, case: OracleCase) -> None:
     assert tuple(tokens) == case.expected
 
 
+async def until_decode_reads_along(url: str) -> None:
+    """Wait until decode holds blocks for prompts that are not computed yet."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not read_status(url)["pools"]["decode"][0]["num_held_blocks"]:
+        assert time.monotonic() < deadline_s, "decode was never told of the prompts"
+        await asyncio.sleep(POLL_PERIOD_S)
+
+
 async def test_windowed_layers_in_many_chunks_say_what_transformers_says(oracle_case: CaseOf) -> None:
     """Prefill takes up to 22 steps for a prompt and tells decode of each, which reads along meanwhile.
 
     Two of three layers have a window of 40 tokens, so that blocks leave it while the prompt is computed. All
-    architectures: the same without HTTP, in tests/integration/test_same_tokens.py.
+    architectures: the same without HTTP, in tests/integration/test_same_tokens.py. Workers have met before, and prefill
+    begins only once decode has asked for what it will compute: else it might be done before anybody reads along.
     """
     case = oracle_case("qwen2")
     settings = {
@@ -41,7 +52,11 @@ async def test_windowed_layers_in_many_chunks_say_what_transformers_says(oracle_
         "kv_transfer": {"streamed": True},  # the default tells of nothing that takes less than 50 ms to compute
     }
     with running_cluster(model=str(case.path), dtype="float32", **settings) as cluster:
-        await assert_same_tokens(cluster.url, case)
+        await complete_all(cluster.url, [range(1, 200)], max_tokens=[1])
+        async with standing_still(read_status(cluster.url)["pools"]["prefill"][0]["pid"]):
+            answering = asyncio.create_task(assert_same_tokens(cluster.url, case))
+            await until_decode_reads_along(cluster.url)
+        await answering
 
         status = read_status(cluster.url)
         assert_at_rest(status)

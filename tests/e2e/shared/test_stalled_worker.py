@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -16,6 +12,7 @@ import pytest
 
 from router.settings import RouterSettings
 from tests.support.cluster.cluster import POLL_PERIOD_S, READY_TIMEOUT_S, ClusterProcess
+from tests.support.cluster.standing_still import standing_still
 
 PERIOD_S = RouterSettings().report_period_s
 NUM_AFTER = 12
@@ -40,18 +37,6 @@ async def both_workers(client: httpx.AsyncClient, pool: str) -> dict[int, dict[s
             return running
         assert time.monotonic() < deadline_s, replicas
         await asyncio.sleep(POLL_PERIOD_S)
-
-
-@asynccontextmanager
-async def standing_still(pid: int) -> AsyncIterator[float]:
-    """The process does nothing in here; yields since when."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 (the kernel tells nobody)
-            await asyncio.sleep(0.01)
-        yield time.monotonic()
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("pool", ["decode", "prefill"])

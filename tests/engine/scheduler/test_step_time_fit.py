@@ -135,6 +135,17 @@ def test_error_is_that_of_predictions_made_before() -> None:
     assert fit.model.error == pytest.approx(0.08, abs=0.03)
 
 
+def test_error_is_bounded_where_steps_take_much_less_than_was_predicted() -> None:
+    fit, work = StepTimeFit(), StepWork(num_rows=4, num_context_tokens=100)
+
+    for _ in range(4):
+        fit.note(work, seconds=1.0)
+    for _ in range(20):
+        fit.note(work, seconds=0.001)
+
+    assert 0.5 < fit.model.error <= 1.0
+
+
 @pytest.mark.parametrize("speed", [0.5, 2.0])
 def test_change_of_speed_is_followed(speed: float) -> None:
     machine, fit = Machine(), StepTimeFit()
