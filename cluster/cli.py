@@ -8,24 +8,20 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from cluster.client_cli import clients
+from cluster.commands.exits import EXIT_BAD_INPUT, EXIT_FAILURE, fail
 from cluster.commands.flags import (
-    DEFAULT_URL,
-    AdminKey,
     Command,
-    Key,
     Model,
     Names,
     NewKeys,
-    Url,
     hide_keys,
-    is_for_orders,
     variables_used,
 )
 from cluster.commands.keys import with_api_keys
@@ -37,10 +33,6 @@ from cluster.serve.loading import loading
 from engine.contract.config import DeviceName, DTypeName, ModelImplName
 from engine.contract.errors import CheckpointError, ConfigError
 
-T = TypeVar("T")
-EXIT_FAILURE = 1
-EXIT_BAD_INPUT = 2
-
 app = typer.Typer(
     name="baton",
     help="Serve a language model with prefill and decode on separate pools of workers.",
@@ -51,6 +43,7 @@ app = typer.Typer(
 )
 keys = typer.Typer(help="Make keys for the API.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
+app.add_typer(clients)
 
 
 def main() -> None:
@@ -65,12 +58,6 @@ def main() -> None:
         sys.exit(fail(str(error), EXIT_BAD_INPUT))
     except Stopped as stopped:
         leave(stopped.exit_code)
-
-
-def fail(message: str, code: int) -> int:
-    """Print the one line, and return the exit code."""
-    print(f"baton: error: {' '.join(message.split())}", file=sys.stderr)
-    return code
 
 
 def print_version(wanted: bool) -> None:
@@ -285,110 +272,3 @@ def hash_key() -> None:
     from cluster.commands.keys import print_hash
 
     print_hash(sys.stdin, sys.stdout)
-
-
-@app.command(cls=Command)
-def status(
-    context: typer.Context,
-    url: Url = DEFAULT_URL,
-    api_key: AdminKey = "",
-    json: Annotated[bool, typer.Option("--json/--no-json", help="Print what the cluster answers, unchanged.")] = False,
-) -> None:
-    """Show the workers of a running cluster."""
-    from cluster.commands.status import status as run
-
-    _give(lambda url, key: run(url, Console(), as_json=json, api_key=key), context, url, api_key)
-
-
-@app.command(cls=Command)
-def drain(
-    context: typer.Context,
-    replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
-    url: Url = DEFAULT_URL,
-    api_key: AdminKey = "",
-    wait_s: Annotated[float, typer.Option(help="How long to wait until it is gone.")] = 120.0,
-) -> None:
-    """Let a worker's requests finish or move to others, then end it; the cluster starts another one."""
-    from cluster.commands.drain import drain as run
-
-    is_gone = _give(lambda url, key: run(url, replica, Console(), api_key=key, wait_s=wait_s), context, url, api_key)
-    raise typer.Exit(0 if is_gone else EXIT_FAILURE)
-
-
-@app.command(cls=Command)
-def lean(
-    context: typer.Context,
-    replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],
-    role: Annotated[str, typer.Argument(help="The role whose work it is to prefer: prefill or decode.")],
-    url: Url = DEFAULT_URL,
-    api_key: AdminKey = "",
-) -> None:
-    """Let a worker prefer the work of a role, where roles are elastic; what runs there goes on."""
-    from cluster.commands.lean import lean as run
-
-    _give(lambda url, key: run(url, replica, role, Console(), api_key=key), context, url, api_key)
-
-
-def _give(order: Callable[[str, str], T], context: typer.Context, url: str, api_key: str) -> T:
-    """What ``order`` says, given the cluster's URL and a key that opens orders; an answer that is none is one line."""
-    import httpx
-
-    from cluster.client import cluster_url, explain
-    from cluster.config.own_admin_key import with_own_key
-
-    url, api_key = with_own_key(cluster_url(url), api_key, is_for_orders=is_for_orders(context))
-    try:
-        return order(url, api_key)
-    except httpx.HTTPError as error:
-        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
-
-
-@app.command(cls=Command)
-def chaos(
-    context: typer.Context,
-    scenario: Annotated[Path, typer.Option(help="YAML file: deploy/chaos/ has some.")],
-    url: Url = DEFAULT_URL,
-    api_key: AdminKey = "",
-    report: Annotated[
-        Path | None, typer.Option("--report", "--json", help="Also write the report to this file, as JSON.")
-    ] = None,
-) -> None:
-    """Break a running cluster on purpose, under load, and check that nothing is lost or wrong."""
-    import httpx
-
-    from cluster.chaos.scenario import ScenarioError
-    from cluster.client import cluster_url, explain
-    from cluster.commands.chaos import chaos as run
-    from cluster.config.own_admin_key import with_own_key
-
-    stop_on_signals()
-    url, api_key = with_own_key(cluster_url(url), api_key, is_for_orders=is_for_orders(context))
-    try:
-        is_well = run(url, scenario, Console(), api_key=api_key, json_file=report)
-    except ScenarioError as error:
-        raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
-    except httpx.HTTPError as error:
-        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
-    raise typer.Exit(0 if is_well else EXIT_FAILURE)
-
-
-@app.command(cls=Command)
-def chat(
-    url: Url = DEFAULT_URL,
-    api_key: Key = "",
-) -> None:
-    """Talk to the model of a running cluster."""
-    import httpx
-
-    from cluster.client import cluster_url, explain
-    from cluster.commands.chat import ChatInputError
-    from cluster.commands.chat import chat as run
-
-    stop_on_signals()
-    url = cluster_url(url)
-    try:
-        run(url, Console(), api_key=api_key)
-    except ChatInputError as error:
-        raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
-    except httpx.HTTPError as error:
-        raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error

@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from cluster.commands.chat import chat
+from cluster.commands.clients.chat import chat
 from cluster.config.served_model import BUILTIN_QUESTION
 from engine.model.builtin import builtin_model_dir
 from tests.support.router.model_router import model_router

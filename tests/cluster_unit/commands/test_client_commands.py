@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cluster.chaos.scenario import ScenarioError
 from cluster.cli import app
-from cluster.commands.chaos import chaos
+from cluster.commands.clients.chaos import chaos
 
 SCENARIO = Path(__file__).parents[3] / "deploy" / "chaos" / "decode-killed.yaml"
 BODIES = {"html": b"<!doctype html>", "object": b'{"status": "ok"}', "list": b"[]", "no models": b'{"data": []}'}

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from cluster.cli import app, main
 from cluster.client import cluster_url, explain
-from cluster.commands.chat import ChatInputError, ask, greeting
+from cluster.commands.clients.chat import ChatInputError, ask, greeting
+from cluster.commands.clients.status import COLUMNS, print_table, status_table
 from cluster.commands.generate import GenerateOptions, generate
-from cluster.commands.status import COLUMNS, print_table, status_table
 from cluster.commands.welcome import open_api_warning, welcome
 from cluster.config.config import BatonConfig
 from cluster.config.served_model import BUILTIN_MODEL_NAME, BUILTIN_QUESTION, ServedModel

@@ -96,7 +96,7 @@ def test_wrong_value_is_told_with_where_it_comes_from(
 @pytest.mark.parametrize(("text", "is_json"), [("true", True), ("1", True), ("no", False), ("", False)])
 def test_variable_turns_a_switch_on_and_off(text: str, is_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr("cluster.commands.status.status", lambda *_, as_json, **__: seen.append(as_json))
+    monkeypatch.setattr("cluster.commands.clients.status.status", lambda *_, as_json, **__: seen.append(as_json))
 
     for arguments in (["status"], ["status", "--json"], ["status", "--no-json"]):
         assert CliRunner().invoke(app, arguments, env={"BATON_JSON": text}).exit_code == 0

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.client import bearer
-from cluster.commands.chat import chat
+from cluster.commands.clients.chat import chat
+from cluster.commands.clients.status import status
 from cluster.commands.keys import with_api_keys
-from cluster.commands.status import status
 from cluster.config.config_file import ConfigFileError, load_config
 from cluster.plan.preflight import PreflightError, check_keys
 from router.security import KeyRing, SecuritySettings, hash_key, new_key
