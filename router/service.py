@@ -8,12 +8,10 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from engine.contract.messages import GenerateRequest, SamplingParams, WorkerInfo
-from engine.contract.promise import NO_PROMISE, Promise
-from engine.contract.token_ids import TokenIds
 from router.administration import Administration
 from router.attentive_clock import AttentiveClock
 from router.balance.leaning_control import LeaningControl
@@ -31,6 +29,7 @@ from router.report.router_report import NoPeers, RouterPeers
 from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.request.text_output import TextOutput
+from router.request.text_request import TextRequest
 from router.settings import RouterSettings
 from router.stored_responses.directory import ResponseDirectory
 from router.stored_responses.store import ResponseStore
@@ -44,38 +43,9 @@ from router.text.tokenizer import Tokenizer
 from router.tools.reasoning import ReasoningFormat
 from router.tools.registry import reasoning_format, tool_format
 from router.tools.tool_format import ToolFormat
-from router.tools.turn_reader import TurnRules
 from router.wire.links import make_links, role_views
 
 logger = logging.getLogger(f"baton.{__name__}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextRequest:
-    """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one.
-
-    ``caller_id`` is the caller's id of it, for logs. ``is_prompt_only`` asks only what the model says of the prompt.
-    ``turn`` says how to tell thinking, content and calls apart; None where all is content. ``prediction_token_ids`` are
-    what the caller expects of the output.
-    """
-
-    request_id: str
-    prompt_token_ids: TokenIds
-    sampling: SamplingParams
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    priority: int = 0
-    promise: Promise = NO_PROMISE
-    cache_salt: str | None = None
-    timeout_s: float | None = None
-    session_id: str | None = None
-    caller_id: str = ""
-    shows_logprobs: bool = False
-    is_prompt_only: bool = False
-    turn: TurnRules | None = None
-    prediction_token_ids: TokenIds | None = None
 
 
 class RouterService:

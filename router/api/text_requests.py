@@ -21,7 +21,8 @@ from router.api.parameters.sampling import sampling_params, stop_strings
 from router.api.request_id import SCOPE_KEY
 from router.errors import InvalidRequestError
 from router.request.text_output import TextOutput
-from router.service import RouterService, TextRequest
+from router.request.text_request import TextRequest
+from router.service import RouterService
 from router.tools.turn_reader import TurnRules
 
 MAX_PROMPT_LOGPROBS = 400_000

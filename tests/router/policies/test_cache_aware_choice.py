@@ -13,7 +13,8 @@ from pathlib import Path
 
 from engine.contract.messages import SamplingParams
 from engine.contract.token_ids import TokenIds
-from router.service import RouterService, TextRequest
+from router.request.text_request import TextRequest
+from router.service import RouterService
 from router.settings import RouterSettings
 from tests.support.engine.chain_runner import expected_tokens
 from tests.support.engine.engine_pools import BLOCK_SIZE, EnginePool, engine_pools

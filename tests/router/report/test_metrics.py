@@ -15,7 +15,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.stats import GAUGES
 from engine.contract.token_ids import TokenIds
 from router.report.distribution import Distribution
-from router.service import TextRequest
+from router.request.text_request import TextRequest
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 LISTED = ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time")

@@ -15,7 +15,7 @@ import pytest
 from engine.contract.messages import SamplingParams
 from engine.contract.token_ids import TokenIds
 from router.errors import QueueFullError
-from router.service import TextRequest
+from router.request.text_request import TextRequest
 from router.settings import RouterSettings
 from tests.support.router.fake_workers import counting
 from tests.support.router.router_rig import FAST, RouterRig, completion_text, events, router_rig, until

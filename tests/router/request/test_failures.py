@@ -11,7 +11,7 @@ import pytest
 
 from engine.contract.messages import SamplingParams
 from engine.contract.token_ids import TokenIds
-from router.service import TextRequest
+from router.request.text_request import TextRequest
 from router.settings import RouterSettings
 from tests.support.router.fake_replica import FakeReplica
 from tests.support.router.fake_workers import counting

@@ -1,0 +1,38 @@
+"""One sequence as the API asks for it, before it is a request to workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.contract.messages import SamplingParams
+from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.token_ids import TokenIds
+from router.tools.turn_reader import TurnRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """One sequence to generate, as the API hands it in. ``seed`` None lets the service draw one.
+
+    ``caller_id`` is the caller's id of it, for logs. ``is_prompt_only`` asks only what the model says of the prompt.
+    ``turn`` says how to tell thinking, content and calls apart; None where all is content. ``prediction_token_ids`` are
+    what the caller expects of the output.
+    """
+
+    request_id: str
+    prompt_token_ids: TokenIds
+    sampling: SamplingParams
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    promise: Promise = NO_PROMISE
+    cache_salt: str | None = None
+    timeout_s: float | None = None
+    session_id: str | None = None
+    caller_id: str = ""
+    shows_logprobs: bool = False
+    is_prompt_only: bool = False
+    turn: TurnRules | None = None
+    prediction_token_ids: TokenIds | None = None
