@@ -14,7 +14,7 @@ from engine.scheduler.requests.request import Request
 OrderKey: TypeAlias = tuple[float, float, int]
 
 MAX_PASSING: Final = 32
-"""So many requests that bring their KV along may pass the prompt that is first: then it is served before the next one."""
+"""So many requests that bring their KV along may pass the prompt that is first, which is served before the next one."""
 
 
 def fcfs_key(request: Request) -> OrderKey:
