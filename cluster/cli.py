@@ -94,7 +94,10 @@ def serve(
     address: Annotated[str | None, typer.Option(help="Ray cluster to deploy to; a private Ray if missing.")] = None,
     api_key: NewKeys = None,
 ) -> None:
-    """Start a cluster and serve until Ctrl-C."""
+    """Start a cluster and serve until Ctrl-C.
+
+    Everything else is set in a file (--config); docs/configuration.md lists all of its keys.
+    """
     flags = {
         "model": model,
         "served_model_name": served_model_name or None,
@@ -208,13 +211,14 @@ def plan(
     """Print what would be placed where, with the arithmetic of its memory; start nothing."""
     from cluster.commands.plan import plan as print_plan
     from cluster.config.served_model import served_model
-    from cluster.plan.preflight import check_checkpoint, check_model_len
+    from cluster.plan.preflight import check_checkpoint, check_draft_model, check_model_len
 
     flags = {"model": model, "served_model_name": served_model_name or None}
     settings = load_config(config, flags, variables=variables_used(context))
     served = served_model(settings)
     check_checkpoint(served.path, settings.model_code)
     check_model_len(settings.max_model_len, served.path, settings.model_code)
+    check_draft_model(settings, served.path)
     if not print_plan(settings, served, nodes, Console()):
         raise typer.Exit(fail("the configuration does not fit these machines", EXIT_BAD_INPUT))
 
