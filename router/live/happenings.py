@@ -92,4 +92,4 @@ def _of_choices(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[Happ
     more = {reason: new[reason] - old[reason] for reason in new if new[reason] > old[reason]}
     if more:
         text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in more.items())
-        yield Happening(kind="choice", text=text, count=sum(more.values()))
+        yield Happening(kind="choice", text=f"placed: {text}", count=sum(more.values()))

@@ -53,7 +53,7 @@ function newCard(name, orders) {
     queue: make("p", { name: "queue" }),
     drain: make("button", { text: "Drain", name: "quiet small", type: "button" }),
     lean: make("button", { text: "Lean", name: "quiet small", type: "button" }),
-    points: [],
+    points: Array(NUM_POINTS).fill(0),
     seenAt: 0,
   };
   const spark = svg("svg", { class: "spark", viewBox: `0 0 ${NUM_POINTS - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true" }, part.line);
@@ -63,8 +63,7 @@ function newCard(name, orders) {
     make("header", {}, part.title, part.role, part.state),
     part.bar,
     make("div", { name: "line" }, spark, part.speed),
-    part.queue,
-    make("div", { name: "actions" }, part.drain, part.lean),
+    make("div", { name: "foot" }, part.queue, make("div", { name: "actions" }, part.drain, part.lean)),
   );
   part.drain.setAttribute("aria-label", `Drain ${name}`);
   part.drain.addEventListener("click", () => orders("drain", name, part.worker));
@@ -103,6 +102,7 @@ function showBlocks(bar, kv) {
   const total = Math.max(kv.total, 1);
   OWNERS.forEach((owner, at) => {
     bar.children[at].style.flexBasis = `${(100 * kv[owner]) / total}%`;
+    bar.children[at].classList.toggle("some", kv[owner] > 0);
   });
   const text = OWNERS.filter((owner) => kv[owner]).map((owner) => `${owner} ${count(kv[owner])}`).join(", ");
   bar.setAttribute("aria-label", `${count(kv.total)} KV blocks: ${text}`);
