@@ -109,8 +109,7 @@ class RouterService:
             node_ip=node_ip,
         )
         self._watch()
-        self.live = self._live_feed()
-        self.leanings = self._leaning_control(decode.pool)
+        self.live, self.leanings = self._live_feed(), self._leaning_control(decode.pool)
         self.administration = self._administration()
         self.responses = self._directory(peers or NoPeers())
         self._refreshing: asyncio.Task[None] | None = None
