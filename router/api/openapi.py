@@ -72,6 +72,8 @@ _ANSWERS: dict[str, type[BaseModel]] = {
 
 _STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
+EVENTS_PATH = "/admin/events"
+
 _WITH_BODY = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 
 _STORED = "/v1/responses/{response_id}"
@@ -182,7 +184,9 @@ def _codes(path: str, *, has_body: bool) -> list[int]:
         codes += _OF_BODIES
     if path in _STREAMED:
         codes += _OF_GENERATION
-    if path.startswith("/admin/"):
+    if path == EVENTS_PATH:
+        codes.append(429)
+    elif path.startswith("/admin/"):
         codes += _OF_ORDERS
     if path == "/reset_prefix_cache":
         codes += _OF_RESETS
@@ -218,6 +222,8 @@ def _responses(path: str, always: tuple[int, ...], *, has_body: bool) -> dict[st
 
 
 def _content(path: str) -> dict[str, Any]:
+    if path == EVENTS_PATH:
+        return {"text/event-stream": {"schema": {"type": "string"}}}
     model = _ANSWERS.get(path)
     if model is None:
         return {"text/plain": {"schema": {"type": "string"}}}
