@@ -25,9 +25,14 @@ install: $(STAMP)
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Baton needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Installing Baton and what it needs into $(VENV), once: some minutes, most of them for torch and Ray" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@echo "Choosing versions, downloading (a line for each package that is not kept from before), then unpacking" >&2
+	@rm -f $(VENV)/.failed; \
+		{ $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e ".[dev]" || touch $(VENV)/.failed; } | \
+		grep --line-buffered -oE '^ *Downloading [^ ]+( \([^)]*\))?|^Installing collected packages' >&2; \
+		test ! -e $(VENV)/.failed
 	@touch $@
 
 # Options go to the command: make serve ARGS="--port 9000"

@@ -138,6 +138,8 @@ def _round(urls: dict[str, str], text: str, *, batch: int, number: int, args: ar
     for side, url in sides:
         predictions = [_prediction_of(answer) for answer in done["none"].texts] if side == "prediction" else ()
         bodies = _bodies(text, batch=batch, number=number, max_tokens=args.max_tokens, predictions=predictions)
+        if side in PEERS:  # vLLM's CPU build ends when it draws with a seed: "CPU Generator does not use offset"
+            bodies = [{name: value for name, value in body.items() if name != "seed"} for body in bodies]
         done[side] = asyncio.run(_ask(url, bodies))
     return done
 

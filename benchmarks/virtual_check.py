@@ -8,7 +8,8 @@ the virtual figure over the real one, less 1, with both. Steps take what deploye
 (``--prices FILE``: those of another run), or what ``--machines`` say (benchmarks.virtual_fit), and what deploying them
 costs is fitted to one cell (``--fit-cell``): ``deployment/slowdown``, of all steps, by its median gap, and
 ``deployment/overhead``, of routers, by its median first token. ``error/<figure>/mean`` and ``.../worst`` are of all
-other cells, by their size.
+other cells, by their size. ``--save`` writes the calibration that ``baton whatif`` reads: the decode worker of separate
+pools as it is deployed, with these errors.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from simulation.cluster import simulate
 from simulation.layout import SMALL_CHUNK, Layout, apart, unified
 from simulation.machine import CPU_CORE, Machine, MachineFileError, load_machine
 from simulation.outcome import Figures, figures
+from simulation.whatif.calibration import FIGURES, Calibration, FigureError
 
 PLACES = (f"{APART}/prefill", f"{APART}/decode", f"{ONE}/decode", f"{TWO}/decode")
 PRICES = ("base_s", "row_s", "context_token_s", "prompt_token_s", "prompt_read_s")
-COMPARED = ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms", "goodput")
+COMPARED = FIGURES
 
 
 def layouts_of(machines: Mapping[str, Machine], small_chunk: int) -> dict[str, Layout]:
@@ -161,6 +163,18 @@ def summary_rows(rows: list[Row], *, but: str) -> list[Row]:
     return out
 
 
+def calibration_of(machine: Machine, rows: list[Row]) -> Calibration:
+    """A worker, and the errors that the rows of ``summary_rows`` tell."""
+    values = {row.name: row.value for row in rows}
+    return Calibration(
+        machine=machine,
+        errors={
+            figure: FigureError(mean=values[f"error/{figure}/mean"], worst=values[f"error/{figure}/worst"])
+            for figure in COMPARED
+        },
+    )
+
+
 def main() -> None:
     """Simulate what was measured, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -174,6 +188,7 @@ def main() -> None:
     parser.add_argument("--small-chunk", type=count, default=SMALL_CHUNK)
     parser.add_argument("--ttft-limit-ms", type=positive, default=2000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=100.0)
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the calibration to FILE")
     add_json_option(parser)
     args = parser.parse_args()
     machines = machines_of(args)
@@ -194,6 +209,8 @@ def main() -> None:
             for figure in COMPARED
         ]
     rows += [*summary_rows(rows, but=fit_cell.name), *deployment]
+    if args.save is not None:
+        calibration_of(machines[f"{APART}/decode"], rows).save(args.save)
     publish(rows, packages=("numpy",), json_file=args.json, title="virtual runs beside real ones")
 
 

@@ -94,7 +94,10 @@ def serve(
     address: Annotated[str | None, typer.Option(help="Ray cluster to deploy to; a private Ray if missing.")] = None,
     api_key: NewKeys = None,
 ) -> None:
-    """Start a cluster and serve until Ctrl-C."""
+    """Start a cluster and serve until Ctrl-C.
+
+    Everything else is set in a file (--config); docs/configuration.md lists all of its keys.
+    """
     flags = {
         "model": model,
         "served_model_name": served_model_name or None,
@@ -208,15 +211,65 @@ def plan(
     """Print what would be placed where, with the arithmetic of its memory; start nothing."""
     from cluster.commands.plan import plan as print_plan
     from cluster.config.served_model import served_model
-    from cluster.plan.preflight import check_checkpoint, check_model_len
+    from cluster.plan.preflight import check_checkpoint, check_draft_model, check_model_len
 
     flags = {"model": model, "served_model_name": served_model_name or None}
     settings = load_config(config, flags, variables=variables_used(context))
     served = served_model(settings)
     check_checkpoint(served.path, settings.model_code)
     check_model_len(settings.max_model_len, served.path, settings.model_code)
+    check_draft_model(settings, served.path)
     if not print_plan(settings, served, nodes, Console()):
         raise typer.Exit(fail("the configuration does not fit these machines", EXIT_BAD_INPUT))
+
+
+@app.command(cls=Command)
+def whatif(
+    trace: Annotated[Path | None, typer.Option(help="Recorded arrivals, one JSON object a line.")] = None,
+    start_s: Annotated[float, typer.Option(min=0.0, help="Where in the trace to begin.")] = 0.0,
+    seconds: Annotated[
+        float | None, typer.Option(help="How much of the trace, or how long a load lasts.  [default: all, or 60]")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="How many times as fast as recorded.")] = 1.0,
+    scale: Annotated[int, typer.Option(min=1, help="Divides the recorded lengths; a power of 2 up to 512.")] = 1,
+    mix: Annotated[
+        str | None, typer.Option(help="Instead of a trace: prompt_heavy, balanced or decode_heavy requests.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Of these, requests a second.")] = None,
+    shape: Annotated[str, typer.Option(help="Of these: steady, bursts or step.")] = "steady",
+    layouts: Annotated[
+        str | None, typer.Option(help="What to try, such as apart:2+6,unified:8,unified:8/128,elastic:8.")
+    ] = None,
+    search: Annotated[bool, typer.Option("--search", help="Find the cheapest that keeps the promise.")] = False,
+    max_workers: Annotated[int, typer.Option(help="Most workers that the search tries.")] = 16,
+    attainment: Annotated[float, typer.Option(help="Share of the requests that must keep it.")] = 0.95,
+    ttft_ms: Annotated[float | None, typer.Option(help="Promise: milliseconds to the first token.")] = None,
+    itl_ms: Annotated[float | None, typer.Option(help="Promise: milliseconds between tokens.")] = None,
+    price: Annotated[float, typer.Option(help="What a worker costs an hour.")] = 1.0,
+    calibration: Annotated[
+        str, typer.Option(help="What workers are: cpu_core, cpu_pair, gpu, or a file that was measured.")
+    ] = "cpu_core",
+    load_seed: Annotated[int, typer.Option(help="Same seed, same load and same answer.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="Layouts that are simulated side by side.")] = 1,
+    json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the answer to FILE as JSON.")] = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw SVG pictures; needs matplotlib.")] = None,
+) -> None:
+    """Say what layouts would make of a load, by simulating them; start nothing."""
+    from cluster.commands.whatif import WhatIfError, WhatIfOptions
+    from cluster.commands.whatif import whatif as run
+
+    stop_on_signals()
+    options = WhatIfOptions(
+        trace=trace, start_s=start_s, seconds=seconds, speed=speed, scale=scale, mix=mix, rate=rate, shape=shape,
+        layouts=layouts, is_search=search, max_workers=max_workers, attainment=attainment, ttft_ms=ttft_ms,
+        itl_ms=itl_ms, price=price, calibration=calibration, seed=load_seed, processes=processes, json_file=json_file,
+        plots=plots,
+    )  # fmt: skip
+    try:
+        found = run(options, Console(), Console(stderr=True))
+    except WhatIfError as error:
+        raise typer.Exit(fail(str(error), EXIT_BAD_INPUT)) from error
+    raise typer.Exit(0 if found else EXIT_FAILURE)
 
 
 @app.command(cls=Command)

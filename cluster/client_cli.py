@@ -35,6 +35,19 @@ def status(
 
 
 @clients.command(cls=Command)
+def top(
+    context: typer.Context,
+    url: Url = DEFAULT_URL,
+    api_key: AdminKey = "",
+) -> None:
+    """Watch a running cluster in the terminal; q or Ctrl-C ends. Piped, print it once."""
+    from cluster.commands.clients.top import top as run
+
+    stop_on_signals()
+    _give(lambda url, key: run(url, Console(), api_key=key), context, url, api_key)
+
+
+@clients.command(cls=Command)
 def drain(
     context: typer.Context,
     replica: Annotated[str, typer.Argument(help="Id of a worker as `baton status` shows it, or how it begins.")],

@@ -251,6 +251,18 @@ class QueueFullError(RouterError):
     code = "queue_full"
 
 
+class TooManyWatchersError(RouterError):
+    """As many as may watch the cluster at this router do."""
+
+    code = "too_many_watchers"
+
+    def __init__(self, *, max_watchers: int) -> None:
+        super().__init__(
+            f"{max_watchers} streams of /admin/events are open at this router, and no more may be: close one",
+            retry_after_s=1.0,
+        )
+
+
 def is_refusal(error: RouterError, *, num_output_tokens: int) -> bool:
     """True when a request ended by being turned away: nothing was generated for it, because too many were there."""
     return isinstance(error, QueueFullError) and num_output_tokens == 0

@@ -20,6 +20,8 @@ from router.balance.streams import LiveStreams
 from router.body_room import BodyRoom
 from router.errors import NoReplicaError, UnknownModelError
 from router.grammar.checker import GrammarChecker
+from router.live.feed import LiveFeed
+from router.live.sampler import Sampler
 from router.pool.pool import ReplicaPool
 from router.pool.workers import WorkerPool
 from router.report.cluster_view import ClusterView
@@ -106,6 +108,7 @@ class RouterService:
             node_ip=node_ip,
         )
         self._watch()
+        self.live = self._live_feed()
         self.leanings = self._leaning_control(self.decode_pool)
         self.administration = self._administration()
         self.responses = self._directory(peers or NoPeers())
@@ -114,6 +117,16 @@ class RouterService:
     def _watch(self) -> None:
         running = self._orchestrator
         self.metrics.watch(in_progress=lambda: running.num_alive, waiting=lambda: running.num_waiting)
+
+    def _live_feed(self) -> LiveFeed:
+        sampler = Sampler(
+            role_views(self._links),
+            self.view,
+            model=self.model_name,
+            router_id=self.router_id,
+            settings=self.settings,
+        )
+        return LiveFeed(sampler)
 
     def _leaning_control(self, pool: ReplicaPool) -> LeaningControl:
         return LeaningControl(
@@ -194,6 +207,7 @@ class RouterService:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
             self._refreshing = None
+        self.live.close()
         await self.rebalancer.close()
         await self.leanings.close()
         await self._orchestrator.close()
@@ -365,6 +379,7 @@ class RouterService:
             self.responses.store.drop_expired()
             try:
                 await self._refresh(wait=False)
+                self.live.look_if_due()
             except Exception:
                 # A broken look-up of the members must not end the following of them.
                 logger.exception("refreshing the pools failed")

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import random
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -175,11 +176,14 @@ async def virtual_cluster(layout: Layout, *, seed: int = 0) -> AsyncIterator[Vir
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What a load did to a layout. ``busy_s`` is how long each worker computed, ``took_s`` how long that was simulated
-    for in real seconds, ``virtual_s`` how long it was in virtual ones.
+    for in real seconds, ``virtual_s`` how long it was in virtual ones, ``started_s`` when the load began in these.
+    ``busy_in_s``: what all workers computed in steps that began in a virtual second.
     """
 
     outcomes: Sequence[Outcome]
     busy_s: Sequence[float]
+    busy_in_s: Mapping[int, float]
+    started_s: float
     virtual_s: float
     took_s: float
 
@@ -196,11 +200,23 @@ def simulate(layout: Layout, arrivals: Sequence[Arrival], *, seed: int = 0, warm
         async with virtual_cluster(layout, seed=seed) as cluster:
             await cluster.send(warm_up)
             before_s = [worker.runner.busy_s for worker in cluster.workers.values()]
+            started_s = asyncio.get_running_loop().time()
             outcomes = await cluster.send(arrivals)
             virtual_s = asyncio.get_running_loop().time()
             await cluster.rest()
             after_s = [worker.runner.busy_s for worker in cluster.workers.values()]
             busy_s = [after - before for before, after in zip(before_s, after_s, strict=True)]
-        return Run(outcomes=outcomes, busy_s=busy_s, virtual_s=virtual_s, took_s=time.perf_counter() - began_s)
+            busy_in_s: defaultdict[int, float] = defaultdict(float)
+            for worker in cluster.workers.values():
+                for second, seconds in worker.runner.busy_in_s.items():
+                    busy_in_s[second] += seconds
+        return Run(
+            outcomes=outcomes,
+            busy_s=busy_s,
+            busy_in_s=busy_in_s,
+            started_s=started_s,
+            virtual_s=virtual_s,
+            took_s=time.perf_counter() - began_s,
+        )
 
     return run_virtually(serve())

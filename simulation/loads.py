@@ -140,7 +140,7 @@ def read_trace(file: Path, *, num_requests: int, speed: float = 1.0, scale: int 
     try:
         with file.open() as lines:
             arrivals.extend(
-                _recorded(json.loads(line), speed=speed, scale=scale) for line in islice(lines, num_requests)
+                parse_trace_row(json.loads(line), speed=speed, scale=scale) for line in islice(lines, num_requests)
             )
     except OSError as error:
         raise LoadError(f"the trace {file} cannot be read: {error.strerror}") from error
@@ -149,7 +149,12 @@ def read_trace(file: Path, *, num_requests: int, speed: float = 1.0, scale: int 
     return arrivals
 
 
-def _recorded(row: Mapping[str, object], *, speed: float, scale: int) -> Arrival:
+def parse_trace_row(row: Mapping[str, object], *, speed: float = 1.0, scale: int = 1) -> Arrival:
+    """One request of a recorded load.
+
+    Raises:
+        KeyError, TypeError: It has not what ``read_trace`` says that a line has.
+    """
     hash_ids, input_length, output_length = row["hash_ids"], row["input_length"], row["output_length"]
     timestamp = row["timestamp"]
     if not isinstance(hash_ids, list) or not isinstance(timestamp, (int, float)):

@@ -96,18 +96,31 @@ def load_machine(file: Path) -> Machine:
     """
     try:
         content = json.loads(file.read_bytes())
-        machine: Machine = TypeAdapter(Machine).validate_python(content)
     except OSError as error:
         raise MachineFileError(f"{file} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise MachineFileError(f"{file}: {place}: {first['msg']}") from error
     except ValueError as error:
         raise MachineFileError(f"{file} does not describe a machine: {error}") from error
+    return parse_machine(content, str(file))
+
+
+def parse_machine(content: object, place: str) -> Machine:
+    """The machine that was read from JSON; ``place`` says in errors where.
+
+    Raises:
+        MachineFileError: It is none; names what is wrong.
+    """
+    try:
+        machine: Machine = TypeAdapter(Machine).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the file"
+        raise MachineFileError(f"{place}: {key}: {first['msg']}") from error
+    except ValueError as error:
+        raise MachineFileError(f"{place} does not describe a machine: {error}") from error
+    assert isinstance(content, dict)
     unknown = sorted(_keys(content) - _keys(asdict(machine)))
     if unknown:
-        raise MachineFileError(f"{file}: {unknown[0]} is not a key of a machine")
+        raise MachineFileError(f"{place}: {unknown[0]} is not a key of a machine")
     return machine
 
 

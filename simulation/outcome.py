@@ -51,7 +51,7 @@ class Outcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """A load in numbers. ``goodput`` is requests that kept the promise for each second from the first request until the
-    last token; ``utilisation`` the mean share of that time that workers computed.
+    last token, which are ``seconds``; ``utilisation`` the mean share of that time that workers computed.
     """
 
     num_requests: int
@@ -65,6 +65,7 @@ class Figures:
     share_good: float
     tokens_per_s: float
     utilisation: float = math.nan
+    seconds: float = math.nan
 
     def values(self) -> Mapping[str, float]:
         """All of them by name."""
@@ -92,4 +93,5 @@ def figures(outcomes: Sequence[Outcome], promise: Promise, *, busy_s: Sequence[f
         share_good=100 * num_kept / len(outcomes) if outcomes else math.nan,
         tokens_per_s=sum(outcome.num_tokens for outcome in good) / seconds,
         utilisation=100 * sum(busy_s) / len(busy_s) / seconds if busy_s else math.nan,
+        seconds=seconds,
     )

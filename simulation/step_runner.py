@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -85,11 +86,13 @@ class VirtualRunner:
     """Implements ``StepRunner``. Tokens depend on their row's seed and on their position alone.
 
     A step's time is what ``machine`` predicts beside those workers of the ``host`` that compute when it is launched,
-    more or less by its noise. ``busy_s`` is the time of all steps so far.
+    more or less by its noise. ``busy_s`` is the time of all steps so far, ``busy_in_s`` that of those which began in a
+    second of the clock.
     """
 
     def __init__(self, machine: Machine, clock: WorkerClock, *, host: Host, max_num_seqs: int, seed: int = 0) -> None:
         self.busy_s = 0.0
+        self.busy_in_s: defaultdict[int, float] = defaultdict(float)
         self._machine = machine
         self._clock = clock
         self._host = host
@@ -107,6 +110,7 @@ class VirtualRunner:
         if self._noise:
             seconds *= math.exp(self._random.gauss(-self._noise * self._noise / 2, self._noise))
         self.busy_s += seconds
+        self.busy_in_s[int(self._clock())] += seconds
         return _LaunchedStep(ModelRunnerOutput(sampled_token_ids=self._tokens(output)), seconds, self._clock)
 
     def _tokens(self, output: SchedulerOutput) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

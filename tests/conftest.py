@@ -32,6 +32,12 @@ os.environ["HOME"] = _HOME.name
 NEEDS_ROOT = Path(__file__).parent / "e2e" / "test_other_user.py"
 """Tests that become another user; only root can."""
 
+NEEDS_BROWSER = (
+    Path(__file__).parent / "e2e" / "shared" / "test_live_page.py",
+    Path(__file__).parent / "router" / "live" / "test_page_in_a_browser.py",
+)
+"""Tests that drive Debian's chromium (tests/support/router/browser.py)."""
+
 
 def pytest_unconfigure() -> None:
     """Remove the tests' own home."""
@@ -40,15 +46,27 @@ def pytest_unconfigure() -> None:
 
 def pytest_report_header() -> list[str]:
     """Say what this user cannot run."""
-    if os.geteuid() == 0:
-        return []
-    name = NEEDS_ROOT.relative_to(Path(__file__).parents[1])
-    return [f"NOT RUN: {name}, which becomes another user and so needs root"]
+    root = Path(__file__).parents[1]
+    missing = []
+    if os.geteuid() != 0:
+        missing.append(f"NOT RUN: {NEEDS_ROOT.relative_to(root)}, which becomes another user and so needs root")
+    if not _has_browser():
+        names = " and ".join(str(file.relative_to(root)) for file in NEEDS_BROWSER)
+        missing.append(f"NOT RUN: {names}, which need Debian's chromium: python -m tests.support.router.browser")
+    return missing
+
+
+def _has_browser() -> bool:
+    from tests.support.debian_packages import CHROMIUM
+
+    return CHROMIUM.exists()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the tests that have to be named, unless they are, and those that this user cannot run."""
     if collection_path == NEEDS_ROOT and os.geteuid() != 0:
+        return True
+    if collection_path in NEEDS_BROWSER and not _has_browser():
         return True
     if collection_path not in NAMED_TESTS:
         return None

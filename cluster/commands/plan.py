@@ -13,7 +13,7 @@ from cluster.config.config import BatonConfig
 from cluster.config.served_model import ServedModel
 from cluster.plan.inventory import GIB, Node, load_nodes
 from cluster.plan.place_remedies import describe
-from cluster.plan.placement import POOLS, Placement, first_replicas, this_machine
+from cluster.plan.placement import POOLS, NoGpuError, Placement, first_replicas, this_machine
 from cluster.plan.plan import Plan, make_plan
 from cluster.plan.sizing import EngineSize
 from engine.contract.errors import ConfigError
@@ -43,7 +43,7 @@ def plan_here(config: BatonConfig, model: ServedModel, nodes_file: Path | None) 
     nodes = [_with_gpus(this_machine(config), config)]
     try:
         return make_plan(config, model, nodes, cpu_dtype=_cpu_dtype(config, model))
-    except ConfigError as error:  # no GPU, on a laptop where a cluster is being planned
+    except NoGpuError as error:  # on a laptop where a cluster is being planned
         remedy = ", or ".join(filter(None, (error.remedy, "list the machines with --nodes")))
         raise ConfigError(error.what, remedy=remedy) from error
 

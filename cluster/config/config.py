@@ -230,10 +230,10 @@ class BatonConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self._check_router()
         engines = {pool: self._checked_engine(pool) for pool in ROLES}
         try:
             transfer = self.transfer_options()
-            self.router_settings()
             self.security_settings()
         except (ConfigError, KVTransferError) as error:
             raise ValueError(str(error)) from error
@@ -274,6 +274,12 @@ class BatonConfig(Section):
             return self.engine_config(pool, model=Path(), num_threads=1)
         except ConfigError as error:
             raise ValueError(self.with_keys(str(error), pool)) from error
+
+    def _check_router(self) -> None:
+        try:
+            self.router_settings()
+        except ValueError as error:
+            raise ValueError(with_keys(str(error), ("router", self.router))) from error
 
     def with_keys(self, message: str, pool: str) -> str:
         """What an engine of a pool says, with every setting as it is written in the file."""

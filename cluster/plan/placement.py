@@ -75,11 +75,15 @@ class Placement:
         return [placed for placed in self.placed if placed.node is node]
 
 
+class NoGpuError(ConfigError):
+    """GPUs were asked for, and none of the machines has one: other machines would be a remedy."""
+
+
 def place(config: BatonConfig, nodes: Sequence[Node]) -> Placement:
     """Spread every process over the machines that offer what it takes, as Ray will.
 
     Raises:
-        ConfigError: GPUs were asked for, and there are none.
+        NoGpuError: GPUs were asked for, and there are none.
     """
     board = _Board(nodes)
     demands = {pool: demands_of(config, pool, nodes) for pool in POOLS}
@@ -111,15 +115,15 @@ def demands_of(config: BatonConfig, pool: str, nodes: Sequence[Node]) -> Mapping
     keeps the pool on its machines.
 
     Raises:
-        ConfigError: GPUs were asked for, and there are none.
+        NoGpuError: GPUs were asked for, and there are none.
     """
     section = config.pool(pool)
     num_gpus = sum(node.num_gpus for node in nodes)
     wants_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus > 0)
     if wants_gpu and num_gpus < 1:
-        raise ConfigError("device is cuda, but no machine has a GPU", remedy="set device to cpu or auto")
+        raise NoGpuError("device is cuda, but no machine has a GPU", remedy="set device to cpu or auto")
     if section.num_gpus and not wants_gpu:
-        raise ConfigError(
+        raise NoGpuError(
             f"{pool}.num_gpus is {section.num_gpus:g}, but no machine has a GPU",
             remedy=f"leave {pool}.num_gpus out, or add machines with GPUs",
         )

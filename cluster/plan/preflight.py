@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from pathlib import Path
 
 from cluster.config.config import BatonConfig
 from cluster.config.served_model import ServedModel, served_model
+from cluster.plan.draft_vocabulary import first_differences, tells_tokens
 from engine.contract.config import ModelCode
 from engine.contract.errors import CheckpointError, ConfigError
 from engine.executor.draft_engine import DraftEngine
@@ -23,6 +25,8 @@ from router.text.tokenizer import Tokenizer
 class PreflightError(Exception):
     """Something outside of the configuration: one line that says what to change."""
 
+
+logger = logging.getLogger(f"baton.{__name__}")
 
 RAY_CONNECT_TIMEOUT_S = 5.0
 MAX_PORT_DIGITS = 5
@@ -93,16 +97,46 @@ def check_draft_model(config: BatonConfig, path: Path) -> None:
     """Look at the model that drafts for the one in ``path``, if there is any, but not at its weights.
 
     Raises:
-        CheckpointError: Its directory is no checkpoint.
-        PreflightError: Its vocabulary is another one.
+        PreflightError: Its directory is no checkpoint, or its tokens mean something else.
     """
+    drafts: set[Path] = set()
     for pool in ROLES:
         try:
             draft = DraftEngine.of(config.engine_config(pool, model=path, num_threads=1))
+            if draft is not None and (draft_path := draft.config.model.path) not in drafts:
+                drafts.add(draft_path)
+                check_shards(draft_path)
         except ConfigError as error:
             raise PreflightError(str(error)) from error
-        if draft is not None:
-            check_shards(draft.config.model.path)
+        except (CheckpointError, OSError) as error:
+            named = config.speculative.draft_model  # type: ignore[attr-defined]  # the section is made at run time
+            reason = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+            raise PreflightError(
+                f"speculative.draft_model is {str(named)!r}: {reason}; name the directory of "
+                "a smaller checkpoint of the same family, on this machine, or set speculative.method to ngram or suffix"
+            ) from error
+    for draft_path in drafts:
+        _check_draft_vocabulary(path, draft_path)
+
+
+def _check_draft_vocabulary(path: Path, draft_path: Path) -> None:
+    for lacking in (path, draft_path):
+        if not tells_tokens(lacking):
+            logger.warning(
+                "speculative.draft_model: %s has no tokenizer.json, so only the sizes of the two vocabularies were "
+                "compared; put that model's tokenizer.json there to have its tokens compared",
+                lacking,
+            )
+            return
+    try:
+        differences = first_differences(path, draft_path)
+    except ModelDirectoryError as error:
+        raise PreflightError(f"speculative.draft_model: {error}") from error
+    if differences:
+        raise PreflightError(
+            f"speculative.draft_model: the model in {draft_path} has other tokens than the one in {path}: {differences}"
+            "; its drafts would mean something else: name a draft model of the same family, with the same tokenizer"
+        )
 
 
 def check_text_files(path: Path) -> None:

@@ -50,6 +50,7 @@ class RouterListener:
             ListenError: The address cannot be had.
         """
         self._settings = settings
+        self._end_watching: Callable[[], None] = lambda: None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._socket = _bind(settings.host, settings.port)
@@ -94,6 +95,7 @@ class RouterListener:
             timeout_graceful_shutdown=max(int(self._settings.drain_timeout_s), 1),
         )
         self._server = _Server(config)
+        self._end_watching = getattr(app.state, "end_watching", self._end_watching)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             if self._serving.done():
@@ -115,6 +117,7 @@ class RouterListener:
         if self._server is None or self._serving is None:
             self._socket.close()
             return
+        self._end_watching()
         self._server.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await self._serving

@@ -130,7 +130,9 @@ class Gauges:
 
     ``held_blocks_by_group`` are the blocks that requests and leases hold, by KV cache group; ``num_window_blocks`` are
     the ones of groups whose layers see a window, which are given back as they leave it.
-    ``num_early_blocks`` of those that are not free are held for requests that are to come, and give way to others.
+    ``num_early_blocks`` of those that are not free are held for requests that are to come, and give way to others;
+    ``num_loading_blocks`` of them are being filled. ``num_cached_blocks`` of the free ones have content that is found
+    again.
     """
 
     __slots__ = ()
@@ -140,6 +142,8 @@ class Gauges:
     num_held_blocks: int = measured()
     num_leased_blocks: int = measured("KV blocks pinned for a reader.", metric="num_leased_blocks")
     num_early_blocks: int = measured()
+    num_loading_blocks: int = measured()
+    num_cached_blocks: int = measured()
     num_window_blocks: int = measured()
     held_blocks_by_group: tuple[int, ...] = measured(start=())
     num_running: int = measured("Requests that compute.", metric="num_requests_running")

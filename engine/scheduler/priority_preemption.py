@@ -210,7 +210,8 @@ class Room:
 
     def _num_last_held(self, block_ids: list[int]) -> int:
         released, kept = self._num_released, self._kept
-        return sum(released[block_id] == self._num_refs(block_id) for block_id in block_ids if block_id not in kept)
+        distinct = set(block_ids) - kept  # beams of one request share blocks
+        return sum(released[block_id] == self._num_refs(block_id) for block_id in distinct)
 
     def _move(self, victim: Request, sign: int) -> None:
         self._num_rows += sign * (victim.num_rows if victim.row is not None else 0)

@@ -43,6 +43,8 @@ def take_snapshot(
         num_held_blocks=kv_cache.num_blocks - num_free - leases.num_leased_blocks,
         num_leased_blocks=leases.num_leased_blocks,
         num_early_blocks=early.num_blocks,
+        num_loading_blocks=remote.num_loading_blocks,
+        num_cached_blocks=kv_cache.pool.num_cached,
         num_window_blocks=_num_window_blocks(kv_cache, held_by_group) if kv_cache.has_windows else 0,
         held_blocks_by_group=held_by_group,
         queued_prefill_tokens=live_requests.queued_prefill_tokens + rows.num_prefill_tokens,

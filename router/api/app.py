@@ -27,6 +27,7 @@ from router.api.http.methods import MethodsMiddleware
 from router.api.http.request_body import read_body
 from router.api.ignored import HEADER as IGNORED_HEADER
 from router.api.ignored import ignored_header
+from router.api.live import add_live
 from router.api.messages.endpoints import add_messages
 from router.api.openapi import body_schema, describe
 from router.api.prompts import check_vocabulary, encode, render_chat
@@ -66,6 +67,8 @@ _PATHS = frozenset(
         "/admin/move",
         "/admin/faults",
         "/admin/lean",
+        "/admin/events",
+        "/live/{name}",
         "/reset_prefix_cache",
         "/server_info",
     }
@@ -118,6 +121,7 @@ def build_app(
     _add_operations(app, service)
     add_traces(app, service)
     add_admin(app, service)
+    add_live(app, service)
     add_server_info(app, service, version=app.version, facts=facts)
     return app
 
@@ -227,7 +231,6 @@ def _add_models(app: FastAPI, service: RouterService) -> None:
 
 
 def _add_operations(app: FastAPI, service: RouterService) -> None:
-    @app.get("/")
     @app.get("/health")
     @app.get("/healthz")
     @app.get("/ping")

@@ -36,6 +36,7 @@ from router.errors import (
     ResponseUnreachableError,
     RouterError,
     TooManyValuesError,
+    TooManyWatchersError,
     TraceNotFoundError,
     UnknownModelError,
     UnknownReplicaError,
@@ -61,6 +62,7 @@ _STATUS: tuple[tuple[type[RouterError], int, str], ...] = (
     (BodyTimeoutError, HTTPStatus.REQUEST_TIMEOUT, "invalid_request_error"),
     (HeadersTooLargeError, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_request_error"),
     (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"),
+    (TooManyWatchersError, HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"),
     (BodiesFullError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
     (NoReplicaError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
     (RequestCancelledError, HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable_error"),
@@ -166,7 +168,7 @@ def http_error_response(status: int, message: str, headers: Mapping[str, str] | 
 
 def invalid_body(error: ValidationError) -> InvalidRequestError:
     """What is wrong with a body: the first parameter to blame, and all that was said of it."""
-    problems = error.errors(include_url=False, include_input=False)
+    problems = error.errors(include_url=False)
     first = problems[0]
     if first["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
@@ -195,7 +197,7 @@ def _root(location: Sequence[int | str]) -> str:
 
 def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
     """A place in the body itself: those of a prompt and of a message's content are told without the form's name."""
-    place = tuple(part for part in location if not str(part).startswith(FORM_TAG))
+    place = tuple(part for part in location if not _names_form(str(part)))
     if place[:1] == ("prompt",) and place[1:2] and place[1] in PROMPT_FORMS:
         return (place[0], *place[2:])
     if place[:1] == ("messages",) and place[2:3] == ("content",) and place[3:4] and place[3] in CONTENT_FORMS:
@@ -203,12 +205,37 @@ def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
     return place
 
 
+def _names_form(part: str) -> bool:
+    """Whether a part of a place names a form that a value may have: ``list[str]``, ``function-after[...]``."""
+    return part.startswith((FORM_TAG, "function-", "constrained-", "lax-or-strict", "json-or-python")) or (
+        part.endswith("]") and "[" in part
+    )
+
+
 def _words(problem: Any) -> str:
-    return "there is no such field" if problem["type"] in UNKNOWN else str(problem["msg"])
+    if problem["type"] in UNKNOWN:
+        return "there is no such field"
+    return str(problem["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+
+
+MAX_SHOWN_CHARACTERS = 40
+
+
+def _value(problems: Sequence[Any]) -> str:
+    """What was sent, where it is one number or one short word that nobody named yet."""
+    value = problems[0].get("input")
+    is_one = all(problem.get("input") is value for problem in problems)
+    if not is_one or not isinstance(value, (bool, int, float, str)) or problems[0]["type"] in UNKNOWN:
+        return ""
+    shown = json.dumps(value, ensure_ascii=False)
+    is_named = any("got " in str(problem["msg"]) for problem in problems)
+    return "" if is_named or len(shown) > MAX_SHOWN_CHARACTERS else f", got {shown}"
 
 
 def _sentence(name: str, problems: Sequence[Any]) -> str:
     where = {".".join(str(part) for part in problem["loc"]) for problem in problems}
     said = list(dict.fromkeys(_words(problem) for problem in problems))
     place = next(iter(where)) if len(where) == 1 else name
-    return f"the parameter '{place}' is invalid: {'; or '.join(said[:6])}" if place else f"invalid body: {said[0]}"
+    if not place:
+        return f"invalid body: {said[0]}"
+    return f"the parameter '{place}' is invalid: {'; or '.join(said[:6])}{_value(problems)}"

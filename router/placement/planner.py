@@ -8,7 +8,7 @@ was promised something count little: while it is in time it gives way to those t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,9 @@ MAX_PROMPT_SHARE = 0.9
 JOINING_STEPS = 2.0
 """A stream that comes waits on average for half a step, one that reads its KV, and some of its own."""
 
+LEAST_HEAD_SHARE = 0.25
+"""A prompt is split where somebody else has so much more of it cached than whoever would compute it."""
+
 NEVER = np.inf
 
 
@@ -46,12 +49,14 @@ class Wish:
 
     num_blocks: what must be free where its tokens are generated; ``num_prompt_blocks``: where its prompt is computed.
     num_new_tokens: tokens that are expected to come, after the first.
+    least_head_tokens: fewer cached tokens are no reason to split the prompt; 0: it may not be split.
     hand_over_s: until another worker can go on with the prompt's KV.
     key: a number that differs from request to request.
     """
 
     num_prompt_tokens: int
     num_new_tokens: float
+    least_head_tokens: int = 0
     num_blocks: int = 0
     num_prompt_blocks: int = 0
     promise: Promise = NO_PROMISE
@@ -61,11 +66,15 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Indices of the replica that computes the prompt and of the one that generates behind it."""
+    """Indices of the replica that computes the prompt and of the one that generates behind it.
+
+    num_head_tokens: of a prompt that is split, what the former computes; the latter computes the rest. 0: it is not.
+    """
 
     prompt: int
     stream: int
     cost: float
+    num_head_tokens: int = 0
 
     @property
     def is_colocated(self) -> bool:
@@ -125,9 +134,11 @@ class Costs(NamedTuple):
     joining: FloatArray
 
 
-def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Costs:
-    """Of each replica, for each part of a plan."""
+def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray, *, begins_s: float = 0.0) -> Costs:
+    """Of each replica, for each part of a plan. Prompts cannot begin before ``begins_s``."""
     at = predict(fleet, wish, cached_tokens)
+    if begins_s:
+        at = replace(at, ttft_s=at.ttft_s + begins_s)
     promise, num_tokens = wish.promise, wish.num_new_tokens
     own = 1.0 if promise == NO_PROMISE else SLACK_WEIGHT
     prompt = own * (at.ttft_s + fleet.num_rows * at.prompt_s)
@@ -166,7 +177,34 @@ def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | No
         cost = float(apart_prompt[prompt_at] + apart_stream[stream_at])
         if cost < best.cost:
             best = Plan(prompt=prompt_at, stream=stream_at, cost=cost)
+    if wish.least_head_tokens and fleet.num_rows.size > 1:
+        best = _split(fleet, wish, cached_tokens, stream, best) or best
     return best if best.cost < NEVER else None
+
+
+def _split(fleet: Standings, wish: Wish, cached_tokens: FloatArray, stream: FloatArray, best: Plan) -> Plan | None:
+    """The plan by which one replica hands over what it has cached, and another does all the rest, if it costs less.
+
+    Only what is cached is worth a cut: the second replica waits for the first, so that a token that both could compute
+    comes sooner from either of them alone. The first one computes a single token, behind the cached ones.
+    ``stream``: what it costs to generate at each replica; never where there is no room.
+    """
+    at = int(cached_tokens.argmax())
+    num_cached = int(cached_tokens[at])
+    num_more = num_cached - cached_tokens[best.prompt]
+    least = max(wish.least_head_tokens, LEAST_HEAD_SHARE * wish.num_prompt_tokens)
+    if at == best.prompt or num_more < least or num_cached + 1 >= wish.num_prompt_tokens:
+        return None
+    head = predict(fleet, replace(wish, num_prompt_tokens=num_cached + 1), cached_tokens)
+    begins_s = float(head.ttft_s[at]) + wish.hand_over_s
+    tail = costs(fleet, wish, np.maximum(cached_tokens, float(num_cached)), begins_s=begins_s).prompt
+    together = tail + stream
+    together[at] = NEVER
+    stream_at = int(together.argmin())
+    cost = float(together[stream_at] + fleet.num_rows[at] * head.prompt_s[at])
+    if cost * (1.0 + TIE_MARGIN) >= best.cost:
+        return None
+    return Plan(prompt=at, stream=stream_at, cost=cost, num_head_tokens=num_cached + 1)
 
 
 class Weighed(NamedTuple):

@@ -11,6 +11,7 @@ class Reason(StrEnum):
     COLOCATED: one worker does all, by the predictions. APART: two do, each what it leans to.
     OVERFLOW_TO_PREFILL: tokens are generated on a worker that leans to prompts, apart from its prompt.
     OVERFLOW_TO_DECODE: the prompt is computed on a worker that leans to tokens, apart from these.
+    SPLIT: one worker hands over the beginning of the prompt, which it has cached, and another one does all the rest.
     MODELS_UNKNOWN: no worker has made enough steps to be predicted: the policies chose.
     OVERRIDE: a setting names a policy, or a bound, that is not the default.
     SESSION: the worker of its session generates.
@@ -21,6 +22,7 @@ class Reason(StrEnum):
     APART = "apart"
     OVERFLOW_TO_PREFILL = "overflow_to_prefill"
     OVERFLOW_TO_DECODE = "overflow_to_decode"
+    SPLIT = "split"
     MODELS_UNKNOWN = "models_unknown"
     OVERRIDE = "override"
     SESSION = "session"

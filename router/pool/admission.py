@@ -182,6 +182,8 @@ class Admission:
             return False
         ticket.placed = placed
         own_tokens = placed.num_prompt_tokens if placed.is_colocated else 0
+        if placed.num_head_tokens:
+            own_tokens = wish.demand.num_tokens - placed.num_head_tokens
         ticket.reservation = pool.reserve(placed.stream, num_blocks=wish.num_blocks, num_tokens=own_tokens)
         if placed.prompt is not None and not placed.is_colocated:
             ticket.prompt_room = pool.reserve(placed.prompt, num_tokens=placed.num_prompt_tokens)

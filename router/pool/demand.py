@@ -39,6 +39,12 @@ class Demand:
         return self._request.promise
 
     @property
+    def may_be_split(self) -> bool:
+        """True when two workers may compute a part of the prompt each: nothing is to be said of all of its tokens."""
+        sampling = self._request.sampling
+        return sampling.num_prompt_logprobs is None and sampling.beams is None
+
+    @property
     def key(self) -> int:
         """A number that differs from request to request."""
         return zlib.crc32(self._request.request_id.encode())

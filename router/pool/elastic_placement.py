@@ -27,6 +27,9 @@ BYTES_PER_S = 1e9
 MAX_WEIGHED = 4
 """So many plans besides the chosen one are told of a traced request."""
 
+LEAST_HEAD_BLOCKS = 4
+"""Cached blocks that are worth handing over to a worker that computes the rest of a prompt."""
+
 PROMPTS, STREAMS = "prefill", "decode"
 
 
@@ -65,7 +68,8 @@ class ElasticPlacement:
         plan = choose(priced, wish, cached)
         if plan is None:
             return None
-        lacking = max(wish.num_prompt_tokens - int(cached[plan.prompt]), 1)
+        num_computed = plan.num_head_tokens or wish.num_prompt_tokens
+        lacking = max(num_computed - int(cached[plan.prompt]), 1)
         placed = self._placed(candidates, plan, lacking, has_home=home is not None)
         if not demand.is_traced:
             return placed
@@ -98,13 +102,21 @@ class ElasticPlacement:
         prompt, stream = candidates[plan.prompt], candidates[plan.stream]
         if has_home:
             reason = Reason.SESSION
+        elif plan.num_head_tokens:
+            reason = Reason.SPLIT
         elif plan.is_colocated:
             reason = Reason.COLOCATED
         elif stream.leaning == PROMPTS:
             reason = Reason.OVERFLOW_TO_PREFILL
         else:
             reason = Reason.APART if prompt.leaning == PROMPTS else Reason.OVERFLOW_TO_DECODE
-        return Placed(stream=stream, prompt=prompt, num_prompt_tokens=num_prompt_tokens, reason=reason)
+        return Placed(
+            stream=stream,
+            prompt=prompt,
+            num_prompt_tokens=num_prompt_tokens,
+            num_head_tokens=plan.num_head_tokens,
+            reason=reason,
+        )
 
     def _by_policies(self, demand: Demand, num_blocks: int, reason: Reason) -> Placed | None:
         """The stream by the policy for decode, the prompt by that for prefill, each on who leans to it if possible."""
@@ -120,9 +132,12 @@ class ElasticPlacement:
         return Placed(stream=stream, prompt=prompt, num_prompt_tokens=lacking, reason=reason)
 
     def _wish(self, demand: Demand, num_blocks: int, candidates: Sequence[Replica]) -> Wish:
+        info = candidates[0].info
+        block_size = info.block_size if info is not None else 0
         return Wish(
             num_prompt_tokens=demand.num_tokens,
             num_new_tokens=min(demand.max_tokens - 1.0, self._num_new_tokens()),
+            least_head_tokens=LEAST_HEAD_BLOCKS * block_size if demand.may_be_split else 0,
             num_blocks=num_blocks,
             num_prompt_blocks=self._pool.blocks_for(demand.num_tokens + 1),
             promise=demand.promise,

@@ -25,7 +25,8 @@ class NamedPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """``stream`` generates. ``prompt`` computes the prompt, of which it lacks ``num_prompt_tokens``; None where that is
-    decided later.
+    decided later. Of a prompt that is split, ``prompt`` computes only the first ``num_head_tokens``, of which it lacks
+    so many, and ``stream`` the others; 0: it is not split.
 
     ``weighed`` are the plans that cost least, the chosen one first; there for traced requests only.
     """
@@ -33,6 +34,7 @@ class Placed:
     stream: Replica
     prompt: Replica | None = None
     num_prompt_tokens: int = 0
+    num_head_tokens: int = 0
     reason: Reason | None = None
     weighed: Sequence[NamedPlan] = ()
 

@@ -121,6 +121,40 @@ class ClusterView:
                 held[name] = max(until_s, held.get(name, 0.0))
         return held
 
+    def held_now(self) -> dict[str, float]:
+        """Those of them that are here, and whose time is not over."""
+        here = {replica.replica_id for pool in self._pools for replica in pool.replicas}
+        now_s = time.time()
+        return {name: end_s for name, end_s in sorted(self.held_leanings().items()) if end_s > now_s and name in here}
+
+    def last_leaning(self) -> LeaningNote | None:
+        """The last change that a router made, as they were heard last."""
+        return _newest([self._leaning_change, *(other.report.leaning_change for other in self._board.others)])
+
+    def counters(self) -> RouterCounters:
+        """What all routers counted, those that are gone included, as they were heard last: nobody is asked."""
+        total = self._counters.plus(self._board.forgotten.counters)
+        for other in self._board.others:
+            total = total.plus(other.report.counters)
+        return total
+
+    def router_rows(self) -> dict[str, dict[str, object]]:
+        """The routers that are not gone, by their ids, as they were heard last: nobody is asked."""
+        load = self._load
+        rows: dict[str, dict[str, object]] = {
+            self._router_id: {"state": "running", "in_progress": load.num_alive, "waiting": load.num_waiting}
+        }
+        for other in self._board.others:
+            if other.state != "departed":
+                report = other.report
+                told: dict[str, object] = {
+                    "state": other.state,
+                    "in_progress": report.num_alive,
+                    "waiting": report.num_waiting,
+                }
+                rows[report.router_id] = told
+        return rows
+
     def report(self) -> RouterReport:
         """What this router tells another."""
         self._num_reports += 1
@@ -156,15 +190,11 @@ class ClusterView:
 
     def _leanings(self, routers: Sequence[KnownRouter]) -> dict[str, object]:
         """Who decides what workers lean to, the last change that a router made, and what operators hold."""
-        changes = [router.report.leaning_change for router in routers]
-        last = max(
-            (change for change in changes if change is not None), key=lambda item: item.changed_at_s, default=None
-        )
-        now_s = time.time()
+        last = _newest([router.report.leaning_change for router in routers])
         return {
             "decided_by": min(self.live_router_ids()) if self._settings.adapts_leanings else None,
             "last_change": None if last is None else asdict(last),
-            "held_until": {name: end_s for name, end_s in sorted(self.held_leanings().items()) if end_s > now_s},
+            "held_until": self.held_now(),
         }
 
     async def metrics_text(self) -> bytes:
@@ -207,6 +237,11 @@ class ClusterView:
                 await self._meet()
             except Exception:
                 logger.exception("asking the other routers failed")
+
+
+def _newest(changes: Sequence[LeaningNote | None]) -> LeaningNote | None:
+    known = (change for change in changes if change is not None)
+    return max(known, key=lambda item: item.changed_at_s, default=None)
 
 
 def _router_families(routers: Sequence[KnownRouter]) -> list[MetricFamily]:

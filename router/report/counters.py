@@ -86,6 +86,7 @@ class RouterCounters:
     num_placed_apart: int = _placed(Reason.APART)
     num_placed_overflow_to_prefill: int = _placed(Reason.OVERFLOW_TO_PREFILL)
     num_placed_overflow_to_decode: int = _placed(Reason.OVERFLOW_TO_DECODE)
+    num_placed_split: int = _placed(Reason.SPLIT)
     num_placed_models_unknown: int = _placed(Reason.MODELS_UNKNOWN)
     num_placed_override: int = _placed(Reason.OVERRIDE)
     num_placed_session: int = _placed(Reason.SESSION)

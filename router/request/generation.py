@@ -67,6 +67,11 @@ class Generation:
         self.times.enter(stage)
 
     @property
+    def num_head_tokens(self) -> int:
+        """Of a prompt that is split between two workers: how many tokens the first one computes; otherwise 0."""
+        return self.placed.num_head_tokens if self.placed is not None else 0
+
+    @property
     def request_id(self) -> str:
         """The id that the workers know."""
         return self.request.request_id
@@ -115,6 +120,7 @@ class Generation:
             self.trace.deliver(delta)
         if self.times.wants_tokens:
             self.begun.set()
+            delta = self._with_cached_tokens(delta)
             if delta.token_ids or delta.beams:
                 self.times.token(delta.queue_s)
         if finish_reason is not delta.finish_reason:
@@ -125,6 +131,13 @@ class Generation:
             self.mailbox.put(delta)
         elif self.num_cached_tokens is None:
             self.num_cached_tokens = delta.num_cached_tokens
+
+    def _with_cached_tokens(self, delta: TokenDelta) -> TokenDelta:
+        """Of a prompt that was split, what was in the cache of either worker; what was moved was not."""
+        if not self.num_head_tokens or self.num_cached_tokens is None or delta.num_cached_tokens is None:
+            return delta
+        num_local = delta.num_cached_tokens - (delta.num_remote_tokens or 0)
+        return delta._replace(num_cached_tokens=max(self.num_cached_tokens, num_local))
 
     def _deliver_beams(self, delta: TokenDelta) -> None:
         """Pass on what a search found, one output to each consumer, as if it had generated it."""

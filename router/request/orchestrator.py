@@ -290,7 +290,11 @@ class Orchestrator:
                 await self._decode_phase.run(generation, Journey(), reservation)
                 return
             is_handed_over = delta.finish_reason is FinishReason.HANDED_OVER
-            generation.deliver(delta, None if is_handed_over else delta.finish_reason)
+            if generation.num_head_tokens:
+                generation.is_local = True  # the rest of the prompt is computed where its choices generate
+                generation.num_cached_tokens = delta.num_cached_tokens
+            else:
+                generation.deliver(delta, None if is_handed_over else delta.finish_reason)
             if is_handed_over:
                 await self._decode(generation, delta, reservation, prefill_replica_id=replica_id)
         finally:
@@ -331,7 +335,8 @@ class Orchestrator:
         journey = Journey(kv_transfer=delta.kv_transfer, num_output_tokens=len(generation.output_token_ids))
         num_again = 0
         while True:
-            journey.kv_lost_policy = self._settings.kv_lost_policy if num_again < MAX_PREFILLS_AGAIN else "recompute"
+            is_tried_again = num_again < MAX_PREFILLS_AGAIN and not generation.num_head_tokens
+            journey.kv_lost_policy = self._settings.kv_lost_policy if is_tried_again else "recompute"
             is_lease_certain_to_end = False
             try:
                 is_lease_certain_to_end = await self._decode_phase.run(generation, journey, reservation)

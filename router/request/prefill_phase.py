@@ -79,10 +79,12 @@ class PrefillPhase:
         while loss.num_losses < num_attempts and loss.num_drained <= MAX_MOVES:
             if policy != "fail" and not self._pool.has_any():
                 raise PrefillLostError(loss.reason or "no prefill replica takes requests")
+            if generation.num_head_tokens and (loss.num_attempts or self._first_choice(generation) is None):
+                raise PrefillLostError(loss.reason or "the worker that has its beginning takes no requests")
             replica = await self._choose(generation, loss, stream_id=stream_id)
             if replica.replica_id == stream_id:
                 raise PrefillLostError(loss.reason or "no other replica takes requests")
-            if decode is not None and generation.leader is None:
+            if decode is not None and generation.leader is None and not generation.num_head_tokens:
                 self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
             if (trace := generation.trace) is not None:
                 part = "recompute" if generation.output_token_ids else "prefill"
@@ -196,7 +198,8 @@ class PrefillPhase:
 
     async def _run_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         def make_request(client_id: str) -> GenerateRequest:
-            return replace(generation.request, hand_over=True, client_id=client_id, prediction_token_ids=None)
+            request = _head(generation) if generation.num_head_tokens else generation.request
+            return replace(request, hand_over=True, client_id=client_id, prediction_token_ids=None)
 
         timeout_s = self._settings.prefill_timeout_s
         reservation = self._turn(generation, replica)
@@ -208,6 +211,16 @@ class PrefillPhase:
             raise WorkerUnavailableError(replica_id=replica.replica_id, reason=reason) from None
         finally:
             reservation.release()
+
+
+def _head(generation: Generation) -> GenerateRequest:
+    """The beginning of a prompt that is split. Nobody looks at the token that is sampled behind it."""
+    request = generation.request
+    return replace(
+        request,
+        prompt_token_ids=request.prompt_token_ids[: generation.num_head_tokens],
+        sampling=type(request.sampling)(max_tokens=2, ignore_eos=True),
+    )
 
 
 def times(number: int) -> str:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 from tests.cluster.hosts import DIES_WITH_US
 from tests.cluster.network import PREFIX, run
+from tests.support.debian_packages import install
 
 PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "rsync": "rsync", "make": "make"}
 PACKAGES |= {"unshare": "util-linux", "setpriv": "util-linux", "redis-server": "redis-server"}
 """Programs, and the Debian packages that bring them."""
 
-INSTALL_TIMEOUT_S = 300.0
 CANNOT = 3
 """Exit code: neither 1 nor 2, with which Python itself fails."""
 
@@ -30,7 +28,7 @@ def why_not() -> str | None:
     if os.geteuid() != 0:
         return "namespaces and bridges need root: run `sudo make test-cluster`, or leave it to a machine where you may"
     missing = missing_programs()
-    if missing and (failure := _install([PACKAGES[program] for program in missing])):
+    if missing and (failure := install([PACKAGES[program] for program in missing])):
         return f"{', '.join(missing)} must be installed ({failure})"
     return _try_namespaces()
 
@@ -39,34 +37,6 @@ def missing_programs() -> list[str]:
     """What is not there."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     return [program for program in PACKAGES if shutil.which(program, path=path) is None]
-
-
-def _install(packages: list[str]) -> str | None:
-    """Install Debian packages without starting their services; why that failed, if it did."""
-    if shutil.which("apt-get") is None:
-        return f"with something else than apt-get: {' '.join(packages)}"
-    policy = Path("/usr/sbin/policy-rc.d")
-    is_ours = not policy.exists()
-    if is_ours:
-        policy.write_text("#!/bin/sh\nexit 101\n")
-        policy.chmod(0o755)
-    try:
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *packages]):
-            result = subprocess.run(
-                ["apt-get", "-o", "Acquire::http::Timeout=20", *command],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=INSTALL_TIMEOUT_S,
-                check=False,
-            )
-        return None if result.returncode == 0 else f"apt-get failed: {result.stderr.strip()[-500:]}"
-    except subprocess.TimeoutExpired:
-        return f"apt-get did not end within {INSTALL_TIMEOUT_S:.0f} s"
-    finally:
-        if is_ours:
-            policy.unlink()
 
 
 def _try_namespaces() -> str | None:

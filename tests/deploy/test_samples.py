@@ -89,6 +89,15 @@ def test_cluster_that_is_planned_on_a_machine_without_gpus_asks_for_a_list_of_th
     assert "set device to cpu or auto, or list the machines with --nodes" in f"{result.exception}{result.output}"
 
 
+def test_list_of_machines_is_no_remedy_for_what_no_machine_would_mend(tmp_path: Path) -> None:
+    config = tmp_path / "baton.yaml"
+    config.write_text("device: cpu\ncache: {memory_bytes: 1}\n")
+    result = CliRunner().invoke(app, ["plan", "--config", str(config)])
+
+    assert result.exit_code != 0
+    assert "--nodes" not in f"{result.exception}{result.output}"
+
+
 def test_unknown_key_of_a_nodes_file_is_named(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text("nodes: [{cpu: 8, memory_gib: 32}]")

@@ -13,6 +13,7 @@ from tests.support.engine.proposers import Remembering
 from tests.support.parity.answers import Answer
 from tests.support.parity.column import Column
 from tests.support.parity.feature import COMPLETION, Feature
+from tests.support.parity.halved_prompts import halved_prompts
 from tests.support.parity.setup import BY_LEANING, ELASTIC, LOCAL, PLAIN, RECOMPUTES, STREAMED, Setup, suffering
 from tests.support.parity.world import World, asking
 from tests.support.router.router_rig import until
@@ -174,6 +175,23 @@ async def once_predicted(made: World, feature: Feature) -> Answer:
     return await made.ask(feature)
 
 
+async def halved(made: World, feature: Feature) -> Answer:
+    """One worker computes the first half of the prompt, another the rest."""
+    with halved_prompts(made.service, head="prefill-0", tail="decode-0"):
+        answer = await made.ask(feature)
+    may_be_split = not (feature.is_beam_search or feature.is_computed_anew)
+    assert (made.count("router num_placed_split") > 0) == may_be_split
+    return answer
+
+
+async def halved_and_lost(made: World, feature: Feature) -> Answer:
+    """The worker that computes the rest is lost when some tokens were sent."""
+    with halved_prompts(made.service, head="prefill-0", tail="decode-0"):
+        async with asking(made, feature) as answering:
+            await made.kill(await made.waiting_engine("decode"))
+        return await answering
+
+
 # ---- what is built
 
 PATHS = (
@@ -331,6 +349,14 @@ ROLES = (
             "prefill recomputed_tokens",
             "decode recomputed_tokens",
         ),
+    ),
+    Column(name="prompt split", setup=Setup(settings=BY_LEANING), ask=halved, grow=("decode num_transfers",)),
+    Column(
+        name="prompt split, then killed",
+        setup=Setup(settings=BY_LEANING, num_decode=2, steps={"decode": STEPS_BEFORE}),
+        ask=halved_and_lost,
+        grow=("router num_migrations",),
+        is_left_whole=False,
     ),
     Column(
         name="swapped roles",

@@ -50,7 +50,8 @@ def status(url: str, console: Console, *, as_json: bool, api_key: str = "") -> N
         states = ", ".join(f"{router['router_id']} {router['state']}" for router in routers)
         console.print(Text(f"routers: {states}"), soft_wrap=True)
     totals = answer.get("totals", {})
-    console.print(", ".join(f"{name} {totals[name]:,}" for name in TOTALS if name in totals), highlight=False)
+    told = ", ".join(f"{name} {totals[name]:,}" for name in TOTALS if name in totals)
+    console.print(told, highlight=False, soft_wrap=True)
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -69,8 +70,14 @@ def status_table(answer: dict[str, Any]) -> Table:
         table.add_column(title, no_wrap=True)
     for pool, replicas in answer.get("pools", {}).items():
         for replica in replicas:
-            table.add_row(*(Text(cell({"pool": pool, **replica}.get(key))) for _, key in COLUMNS))
+            shown = {"pool": pool_and_leaning(pool, replica.get("leaning")), **replica}
+            table.add_row(*(Text(cell(shown.get(key))) for _, key in COLUMNS))
     return table
+
+
+def pool_and_leaning(pool: str, leaning: str | None) -> str:
+    """The pool of a worker, and what it leans to where that is another role's work."""
+    return pool if leaning in (None, pool) else f"{pool}→{leaning}"
 
 
 def cell(value: object) -> str:

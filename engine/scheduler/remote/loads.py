@@ -81,6 +81,12 @@ class RemoteKV:
         return self._source is not None
 
     @property
+    def num_loading_blocks(self) -> int:
+        """Blocks of each table that are being filled, times the tables; of loads that nobody wants any more, too."""
+        loads = self._loads.values()
+        return sum((load.end_block - load.first_block) * len(load.block_tables) for load in loads) if loads else 0
+
+    @property
     def has_loads(self) -> bool:
         """True while any load is in flight, wanted or not."""
         return bool(self._loads)

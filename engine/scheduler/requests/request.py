@@ -47,6 +47,7 @@ class Request:
     it gets a row. ``num_preempted_tokens`` were computed when it was preempted last, if it waits since then.
     ``queue_s`` is None until it is admitted for the first time. ``confirmed_blocks`` are the indices of blocks behind
     an invalid span that a load already published.
+    ``num_passed_by`` counts who was served before it, though it was the first prompt in the queue.
     ``is_load_lost``: a load brought nothing that could be used, and none is begun for it any more.
     ``full_limit`` is the total length at which the output ends, ``limit`` the one at which this engine's part of it
     does (a hand-over ends after one token).
@@ -77,6 +78,7 @@ class Request:
         "more_rows",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_passed_by",
         "num_preempted_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -102,6 +104,7 @@ class Request:
         self.arrival_index = arrival_index
         self.queued_at_s = queued_at_s
         self.state = RequestState.WAITING
+        self.num_passed_by = 0
         self.row: int | None = None
         self.more_rows: tuple[int, ...] = ()
         self.token_ids = _known_tokens(message)

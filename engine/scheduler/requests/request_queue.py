@@ -6,12 +6,15 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain, count
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from engine.contract.config import QueuePolicy
 from engine.scheduler.requests.request import Request
 
 OrderKey: TypeAlias = tuple[float, float, int]
+
+MAX_PASSING: Final = 32
+"""So many requests that bring their KV along may pass the prompt that is first, which is served before the next one."""
 
 
 def fcfs_key(request: Request) -> OrderKey:
@@ -53,10 +56,11 @@ class RequestQueue(Protocol):
 
 
 class FcfsQueue:
-    """First come, first served, where what was computed elsewhere came before all prompts.
+    """First come, first served, where what was computed elsewhere came before prompts.
 
     A request that brings its KV along had its turn there, and tokens of it were promised soon: it needs a row and no
-    time, and waits for no prompt. So do those that were preempted.
+    time. ``MAX_PASSING`` of them pass the first prompt, the next ones wait for this one prompt and pass the one behind
+    it: prompts starve under no load, and nobody waits for all of them. Those that were preempted pass everybody.
     """
 
     def __init__(self) -> None:
@@ -81,18 +85,34 @@ class FcfsQueue:
         lane = self._lane_for(request)
         lane[request.request_id] = request
         lane.move_to_end(request.request_id, last=False)
+        if lane is self._started:
+            self._count_passing(request, -1)
 
     def peek(self) -> Request | None:
         """The next request, None when empty."""
-        return next(iter(self), None)
+        started, prompt = next(iter(self._started.values()), None), next(iter(self._prompts.values()), None)
+        if started is None or prompt is None:
+            return started or prompt
+        return prompt if prompt.num_passed_by >= MAX_PASSING and not started.num_preemptions else started
 
     def pop(self) -> Request:
         """Take the next request."""
-        return (self._started or self._prompts).popitem(last=False)[1]
+        request = self.peek()
+        assert request is not None, "pop from an empty queue"
+        self.remove(request)
+        return request
 
     def remove(self, request: Request) -> None:
         """Take a request from wherever it is."""
-        del self._lane_with(request)[request.request_id]
+        lane = self._lane_with(request)
+        del lane[request.request_id]
+        if lane is self._started:
+            self._count_passing(request, 1)
+
+    def _count_passing(self, request: Request, change: int) -> None:
+        prompt = next(iter(self._prompts.values()), None)
+        if prompt is not None and not request.num_preemptions:
+            prompt.num_passed_by = max(prompt.num_passed_by + change, 0)
 
     def _lane_for(self, request: Request) -> OrderedDict[str, Request]:
         return self._started if request.kv_transfer is not None or request.num_preemptions else self._prompts

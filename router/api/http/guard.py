@@ -15,8 +15,12 @@ _OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health", "/ping", "/re
 """What a load balancer asks."""
 
 _ORDER_PATHS = ("/admin", "/reset_prefix_cache", "/server_info")
-_ADMIN_PATHS = ("/status", "/metrics", *_ORDER_PATHS)
+_READ_PATHS = ("/status", "/metrics", "/admin/events")
+_ADMIN_PATHS = (*_READ_PATHS, *_ORDER_PATHS)
 """These and everything below them. Where the only key is the cluster's own, it is for orders alone."""
+
+_PAGE_FILES = "/live/"
+"""What the page at / is made of: it tells nothing of the cluster."""
 
 _OWNER = "baton_owner"
 _IS_ADMIN = "baton_is_admin"
@@ -71,6 +75,10 @@ class GuardMiddleware:
         """Which keys open a path."""
         settings = self._settings
         if path in _OPEN_PATHS or (settings.open_metrics and path == "/metrics"):
+            return "open"
+        if path.startswith(_PAGE_FILES):
+            return "open"
+        if path in _READ_PATHS and not settings.has_keys:
             return "open"
         closed = _ADMIN_PATHS if settings.has_keys else _ORDER_PATHS if settings.has_admin_keys else ()
         if any(path == admin or path.startswith(admin + "/") for admin in closed):

@@ -31,7 +31,8 @@ def timeout_header(service: RouterService, request: Request) -> float | None:
         timeout_s = math.nan
     if not 0.0 < timeout_s <= service.settings.max_timeout_s:
         raise InvalidRequestError(
-            f"{TIMEOUT_HEADER} must be a number of seconds up to {service.settings.max_timeout_s:g}, got {text[:40]!r}",
+            f"{TIMEOUT_HEADER} must be a number of seconds above 0, up to {service.settings.max_timeout_s:g}, "
+            f"got {text[:40]!r}",
             code="invalid_parameter",
             param=TIMEOUT_HEADER,
         )
@@ -57,7 +58,7 @@ def _milliseconds(request: Request, name: str) -> float | None:
         value = math.nan
     if not 0.0 < value <= MAX_PROMISE_MS:
         raise InvalidRequestError(
-            f"{name} must be a number of milliseconds up to {MAX_PROMISE_MS:.0f}, got {text[:40]!r}",
+            f"{name} must be a number of milliseconds above 0, up to {MAX_PROMISE_MS:.0f}, got {text[:40]!r}",
             code="invalid_parameter",
             param=name,
         )

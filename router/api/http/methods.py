@@ -11,6 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 METHOD_NOT_ALLOWED = 405
 
+IS_HEAD = "baton_is_head"
+"""Key of a request's scope that is a HEAD, for answers that would never end."""
+
 
 class MethodsMiddleware:
     """Answers HEAD as GET without the body, and OPTIONS with the methods that a path takes.
@@ -33,7 +36,7 @@ class MethodsMiddleware:
         if scope["method"] == "OPTIONS" and methods:
             await Response(status_code=204, headers={"Allow": ", ".join(methods)})(scope, receive, send)
         elif scope["method"] == "HEAD" and "GET" in methods:
-            await self._app({**scope, "method": "GET"}, receive, _without_body(send))
+            await self._app({**scope, "method": "GET", IS_HEAD: True}, receive, _without_body(send))
         else:
             await self._app(scope, receive, self._with_allow(scope, send))
 

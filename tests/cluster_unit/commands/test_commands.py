@@ -249,3 +249,22 @@ def test_api_that_is_open_to_others_is_warned_of(values: dict[str, object], told
 
     assert (warning is None) == (told is None)
     assert told is None or told in (warning or "")
+
+
+def test_status_table_tells_what_a_worker_of_another_pool_leans_to() -> None:
+    row = {"node_ip": "127.0.0.1", "pid": 4194304, "state": "running", "kv_usage": 1.0}
+    answer = {
+        "model": "m",
+        "pools": {
+            "prefill": [{"replica_id": "abcdefgh", "leaning": "decode", **row}],
+            "decode": [{"replica_id": "ijklmnop", "leaning": "decode", **row}],
+        },
+    }
+    console = Console(file=io.StringIO(), width=80)
+
+    print_table(status_table(answer), console)
+
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert any("prefill→decode abcdefgh" in line for line in lines)
+    assert any("decode         ijklmnop" in line for line in lines)
+    assert max(len(line.rstrip()) for line in lines) <= 80

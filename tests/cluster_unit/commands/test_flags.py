@@ -44,6 +44,10 @@ def test_every_flag_has_a_variable_that_its_help_names(name: str) -> None:
         assert f"[env var: {', '.join(variables_of(option))}" in shown
 
 
+def test_help_of_serve_says_where_all_settings_are_listed() -> None:
+    assert "docs/configuration.md" in CliRunner().invoke(app, ["serve", "--help"]).output
+
+
 def test_commands_mean_the_same_by_a_variable() -> None:
     kinds: dict[str, set[object]] = defaultdict(set)
     for command in COMMANDS.values():

@@ -231,3 +231,21 @@ def test_promise_of_the_cluster_reaches_the_routers() -> None:
 def test_promise_that_makes_no_sense_is_refused(slo: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(slo))):
         BatonConfig.model_validate({"slo": slo})
+
+
+@pytest.mark.parametrize(
+    ("router", "words"),
+    [
+        ({"read_timeout_s": 0}, "router.read_timeout_s must be more than 0 seconds, got 0"),
+        (
+            {"default_timeout_s": 20, "max_timeout_s": 10},
+            "router.default_timeout_s (20.0) is larger than router.max_timeout_s (10.0)",
+        ),
+        ({"rebalance_max_kv_usage": 2}, "router.rebalance_max_kv_usage must be from 0.2 to 1, got 2"),
+    ],
+)
+def test_setting_of_the_router_is_named_as_it_is_written(router: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        BatonConfig.model_validate({"router": router})
+
+    assert words in str(refused.value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from cluster.config.config import BatonConfig
 from cluster.plan.preflight import (
@@ -83,8 +86,63 @@ def test_draft_model_of_another_vocabulary_is_refused_with_both_sizes(tmp_path: 
         check_draft_model(drafted_by(other), model)
 
 
-def test_draft_model_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_draft_model_that_is_no_checkpoint_is_refused_with_its_key(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "llama")
 
-    with pytest.raises(CheckpointError, match="missing"):
+    with pytest.raises(
+        PreflightError, match=r"speculative\.draft_model is '.*missing'.*name the directory of a smaller"
+    ):
         check_draft_model(drafted_by(tmp_path / "missing"), model)
+
+
+def with_tokens(path: Path, tokens: list[str], *, special: dict[int, str] | None = None) -> Path:
+    """A checkpoint of a vocabulary of these tokens."""
+    make_checkpoint(path, "llama")
+    backend = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=tokens[0]))
+    content = json.loads(backend.to_str())
+    for token_id, token in (special or {}).items():
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        content["added_tokens"].append({"id": token_id, "content": token, "special": True, **flags})
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    return path
+
+
+def test_draft_model_of_other_tokens_is_refused_with_the_first_that_differ(tmp_path: Path) -> None:
+    model = with_tokens(tmp_path / "model", ["?", "a", "b", "c", "d", "e"], special={6: "<end>"})
+    other = with_tokens(tmp_path / "other", ["?", "a", "c", "b", "e", "d"], special={6: "<end>"})
+
+    named = r"2 is 'b' in the model and 'c' in the draft model; 3 is .*; 4 is .*, and 1 more"
+    with pytest.raises(PreflightError, match=rf"speculative\.draft_model.*other tokens.*{named}.*of the same family"):
+        check_draft_model(drafted_by(other), model)
+
+
+def test_draft_model_of_another_special_token_is_refused(tmp_path: Path) -> None:
+    model = with_tokens(tmp_path / "model", ["?", "a"], special={2: "<end>"})
+    other = with_tokens(tmp_path / "other", ["?", "a"], special={2: "<turn>"})
+
+    with pytest.raises(PreflightError, match="2 is '<end>' in the model and '<turn>' in the draft model"):
+        check_draft_model(drafted_by(other), model)
+
+
+def test_draft_model_that_lacks_a_token_of_chats_is_accepted(tmp_path: Path) -> None:
+    model = with_tokens(tmp_path / "model", ["?", "a"], special={2: "<end>", 3: "<tool>"})
+
+    check_draft_model(drafted_by(with_tokens(tmp_path / "base", ["?", "a"], special={2: "<end>"})), model)
+
+
+def test_of_a_draft_model_without_tokenizer_it_is_told_what_was_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = with_tokens(tmp_path / "model", ["?", "a"])
+
+    check_draft_model(drafted_by(make_checkpoint(tmp_path / "bare", "llama")), model)
+
+    assert "bare has no tokenizer.json, so only the sizes" in caplog.text
+
+
+def test_draft_model_whose_tokenizer_cannot_be_read_is_named(tmp_path: Path) -> None:
+    model, other = with_tokens(tmp_path / "model", ["?", "a"]), make_checkpoint(tmp_path / "other", "llama")
+    (other / "tokenizer.json").write_text("{")
+
+    with pytest.raises(PreflightError, match=r"speculative\.draft_model: cannot read .*tokenizer\.json"):
+        check_draft_model(drafted_by(other), model)

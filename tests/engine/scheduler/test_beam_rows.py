@@ -225,3 +225,26 @@ def test_o5_more_beams_than_there_is_room_for_are_refused_with_the_arithmetic() 
         beam_world(max_num_seqs=2).add(search("r0"))
     with pytest.raises(RequestRefusedError, match=r"3 beams of a prompt of 10 tokens need more KV"):
         beam_world(num_blocks=4).add(search("r0"))
+
+
+@pytest.mark.behaviour("O2")
+@pytest.mark.parametrize("num_blocks", range(17, 22))
+def test_o2_blocks_that_the_beams_of_a_victim_share_count_once(num_blocks: int) -> None:
+    """The world asks at every step whether whoever lost its place lost it to somebody who starts."""
+    options = {
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "policy": "priority",
+        "enable_priority_preemption": True,
+    }
+    world = beam_world(num_blocks=num_blocks, **options)
+    world.add(make_request("top", 8, max_tokens=12, priority=0))
+    world.add(search("low", priority=5))
+    for _ in range(6):
+        world.step()
+    world.add(make_request("high", 53, max_tokens=9, priority=1))
+
+    world.run()
+
+    for request_id in ("top", "low", "high"):
+        world.check_output(request_id)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.contract.config import QueuePolicy
 from engine.scheduler.policy.preemption import order_key
 from engine.scheduler.requests.request import Request
-from engine.scheduler.requests.request_queue import make_queue
+from engine.scheduler.requests.request_queue import MAX_PASSING, make_queue
 from kv_transfer.params import PROTOCOL_VERSION, KVTransferParams, PeerIdentity
 from tests.support.scheduler.scheduler_requests import make_request
 
@@ -52,6 +52,63 @@ def test_c12_fcfs_lets_what_was_computed_elsewhere_pass_prompts() -> None:
 
     assert second in queue
     assert [queue.pop() for _ in range(3)] == [first, second, prompt]
+
+
+@pytest.mark.behaviour("C12")
+@given(arrivals=st.lists(st.integers(0, 6), min_size=40, max_size=120), num_prompts=st.integers(1, 4))
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_c12_fcfs_has_a_prompt_passed_by_so_many_and_a_hand_over_wait_for_one_prompt(
+    arrivals: list[int], num_prompts: int
+) -> None:
+    queue, sequence = make_queue("fcfs"), 0
+    for sequence in range(num_prompts):
+        queue.push(queued(sequence))
+    served: list[Request] = []
+    for num_arrivals in arrivals:
+        for _ in range(num_arrivals):
+            sequence += 1
+            queue.push(queued(sequence, brings_kv=True))
+        if (request := queue.peek()) is not None:
+            queue.remove(request)
+            if num_arrivals % 2:  # it may not start yet
+                queue.push_front(request)
+            else:
+                served.append(request)
+    served += [queue.pop() for _ in range(len(queue))]
+
+    places = [place for place, request in enumerate(served) if request.kv_transfer is None]
+    gaps = [after - before - 1 for before, after in zip([-1, *places], places, strict=False)]
+    assert len(places) == num_prompts
+    assert max(gaps) <= MAX_PASSING, "a prompt is passed by no more than that"
+    assert [request.arrival_index for request in served if request.kv_transfer] == sorted(
+        request.arrival_index for request in served if request.kv_transfer
+    )
+
+
+@pytest.mark.behaviour("C12")
+def test_c12_fcfs_lets_one_prompt_in_between_hand_overs_that_do_not_end() -> None:
+    queue = make_queue("fcfs")
+    for index in range(2):
+        queue.push(queued(index))
+    for index in range(2, 3 * MAX_PASSING):
+        queue.push(queued(index, brings_kv=True))
+
+    served = [queue.pop().kv_transfer is None for _ in range(2 * MAX_PASSING + 2)]
+
+    assert [place for place, is_prompt in enumerate(served) if is_prompt] == [MAX_PASSING, 2 * MAX_PASSING + 1]
+
+
+@pytest.mark.behaviour("C12")
+def test_c12_fcfs_lets_the_preempted_pass_a_prompt_that_was_passed_often_enough() -> None:
+    queue = make_queue("fcfs")
+    prompt, preempted = queued(0), queued(1)
+    preempted.num_preemptions = 1
+    prompt.num_passed_by = MAX_PASSING
+    queue.push(prompt)
+    queue.push(queued(2, brings_kv=True))
+    queue.push_front(preempted)
+
+    assert [queue.pop().request_id for _ in range(3)] == ["r1", "r0", "r2"]
 
 
 @pytest.mark.behaviour("C12")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -119,6 +121,41 @@ def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
 
     assert plan is not None
     assert plan.prompt == 1
+
+
+def test_what_a_busy_worker_has_cached_is_handed_to_one_that_has_room() -> None:
+    busy = standing(num_rows=60.0, num_context_tokens=60_000.0)
+    plan = plan_of(busy, standing(), cached=(4800.0, 0.0), num_prompt_tokens=8000, least_head_tokens=64)
+
+    assert plan == Plan(prompt=0, stream=1, cost=plan.cost if plan else 0.0, num_head_tokens=4801)
+    assert plan_of(busy, standing(), cached=(4800.0, 0.0), num_prompt_tokens=8000) != plan
+
+
+def test_a_prompt_that_is_cached_where_there_is_room_is_not_split() -> None:
+    plan = plan_of(standing(), standing(), cached=(4800.0, 0.0), num_prompt_tokens=8000, least_head_tokens=64)
+
+    assert plan is not None
+    assert (plan.prompt, plan.num_head_tokens) == (0, 0)
+
+
+@given(replicas=REPLICAS, wish=WISHES, data=st.data())
+def test_a_prompt_is_split_only_where_that_costs_less(
+    replicas: list[Standing], wish: Wish, data: st.DataObject
+) -> None:
+    sizes = st.integers(0, wish.num_prompt_tokens - 1).map(float)
+    cached = np.array(data.draw(st.lists(sizes, min_size=len(replicas), max_size=len(replicas))))
+    fleet = fleet_of(*replicas)
+
+    whole, split = (choose(fleet, replace(wish, least_head_tokens=least), cached) for least in (0, 64))
+
+    assert (whole is None) == (split is None)
+    if whole is None or split is None or not split.num_head_tokens:
+        assert split == whole
+        return
+    assert split.cost < whole.cost
+    assert split.prompt != split.stream
+    assert 64 < split.num_head_tokens == cached[split.prompt] + 1 < wish.num_prompt_tokens
+    assert fleet.num_available_blocks[split.stream] >= wish.num_blocks or fleet.is_idle[split.stream]
 
 
 def test_a_full_decode_worker_sends_streams_to_one_that_leans_to_prompts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
@@ -342,3 +343,14 @@ async def test_where_roles_are_fixed_nobody_decides_on_leanings(routers: Routers
     told = (await routers.one.client.get("/status")).json()["leanings"]
 
     assert told == {"decided_by": None, "last_change": None, "held_until": {}}
+
+
+async def test_leaning_held_of_a_worker_that_is_gone_is_not_told(routers: Routers) -> None:
+    view = routers.one.service.view
+    end_s = time.time() + 60
+    view.hold_leaning("decode-0", until_s=end_s)
+    view.hold_leaning("decode-gone", until_s=end_s)
+
+    told = (await routers.one.client.get("/status")).json()["leanings"]["held_until"]
+
+    assert told == {"decode-0": end_s}

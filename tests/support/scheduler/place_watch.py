@@ -18,7 +18,9 @@ class PlaceWatch:
     def __init__(self, scheduler: Scheduler, config: SchedulerConfig, *, is_at_rest: bool) -> None:
         self._live = scheduler._live_requests.live
         table = scheduler._table
-        num_lacking = len(table) if not table.beam_rows else 2 * len(table) * table.groups.num_groups
+        num_lacking = len(table) * table.groups.num_groups  # a row that grows takes a block of each
+        if table.beam_rows:
+            num_lacking *= 2
         has_blocks = scheduler.stats().num_free_blocks >= num_lacking
         is_artificial = config.artificial_preemption_probability > 0
         self._is_watching = config.enable_priority_preemption and is_at_rest and has_blocks and not is_artificial

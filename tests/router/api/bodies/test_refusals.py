@@ -394,3 +394,25 @@ async def test_refusals_of_the_engine_keep_their_code(rig: RouterRig) -> None:
     response = await rig.complete("hi", max_tokens=3)
 
     assert (response.status_code, response.json()["error"]["code"]) == (400, "prompt_too_long")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"logit_bias": {"x": 1}},
+            "the parameter 'logit_bias' is invalid: its keys must be token ids such as '50', got 'x'",
+        ),
+        (
+            {"temperature": -1},
+            "the parameter 'temperature' is invalid: Input should be greater than or equal to 0, got -1",
+        ),
+        ({"n": "two"}, "the parameter 'n' is invalid: Input should be a valid integer, got \"two\""),
+    ],
+)
+async def test_message_has_the_value_and_nothing_of_how_it_was_checked(
+    rig: RouterRig, fields: dict[str, Any], message: str
+) -> None:
+    response = await rig.complete("hi", **fields)
+
+    assert response.json()["error"]["message"] == message

@@ -1,0 +1,237 @@
+"""`baton whatif`: what layouts would make of a load, without a cluster."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from engine.contract.promise import Promise
+from simulation.layout import Layout, LayoutError
+from simulation.loads import LoadError
+from simulation.machine import MachineFileError
+from simulation.whatif.answer import Judge, Question, Verdict, judging
+from simulation.whatif.calibration import FIGURES, Calibration, find_calibration
+from simulation.whatif.cheapest import search_cheapest
+from simulation.whatif.layouts import MAX_WORKERS, layouts_of_size, parse_layouts
+from simulation.whatif.plots import PlotsUnavailableError, check_plots, draw
+from simulation.whatif.source import DescribedSource, Source, TraceSource
+
+DEFAULT_SECONDS = 60.0
+
+
+class WhatIfError(ValueError):
+    """The question cannot be answered as it was asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfOptions:
+    """The flags of the command, unchecked; None where a flag was not given."""
+
+    trace: Path | None
+    start_s: float
+    seconds: float | None
+    speed: float
+    scale: int
+    mix: str | None
+    shape: str
+    rate: float | None
+    layouts: str | None
+    is_search: bool
+    max_workers: int
+    attainment: float
+    ttft_ms: float | None
+    itl_ms: float | None
+    price: float
+    calibration: str
+    seed: int
+    processes: int
+    json_file: Path | None
+    plots: Path | None
+
+    @property
+    def promise(self) -> Promise:
+        """What requests should get."""
+        return Promise(ttft_ms=self.ttft_ms, itl_ms=self.itl_ms)
+
+    def source(self) -> Source:
+        """The load that was asked for.
+
+        Raises:
+            WhatIfError: Two were, or none.
+        """
+        if self.trace is not None:
+            if self.mix is not None or self.rate is not None:
+                raise WhatIfError("--trace is a load by itself: leave out --mix and --rate")
+            seconds = math.inf if self.seconds is None else self.seconds
+            return TraceSource(
+                file=self.trace, start_s=self.start_s, seconds=seconds, speed=self.speed, scale=self.scale
+            )
+        if self.mix is None or self.rate is None:
+            raise WhatIfError("say what load: --trace FILE, or --mix and --rate")
+        if (self.start_s, self.speed, self.scale) != (0.0, 1.0, 1):
+            raise WhatIfError("--start-s, --speed and --scale are of a --trace")
+        seconds = DEFAULT_SECONDS if self.seconds is None else self.seconds
+        return DescribedSource(mix=self.mix, shape=self.shape, rate=self.rate, seconds=seconds, seed=self.seed)
+
+    def check(self) -> None:
+        """Raise what is wrong with the flags.
+
+        Raises:
+            WhatIfError: Something is.
+        """
+        if self.is_search is (self.layouts is not None):
+            raise WhatIfError("say which layouts: --layouts LIST, or --search for the cheapest that keeps the promise")
+        if self.is_search and self.promise == Promise():
+            raise WhatIfError("--search needs a promise to keep: --ttft-ms, --itl-ms or both")
+        if not 0.0 < self.attainment <= 1.0:
+            raise WhatIfError(f"--attainment is a share above 0 and up to 1, got {self.attainment}")
+        if not 1 <= self.max_workers <= MAX_WORKERS:
+            raise WhatIfError(f"--max-workers is from 1 to {MAX_WORKERS}, got {self.max_workers}")
+        for flag, value in (("--ttft-ms", self.ttft_ms), ("--itl-ms", self.itl_ms), ("--seconds", self.seconds)):
+            if value is not None and not 0.0 < value < math.inf:
+                raise WhatIfError(f"{flag} must be above 0, got {value}")
+        if not 0.0 <= self.price < math.inf:
+            raise WhatIfError(f"--price is what a worker costs an hour, 0 or more, got {self.price}")
+        if self.json_file is not None and not self.json_file.parent.is_dir():
+            raise WhatIfError(f"--json-file {self.json_file}: there is no folder {self.json_file.parent}")
+
+
+def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
+    """Answer the question: a table, and the files that were asked for. False if a search found nothing.
+
+    Raises:
+        WhatIfError: The question is wrong; says what about it.
+    """
+    try:
+        options.check()
+        if options.plots is not None:
+            check_plots()
+        calibration = find_calibration(options.calibration)
+        source = options.source()
+        listed = parse_layouts(options.layouts, calibration.machine, options.promise) if options.layouts else []
+        question = Question(source=source, promise=options.promise, price_per_hour=options.price, seed=options.seed)
+        with judging(question, calibration.machine, num_processes=options.processes) as judge:
+            tried, best = _answer(options, calibration, listed, judge, progress)
+    except (LoadError, LayoutError, MachineFileError, PlotsUnavailableError) as error:
+        raise WhatIfError(str(error)) from error
+    output.print(table_of(tried, best))
+    for line in notes(options, calibration, tried, best):
+        output.print(line, markup=False, highlight=False, soft_wrap=True)
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps(report(options, calibration, tried, best), indent=1) + "\n")
+    if options.plots is not None:
+        shown = tried if best is None else [best]
+        for file in draw(shown, options.plots):
+            output.print(f"drawn: {file}", markup=False, highlight=False, soft_wrap=True)
+    return not options.is_search or best is not None
+
+
+def _answer(
+    options: WhatIfOptions, calibration: Calibration, listed: Sequence[Layout], judge: Judge, console: Console
+) -> tuple[Sequence[Verdict], Verdict | None]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("simulating", total=None)
+
+        def telling(layouts: Sequence[Layout]) -> list[Verdict]:
+            progress.update(task, description=f"simulating {', '.join(layout.name for layout in layouts)}")
+            return judge(layouts)
+
+        if not options.is_search:
+            return telling(listed), None
+        found = search_cheapest(
+            telling,
+            lambda num_workers: layouts_of_size(num_workers, calibration.machine, options.promise),
+            attainment=options.attainment,
+            max_workers=options.max_workers,
+        )
+        return found.tried, found.best
+
+
+def table_of(tried: Sequence[Verdict], best: Verdict | None) -> Table:
+    """A row for each layout; the one that was searched is marked."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("layout", no_wrap=True)
+    names = ("kept %", "good/s", "TTFT50", "90 ms", "gap50", "99 ms", "busy %", "hours", "cost")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for verdict in tried:
+        found = verdict.figures
+        cells = (
+            f"{100 * verdict.attainment:.1f}",
+            f"{found.goodput:.2f}",
+            _number(found.ttft_p50_ms),
+            _number(found.ttft_p90_ms),
+            _number(found.itl_p50_ms),
+            _number(found.itl_p99_ms),
+            _number(found.utilisation),
+            f"{verdict.worker_hours:.3f}",
+            f"{verdict.cost:.3f}",
+        )
+        table.add_row(f"{verdict.layout}{' *' if verdict is best else ''}", *cells)
+    return table
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def notes(
+    options: WhatIfOptions, calibration: Calibration, tried: Sequence[Verdict], best: Verdict | None
+) -> list[str]:
+    """What to know of the table: the load, the search's answer, failed requests, and how far off it may be."""
+    lines = [f"{tried[0].figures.num_requests} requests; workers: {calibration.machine.name}"]
+    if options.is_search:
+        kept = f"{100 * options.attainment:g} % of the requests"
+        if best is not None:
+            lines.append(f"cheapest that keeps the promise for {kept}: {best.layout} (*)")
+        else:
+            lines.append(f"no layout of up to {options.max_workers} workers keeps the promise for {kept}")
+    failed = [verdict for verdict in tried if verdict.figures.num_failed]
+    lines += [f"{verdict.layout}: {verdict.figures.num_failed} requests failed" for verdict in failed]
+    if not calibration.errors:
+        return [*lines, "error: unknown, no run was compared with real ones for this calibration"]
+    parts = [
+        f"{name.removesuffix('_ms').replace('_', ' ')} {error.mean:.0f} % ({error.worst:.0f} %)"
+        for name in FIGURES
+        if (error := calibration.errors.get(name)) is not None
+    ]
+    return [*lines, f"error in the last calibration, mean (worst): {', '.join(parts)}"]
+
+
+def report(
+    options: WhatIfOptions, calibration: Calibration, tried: Sequence[Verdict], best: Verdict | None
+) -> Mapping[str, Any]:
+    """The answer as JSON: the promise, the calibration with its errors, and a row for each layout."""
+    return {
+        "promise": asdict(options.promise),
+        "price_per_hour": options.price,
+        "calibration": {
+            "machine": calibration.machine.name,
+            "errors_percent": {name: asdict(error) for name, error in calibration.errors.items()},
+        },
+        "best": None if best is None else best.layout,
+        "layouts": [_row(verdict) for verdict in tried],
+    }
+
+
+def _row(verdict: Verdict) -> Mapping[str, Any]:
+    values = {
+        "layout": verdict.layout,
+        "workers": verdict.num_workers,
+        "attainment": verdict.attainment,
+        "worker_hours": verdict.worker_hours,
+        "cost": verdict.cost,
+        **verdict.figures.values(),
+    }
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in values.items()}

@@ -1,0 +1,95 @@
+"""What happened between two states of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from router.live.sampler import TIERS, State
+from router.live.timeline import Happening, Kind
+
+_MOVES: tuple[tuple[str, Kind, str], ...] = (
+    ("drain_moves", "move", "left a draining worker, with their KV"),
+    ("ordered_moves", "move", "moved to another worker by an operator's order"),
+    ("gap_moves", "rebalance", "moved to another worker, to keep the time between tokens"),
+    ("kv_moves", "rebalance", "moved to another worker, which has more room"),
+    ("migrations", "recovery", "went on at another worker after theirs was lost"),
+    ("prefill_retries", "recovery", "had their prompt sent to another worker"),
+    ("local_prefills", "recovery", "had their prompt computed where they generate"),
+    ("failed_moves", "fault", "were told to move and did not"),
+    ("failed", "fault", "ended with an error"),
+)
+
+
+def happenings(before: State, after: State) -> Iterator[Happening]:
+    """What a person would want to know, the workers first; what happened many times is one entry."""
+    yield from _of_workers(before["workers"], after["workers"], after)
+    old, new = before["totals"], after["totals"]
+    for name, kind, text in _MOVES:
+        if (count := new[name] - old[name]) > 0:
+            yield Happening(kind=kind, text=f"{count} request{'s' * (count > 1)} {text}", count=count)
+    yield from _of_kv(old, new)
+    yield from _of_hand_overs(before, after)
+    yield from _of_choices(before["choices"], after["choices"])
+
+
+def _of_workers(old: Mapping[str, State], new: Mapping[str, State], after: State) -> Iterator[Happening]:
+    for name in old.keys() - new.keys():
+        yield Happening(kind="worker_gone", text=f"{old[name]['role']} worker is gone", replica=name)
+    for name, row in new.items():
+        was = old.get(name, {"state": "starting", "leaning": row["leaning"]})
+        role, state = row["role"], row["state"]
+        if state == "left_out" and was["state"] != "left_out":
+            text = f"{role} worker does not answer: no requests go there"
+            yield Happening(kind="worker_left_out", text=text, replica=name)
+        elif state == "draining" and was["state"] != "draining":
+            yield Happening(kind="drain", text=f"{role} worker lets its requests go", replica=name)
+        elif state == "running" and was["state"] in ("starting", "left_out"):
+            came = "came" if was["state"] == "starting" else "is back"
+            yield Happening(kind="worker_up", text=f"{role} worker {came}", replica=name)
+        if row["leaning"] != was["leaning"]:
+            yield Happening(kind="lean", text=_leaning_text(name, row, after), replica=name)
+
+
+def _leaning_text(name: str, row: State, after: State) -> str:
+    text = f"{row['role']} worker leans to {row['leaning']}"
+    change = after["leanings"].get("last_change", {})
+    if name in after["leanings"]["held_until"]:
+        return f"{text}: an operator's order"
+    is_this = change.get("replica") == name and change.get("leaning") == row["leaning"]
+    return f"{text}: {change['reason']}" if is_this else text
+
+
+def _of_kv(old: State, new: State) -> Iterator[Happening]:
+    if (count := new["injected_faults"] - old["injected_faults"]) > 0:
+        yield Happening(kind="fault", text=f"{count} faults made on purpose", count=count)
+    if (count := new["corrupt_blocks"] - old["corrupt_blocks"]) > 0:
+        yield Happening(kind="fault", text=f"{count} KV blocks arrived damaged", count=count)
+    if (count := new["failed_blocks"] - old["failed_blocks"]) > 0:
+        yield Happening(kind="fault", text=f"{count} KV blocks could not be read", count=count)
+    if (count := new["recomputed_tokens"] - old["recomputed_tokens"]) > 0:
+        yield Happening(kind="recovery", text=f"{count} tokens whose KV was lost were computed again", count=count)
+
+
+def _of_hand_overs(before: State, after: State) -> Iterator[Happening]:
+    old, new = before["hand_overs"], after["hand_overs"]
+    if (count := new["count"] - old["count"]) > 0:
+        size = (new["bytes"] - old["bytes"]) / 1e6
+        targets = [
+            name
+            for name, row in after["workers"].items()
+            if row["hand_overs"] > before["workers"].get(name, {"hand_overs": 0})["hand_overs"]
+        ]
+        at = f" to {len(targets)} workers" if len(targets) > 1 else ""
+        text = f"{count} hand-over{'s' * (count > 1)}{at}, {size:.1f} MB"
+        yield Happening(kind="hand_over", text=text, replica=targets[0] if len(targets) == 1 else None, count=count)
+    for tier in TIERS:
+        loaded = after["tiers"][tier]["loaded_blocks"] - before["tiers"][tier]["loaded_blocks"]
+        if loaded > 0:
+            yield Happening(kind="hand_over", text=f"{loaded} KV blocks came from the {tier} tier", count=loaded)
+
+
+def _of_choices(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[Happening]:
+    more = {reason: new[reason] - old[reason] for reason in new if new[reason] > old[reason]}
+    if more:
+        text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in more.items())
+        yield Happening(kind="choice", text=f"placed: {text}", count=sum(more.values()))

@@ -1,0 +1,108 @@
+// Brings the parts of the page together: the stream of the cluster, the key, and orders.
+
+import { byId, setText } from "./dom.js";
+import { call, key } from "./api.js";
+import { ClusterStream } from "./stream.js";
+import { showFigures, showChoices, showHandOvers, showRecent, showTimeline } from "./panels.js";
+import { showLegend, showWorkers } from "./workers.js";
+import { startPlayground } from "./playground.js";
+
+const TOAST_MS = 6000;
+const RECENT_MS = 5000;
+
+const stream = new ClusterStream({
+  onChange(state, timeline) {
+    setText(byId("model"), state.model);
+    showFigures(state);
+    showWorkers(state, order);
+    showTimeline(timeline);
+    showHandOvers(state);
+    showChoices(state);
+  },
+  onConnection(state) {
+    byId("refused").hidden = true;
+    connection(state, state === "live" ? "live" : "connection lost, trying again");
+    if (state === "live") showRecent();
+  },
+  onRefused(status, reason) {
+    connection("lost", "refused");
+    byId("refused").hidden = false;
+    setText(byId("refused-reason"), reason);
+    byId("key").focus();
+  },
+});
+
+function connection(state, text) {
+  byId("connection").className = `connection ${state}`;
+  setText(byId("connection-text"), text);
+}
+
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key.set(byId("key").value.trim());
+  byId("key").value = "";
+  connection("", "connecting");
+  stream.restart();
+});
+
+byId("key-button").addEventListener("click", () => {
+  byId("refused").hidden = !byId("refused").hidden;
+  setText(byId("refused-title"), key.get() ? "Another key" : "A key for this cluster");
+  setText(byId("refused-reason"), "An admin key opens everything here; a user's key opens the playground.");
+  byId("key").focus();
+});
+
+byId("show-traffic").addEventListener("change", (event) => {
+  byId("timeline").classList.toggle("without-traffic", !event.target.checked);
+});
+
+async function order(action, replica, worker) {
+  const other = worker.leaning === "prefill" ? "decode" : "prefill";
+  const asked = {
+    drain: {
+      title: "Drain this worker?",
+      text: `${replica} finishes its requests or moves them to others, and ends; the cluster starts another one.`,
+      body: { replica },
+    },
+    lean: {
+      title: `Have this worker lean to ${other}?`,
+      text: `${replica} prefers the work of ${other} from now on; what runs there goes on.`,
+      body: { replica, role: other },
+    },
+  }[action];
+  if (!(await confirmed(asked.title, asked.text))) return;
+  try {
+    await call(`admin/${action}`, { body: asked.body });
+    toast(action === "drain" ? `${replica} drains` : `${replica} leans to ${other}`);
+  } catch (error) {
+    toast(error.message);
+    if (error.status === 401) byId("refused").hidden = false;
+  }
+}
+
+function confirmed(title, text) {
+  const dialog = byId("confirm");
+  setText(byId("confirm-title"), title);
+  setText(byId("confirm-text"), text);
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}
+
+let hiding;
+
+function toast(text) {
+  setText(byId("toast"), text);
+  byId("toast").hidden = false;
+  clearTimeout(hiding);
+  hiding = setTimeout(() => {
+    byId("toast").hidden = true;
+  }, TOAST_MS);
+}
+
+showLegend();
+startPlayground(showRecent);
+setInterval(showRecent, RECENT_MS);
+stream.restart();

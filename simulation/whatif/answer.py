@@ -1,0 +1,120 @@
+"""What each layout makes of a load, several of them side by side in processes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from engine.contract.promise import Promise
+from simulation.cluster import Run, simulate
+from simulation.layout import Layout
+from simulation.loads import Arrival, LoadError
+from simulation.machine import Machine
+from simulation.outcome import Figures, figures
+from simulation.whatif.series import Series, series_of
+from simulation.whatif.source import Source, warm_up_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A load, what its requests should get, and what a worker costs an hour."""
+
+    source: Source
+    promise: Promise
+    price_per_hour: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a layout makes of the load.
+
+    attainment: share of the requests that kept the promise. worker_hours: all workers, from the first request to the
+    last token. cost: these at the question's price.
+    """
+
+    layout: str
+    num_workers: int
+    figures: Figures
+    attainment: float
+    worker_hours: float
+    cost: float
+    took_s: float
+    series: Series
+
+
+Judge = Callable[[Sequence[Layout]], list[Verdict]]
+
+
+def verdict_of(question: Question, layout: Layout, run: Run) -> Verdict:
+    """The verdict on a run."""
+    found = figures(run.outcomes, question.promise, busy_s=run.busy_s)
+    hours = layout.num_workers * found.seconds / 3600
+    return Verdict(
+        layout=layout.name,
+        num_workers=layout.num_workers,
+        figures=found,
+        attainment=found.share_good / 100,
+        worker_hours=hours,
+        cost=hours * question.price_per_hour,
+        took_s=run.took_s,
+        series=series_of(run),
+    )
+
+
+def load_of(question: Question, machine: Machine) -> list[Arrival]:
+    """The question's requests.
+
+    Raises:
+        LoadError: There are none, or the machine is too small for one of them; says what to do.
+    """
+    arrivals = question.source.load()
+    longest = max(len(arrival.prompt) + arrival.num_output_tokens for arrival in arrivals)
+    room = min(machine.max_model_len, machine.num_blocks * machine.block_size)
+    if longest > room:
+        raise LoadError(
+            f"a request has {longest} tokens, prompt and answer together, and a worker of {machine.name} takes {room}: "
+            "divide the lengths by --scale, or take the --calibration of a larger machine"
+        )
+    return arrivals
+
+
+def judge_one(question: Question, arrivals: Sequence[Arrival], layout: Layout) -> Verdict:
+    """The verdict on one layout, whose workers learnt before what steps take."""
+    return verdict_of(question, layout, simulate(layout, arrivals, seed=question.seed, warm_up=warm_up_of(arrivals)))
+
+
+@contextlib.contextmanager
+def judging(question: Question, machine: Machine, *, num_processes: int = 1) -> Iterator[Judge]:
+    """What judges layouts by the question's load, in so many processes; the verdicts are the same with any number.
+
+    Raises:
+        LoadError: The load cannot be.
+    """
+    arrivals = load_of(question, machine)  # what is wrong with the load shows here, and not in the processes
+    if num_processes == 1:
+        yield lambda layouts: [judge_one(question, arrivals, layout) for layout in layouts]
+        return
+    with ProcessPoolExecutor(
+        num_processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_prepare,
+        initargs=(question, machine),
+    ) as executor:
+        yield lambda layouts: list(executor.map(_judge_here, layouts))
+
+
+_prepared: list[Callable[[Layout], Verdict]] = []
+"""What a process of ``judging`` judges with; filled once when it starts."""
+
+
+def _prepare(question: Question, machine: Machine) -> None:
+    arrivals = load_of(question, machine)
+    _prepared.append(lambda layout: judge_one(question, arrivals, layout))
+
+
+def _judge_here(layout: Layout) -> Verdict:
+    return _prepared[0](layout)

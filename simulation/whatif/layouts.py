@@ -1,0 +1,77 @@
+"""Layouts as users name them, and those that a search tries for a number of workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.contract.promise import NO_PROMISE, Promise
+from simulation.layout import SMALL_CHUNK, Layout, LayoutError, apart, elastic, unified
+from simulation.machine import Machine
+from simulation.search import FIRST_SHARES
+
+NAME = re.compile(r"(?P<kind>apart|unified|elastic):(?P<first>\d+)(?:\+(?P<second>\d+))?(?:/(?P<chunk>\d+))?")
+MAX_WORKERS = 1024
+ALL_RATIOS = 8
+"""Up to so many workers a search tries every ratio of prefill to decode workers, of more some."""
+
+FORMS = "apart:2+6, unified:8, unified:8/128 (chunks of 128 tokens) and elastic:8 are some"
+
+
+def parse_layouts(text: str, machine: Machine, promise: Promise) -> list[Layout]:
+    """The layouts of a list such as ``apart:2+6,unified:8,elastic:8``, each once.
+
+    Raises:
+        LayoutError: One of them is none; says which.
+    """
+    found = [parse_layout(name.strip(), machine, promise) for name in text.split(",") if name.strip()]
+    if not found:
+        raise LayoutError(f"no layout is named in {text!r}: {FORMS}")
+    return list({layout.name: layout for layout in found}.values())
+
+
+def parse_layout(name: str, machine: Machine, promise: Promise) -> Layout:
+    """One layout by its name, which the layout has as well; elastic ones promise their requests something.
+
+    Raises:
+        LayoutError: It is none.
+    """
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise LayoutError(f"{name!r} is no layout: {FORMS}")
+    first, second, chunk = (int(text) if (text := match[part]) else None for part in ("first", "second", "chunk"))
+    kind = match["kind"]
+    if (kind == "apart") is (second is None):
+        counts = (
+            "two numbers of workers, as apart:2+6 has" if kind == "apart" else f"one number of workers, as {kind}:8"
+        )
+        raise LayoutError(f"{name}: it takes {counts}")
+    if chunk is not None and (kind != "unified" or chunk < 1):
+        raise LayoutError(f"{name}: chunks are of unified workers, and at least 1 token, as in unified:8/128")
+    assert first is not None
+    if first + (second or 0) > MAX_WORKERS:
+        raise LayoutError(f"{name} has {first + (second or 0)} workers, at most {MAX_WORKERS} are simulated")
+    return replace(_make(kind, first, second, chunk, machine, promise), name=name)
+
+
+def _make(kind: str, first: int, second: int | None, chunk: int | None, machine: Machine, promise: Promise) -> Layout:
+    if second is not None:
+        return apart(first, second, machine)
+    if kind == "unified":
+        return unified(first, machine) if chunk is None else unified(first, machine, chunk=chunk)
+    if promise == NO_PROMISE:
+        raise LayoutError("elastic workers work by what is promised: promise something, or leave them out")
+    return elastic(first, machine, promise)
+
+
+def layouts_of_size(num_workers: int, machine: Machine, promise: Promise) -> Sequence[Layout]:
+    """What a search tries: one pool with large and with small chunks, elastic roles, and ratios of separate pools."""
+    names = [f"unified:{num_workers}", f"unified:{num_workers}/{SMALL_CHUNK}"]
+    if num_workers > 1:
+        names.append(f"elastic:{num_workers}")
+        ratios: Sequence[int] = range(1, num_workers)
+        if num_workers > ALL_RATIOS:
+            ratios = sorted({max(1, round(share * num_workers)) for share in FIRST_SHARES})
+        names += [f"apart:{number}+{num_workers - number}" for number in ratios]
+    return [parse_layout(name, machine, promise) for name in names]

@@ -1,0 +1,168 @@
+"""Where the requests of a question come from: a described load, or a file of recorded arrivals in either form."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from engine.contract.token_ids import TokenIds
+from simulation.loads import TRACE_BLOCK_TOKENS, Arrival, LoadError, LoadSpec, make_load, parse_trace_row
+from simulation.step_runner import VOCAB_SIZE
+
+WARM_UP_S = 10.0
+MAX_WARM_UP = 200
+"""Requests that workers learn from at most."""
+
+WARM_UP_BIT = 1 << 30
+"""Set in every token of a warm-up, and in none of a load."""
+
+MAX_LENGTH = 10_000_000
+
+
+class ArrivalRow(BaseModel):
+    """One line of a file of plain arrivals. ``prefix_tokens`` first tokens of the prompt are those of all requests with
+    the same ``prefix``; all of them where only ``prefix`` is given.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    t: Annotated[float, Field(ge=0, allow_inf_nan=False, description="Seconds after the start.")]
+    prompt_tokens: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
+    output_tokens: Annotated[int, Field(ge=1, le=MAX_LENGTH)]
+    prefix: str | None = None
+    prefix_tokens: Annotated[int, Field(ge=0, le=MAX_LENGTH)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ArrivalRow:
+        if self.prefix is None and self.prefix_tokens is not None:
+            raise ValueError("prefix_tokens is given without prefix, the name of those who share them")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSource:
+    """A file of arrivals: those that leave in ``seconds`` behind ``start_s``, ``speed`` times as fast, their lengths
+    divided by ``scale``.
+    """
+
+    file: Path
+    start_s: float = 0.0
+    seconds: float = math.inf
+    speed: float = 1.0
+    scale: int = 1
+
+    def load(self) -> list[Arrival]:
+        """The arrivals in the order of their times; the first second of the part is their 0.
+
+        Raises:
+            LoadError: There is no such file, or a line is not a request.
+        """
+        if not 0.0 < self.speed < math.inf:
+            raise LoadError(f"speed must be above 0, got {self.speed}")
+        if self.scale < 1 or TRACE_BLOCK_TOKENS % self.scale:
+            raise LoadError(f"scale must divide {TRACE_BLOCK_TOKENS}, got {self.scale}")
+        found: list[Arrival] = []
+        for number, line in enumerate(self._lines(), start=1):
+            if not line.strip():
+                continue
+            arrival = self._read(line, number)
+            at_s = arrival.at_s - self.start_s
+            if 0.0 <= at_s < self.seconds:
+                found.append(replace(arrival, at_s=at_s / self.speed))
+        if not found:
+            raise LoadError(f"{self.file} has no requests from second {self.start_s:g} on for {self.seconds:g} s")
+        return sorted(found, key=lambda arrival: arrival.at_s)
+
+    def _lines(self) -> list[str]:
+        try:
+            return self.file.read_text().splitlines()
+        except OSError as error:
+            raise LoadError(f"the trace {self.file} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise LoadError(f"the trace {self.file} is no text: {error.reason} at byte {error.start}") from error
+
+    def _read(self, line: str, number: int) -> Arrival:
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise TypeError("it is no JSON object")
+            if "timestamp" in row:
+                return parse_trace_row(row, scale=self.scale)
+            return _plain(ArrivalRow.model_validate(row), number, self.scale)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the line"
+            raise LoadError(f"{self.file}: line {number}: {place}: {first['msg']}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise LoadError(f"{self.file}: line {number} is not a request of a trace: {error!r}") from error
+
+
+def _plain(row: ArrivalRow, number: int, scale: int) -> Arrival:
+    num_prompt = max(2, row.prompt_tokens // scale)
+    tokens = _tokens(f"request/{number}", num_prompt)
+    if row.prefix is not None:
+        num_shared = num_prompt if row.prefix_tokens is None else min(row.prefix_tokens // scale, num_prompt)
+        tokens = np.concatenate([_tokens(f"prefix/{row.prefix}", num_shared), tokens[num_shared:]])
+    return Arrival(
+        at_s=row.t,
+        prompt=TokenIds(tokens.astype("<i4").tobytes()),
+        num_output_tokens=max(2, row.output_tokens // scale),
+        kind="trace",
+    )
+
+
+def _tokens(name: str, num_tokens: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Tokens that go by the name alone, however many: the shorter of two is how the longer one begins."""
+    start = zlib.crc32(name.encode())
+    return (start + np.arange(num_tokens, dtype=np.int64) * (2 * (start % 4096) + 1)) % (VOCAB_SIZE - 1) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedSource:
+    """A synthetic load: a mix and a shape at a mean rate, which both halves of a step load have."""
+
+    mix: str
+    shape: str
+    rate: float
+    seconds: float
+    seed: int = 0
+
+    def load(self) -> list[Arrival]:
+        """Its requests.
+
+        Raises:
+            LoadError: There is no such load, or none of its requests falls into its time.
+        """
+        rates = dict.fromkeys(("prompt_heavy", "balanced", "decode_heavy"), self.rate)
+        spec = LoadSpec(
+            mix=self.mix,
+            shape=self.shape,  # type: ignore[arg-type]  # LoadSpec checks it
+            rates=rates,
+            seconds=self.seconds,
+            seed=self.seed,
+        )
+        arrivals = make_load(spec)
+        if not arrivals:
+            raise LoadError(f"a rate of {self.rate:g} requests a second brings none in {self.seconds:g} s")
+        return arrivals
+
+
+Source = TraceSource | DescribedSource
+
+
+def warm_up_of(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """What workers learn from before the load: how it begins, with prompts that share nothing with its own."""
+    early = [arrival for arrival in arrivals if arrival.at_s < WARM_UP_S][:MAX_WARM_UP]
+    return [replace(arrival, prompt=_others(arrival.prompt)) for arrival in early]
+
+
+def _others(prompt: TokenIds) -> TokenIds:
+    return TokenIds((prompt.array ^ WARM_UP_BIT).astype("<i4").tobytes())

@@ -1,0 +1,84 @@
+"""`baton top`: what it reads, and that it fits a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from cluster.client import NotBatonError
+from cluster.commands.clients.top import BAR_CELLS, bar, follow, screen
+
+KV = {"total": 100, "running": 50, "leased": 10, "loading": 0, "early": 0, "cached": 20, "free": 20}
+QUEUE = {"running": 12, "decoding": 12, "waiting": 3, "loading": 2, "prompt_tokens": 0}
+
+
+def worker(role: str, *, leaning: str | None = None, state: str = "running") -> dict[str, Any]:
+    rates = {"tokens_per_s": 1234.5, "prompt_tokens_per_s": 99_000.0}
+    return {"role": role, "leaning": leaning or role, "state": state, "kv": KV, "queue": QUEUE, **rates}
+
+
+def a_state() -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "workers": {
+            "prefill-5f3a9c1d0b": worker("prefill", leaning="decode"),
+            "decode-5f3a9c1d0b": worker("decode", state="left_out"),
+        },
+        "routers": {"r": {"in_progress": 15, "waiting": 3}},
+        "totals": {"tokens_per_s": 1234.5, "prompt_tokens_per_s": 99_000.0, "failed": 0},
+    }
+
+
+def lines_of(*events: tuple[str, object]) -> Iterator[str]:
+    for name, data in events:
+        yield from (f"event: {name}", f"data: {json.dumps(data)}", "")
+
+
+ENTRY = {"number": 1, "at_unix_s": 1.0, "kind": "drain", "text": "decode worker lets its requests go", "replica": "d"}
+
+
+def test_state_follows_the_stream() -> None:
+    patch = {"workers": {"decode-5f3a9c1d0b": None}, "model": "other"}
+    events = (
+        ("snapshot", {"number": 1, "state": a_state(), "timeline": []}),
+        ("delta", {"number": 2, "patch": patch}),
+        ("event", ENTRY),
+    )
+
+    seen = list(follow(lines_of(*events)))
+
+    assert len(seen) == 3
+    assert (seen[-1].state["model"], list(seen[-1].state["workers"])) == ("other", ["prefill-5f3a9c1d0b"])
+    assert [entry["text"] for entry in seen[-1].timeline] == [ENTRY["text"]]
+
+
+def test_another_stream_is_refused() -> None:
+    with pytest.raises(NotBatonError, match="cannot be read"):
+        list(follow(["event: snapshot", "data: {}"]))
+    with pytest.raises(httpx.HTTPError):
+        list(follow(["data: no json"]))
+
+
+def test_screen_fits_80_columns() -> None:
+    (seen,) = follow(lines_of(("snapshot", {"number": 1, "state": a_state(), "timeline": [ENTRY] * 3})))
+    console = Console(file=io.StringIO(), width=80)
+
+    console.print(screen(seen, width=80, max_entries=2))
+
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert all(word in text for word in ("pre→decode", "left out", "12", "100,23", "tiny"))
+    assert text.count("lets its requests go") == 2
+
+
+def test_bar_is_as_long_as_it_should_be() -> None:
+    full = {"total": 100, "running": 98, "leased": 1, "loading": 1, "early": 0, "cached": 0, "free": 0}
+
+    assert len(bar(KV)) == len(bar(full)) == len(bar(dict.fromkeys(full, 0))) == BAR_CELLS

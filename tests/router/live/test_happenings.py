@@ -1,0 +1,58 @@
+"""What is told of the change between two states."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from router.live.happenings import happenings
+from router.live.sampler import State
+from tests.support.router.router_rig import router_rig
+
+
+@pytest.fixture
+async def state(model_dir: Path) -> State:
+    async with router_rig(model_dir) as rig:
+        return rig.service.live._sampler.sample()
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "kind"),
+    [
+        ("totals", "drain_moves", "move"),
+        ("totals", "ordered_moves", "move"),
+        ("totals", "gap_moves", "rebalance"),
+        ("totals", "migrations", "recovery"),
+        ("totals", "recomputed_tokens", "recovery"),
+        ("totals", "failed_blocks", "fault"),
+        ("totals", "corrupt_blocks", "fault"),
+        ("totals", "injected_faults", "fault"),
+        ("hand_overs", "count", "hand_over"),
+        ("choices", "apart", "choice"),
+    ],
+)
+async def test_counter_that_grew_is_one_entry(state: State, section: str, name: str, kind: str) -> None:
+    after = copy.deepcopy(state)
+    after[section][name] += 3
+
+    (found,) = happenings(state, after)
+
+    assert (found.kind, found.count) == (kind, 3)
+    assert "3" in found.text
+
+
+async def test_leaning_that_changed_is_told_with_its_reason(state: State) -> None:
+    after = copy.deepcopy(state)
+    after["workers"]["decode-0"]["leaning"] = "prefill"
+    after["leanings"]["last_change"] = {"replica": "decode-0", "leaning": "prefill", "reason": "prompts wait"}
+
+    (found,) = happenings(state, after)
+
+    assert (found.kind, found.replica) == ("lean", "decode-0")
+    assert found.text == "decode worker leans to prefill: prompts wait"
+
+
+async def test_nothing_is_told_of_nothing(state: State) -> None:
+    assert not list(happenings(state, copy.deepcopy(state)))

@@ -1,0 +1,269 @@
+"""What layouts make of a load, as `baton whatif` asks it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.contract.promise import NO_PROMISE, Promise
+from simulation.layout import Layout, LayoutError
+from simulation.loads import LoadError
+from simulation.machine import CPU_CORE, GPU, MachineFileError
+from simulation.outcome import figures
+from simulation.whatif.answer import Question, Verdict, judging
+from simulation.whatif.calibration import FIGURES, PACKAGED, Calibration, FigureError, find_calibration
+from simulation.whatif.cheapest import search_cheapest
+from simulation.whatif.layouts import layouts_of_size, parse_layouts
+from simulation.whatif.plots import draw
+from simulation.whatif.series import Series
+from simulation.whatif.source import DescribedSource, TraceSource, warm_up_of
+
+PROMISE = Promise(ttft_ms=2000.0, itl_ms=100.0)
+ROOT = Path(__file__).parents[2]
+
+
+def rows_file(tmp_path: Path, *rows: object) -> Path:
+    file = tmp_path / "arrivals.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def plain_row(t: float, prompt_tokens: int, **more: object) -> dict[str, object]:
+    return {"t": t, "prompt_tokens": prompt_tokens, "output_tokens": 8, **more}
+
+
+def test_plain_arrivals_share_what_they_name(tmp_path: Path) -> None:
+    file = rows_file(
+        tmp_path,
+        plain_row(0.5, 100, prefix="a", prefix_tokens=60),
+        plain_row(1.5, 80, prefix="a", prefix_tokens=60),
+        plain_row(2.0, 80),
+    )
+
+    first, second, third = TraceSource(file=file).load()
+
+    assert [(len(arrival.prompt), arrival.at_s) for arrival in (first, second, third)] == [
+        (100, 0.5),
+        (80, 1.5),
+        (80, 2),
+    ]
+    assert first.prompt.tolist()[:60] == second.prompt.tolist()[:60]
+    assert first.prompt.tolist()[60:62] != second.prompt.tolist()[60:62]
+    assert second.prompt.tolist()[:2] != third.prompt.tolist()[:2]
+
+
+def test_a_part_of_a_trace_begins_at_zero_and_runs_as_fast_as_asked(tmp_path: Path) -> None:
+    file = rows_file(tmp_path, *(plain_row(float(number), 64) for number in range(10)))
+
+    part = TraceSource(file=file, start_s=3.0, seconds=4.0, speed=2.0, scale=4).load()
+
+    assert [arrival.at_s for arrival in part] == [0.0, 0.5, 1.0, 1.5]
+    assert {len(arrival.prompt) for arrival in part} == {16}
+
+
+def test_both_forms_of_lines_may_stand_in_a_file(tmp_path: Path) -> None:
+    recorded = {"timestamp": 500, "input_length": 600, "output_length": 7, "hash_ids": [1, 2]}
+
+    later, earlier = TraceSource(file=rows_file(tmp_path, recorded, plain_row(0.1, 64))).load()[::-1]
+
+    assert (earlier.at_s, later.at_s, len(later.prompt)) == (0.1, 0.5, 600)
+
+
+@pytest.mark.parametrize(
+    "row, text",
+    [
+        ({"t": -1, "prompt_tokens": 1, "output_tokens": 1}, "line 2: t: Input should be greater than or equal to 0"),
+        ({"t": 0, "prompt_tokens": "many", "output_tokens": 1}, "line 2: prompt_tokens: Input should be a valid int"),
+        ({"t": 0, "output_tokens": 1}, "line 2: prompt_tokens: Field required"),
+        ({"t": 0, "prompt_tokens": 1, "output_tokens": 1, "x": 1}, "line 2: x: Extra inputs are not permitted"),
+        (plain_row(0, 5, prefix_tokens=3), "prefix_tokens is given without prefix"),
+        ([1], "line 2 is not a request of a trace"),
+        ({"timestamp": 5}, r"line 2 is not a request of a trace: KeyError\('hash_ids'\)"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(row: object, text: str, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=text):
+        TraceSource(file=rows_file(tmp_path, plain_row(0, 5), row)).load()
+
+
+def test_loads_without_requests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="no requests from second 9 on"):
+        TraceSource(file=rows_file(tmp_path, plain_row(0, 5)), start_s=9.0).load()
+    with pytest.raises(LoadError, match="brings none in 1 s"):
+        DescribedSource(mix="balanced", shape="steady", rate=1e-6, seconds=1.0).load()
+    with pytest.raises(LoadError, match="mix must be one of"):
+        DescribedSource(mix="odd", shape="steady", rate=1.0, seconds=1.0).load()
+
+
+def test_a_request_that_no_worker_has_room_for_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    question = Question(source=TraceSource(file=rows_file(tmp_path, plain_row(0, 9000))), promise=PROMISE)
+
+    with pytest.raises(LoadError, match=r"9008 tokens.*cpu_core takes 2048.*--scale"), judging(question, CPU_CORE):
+        pass
+    with judging(question, GPU):
+        pass
+
+
+def test_workers_learn_from_prompts_that_the_load_does_not_have() -> None:
+    load = DescribedSource(mix="balanced", shape="steady", rate=3.0, seconds=20.0).load()
+
+    warm_up = warm_up_of(load)
+
+    assert 0 < len(warm_up) < len(load)
+    assert all(other.prompt[0] != arrival.prompt[0] for other, arrival in zip(warm_up, load, strict=False))
+
+
+def test_layouts_are_read_as_they_are_called() -> None:
+    found = parse_layouts("apart:2+6, unified:8,unified:8/128,elastic:8,unified:8", CPU_CORE, PROMISE)
+
+    assert [layout.name for layout in found] == ["apart:2+6", "unified:8", "unified:8/128", "elastic:8"]
+    assert [(layout.prefill.num_workers, layout.decode.num_workers) for layout in found] == [
+        (2, 6),
+        (0, 8),
+        (0, 8),
+        (4, 4),
+    ]
+    assert found[2].decode.chunk == 128
+    assert [layout.promise for layout in found] == [NO_PROMISE, NO_PROMISE, NO_PROMISE, PROMISE]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "no layout is named"),
+        ("both:3", "'both:3' is no layout: apart:2\\+6"),
+        ("apart:3", "two numbers of workers"),
+        ("unified:3+1", "one number"),
+        ("elastic:4/128", "chunks are of unified workers"),
+        ("unified:0", "at least one decode worker"),
+        ("unified:5000", "at most 1024"),
+    ],
+)
+def test_what_is_no_layout_is_refused(text: str, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        parse_layouts(text, CPU_CORE, PROMISE)
+
+
+def test_elastic_workers_need_a_promise() -> None:
+    with pytest.raises(LayoutError, match="promise something"):
+        parse_layouts("elastic:4", CPU_CORE, NO_PROMISE)
+
+
+def test_a_calibration_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    kept = Calibration(machine=replace(CPU_CORE, name="mine"), errors={"goodput": FigureError(mean=3.0, worst=9.0)})
+    kept.save(tmp_path / "kept.json")
+    GPU.save(tmp_path / "machine.json")
+
+    assert find_calibration(str(tmp_path / "kept.json")) == kept
+    assert find_calibration(str(tmp_path / "machine.json")) == Calibration(machine=GPU)
+    assert find_calibration("cpu_core") is PACKAGED
+
+
+def test_the_packaged_errors_are_those_of_the_kept_results() -> None:
+    rows = {
+        row["name"]: row["value"] for row in json.loads((ROOT / "benchmarks/results/virtual_check.json").read_text())
+    }
+
+    for name in FIGURES:
+        assert PACKAGED.errors[name].mean == pytest.approx(rows[f"error/{name}/mean"], abs=0.1)
+        assert PACKAGED.errors[name].worst == pytest.approx(rows[f"error/{name}/worst"], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "before, after, text",
+    [
+        ('"goodput"', '"speed"', "errors.speed is no figure"),
+        ('"mean": 3.0', '"mean": "low"', "errors.goodput.mean: Input should be a valid number"),
+        ('"errors"', '"faults"', "faults is not a key of a calibration"),
+        ('"block_size": 16', '"block_size": 0', "block_size must be at least 1"),
+        ('"machine"', "machine", "is no JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_calibration_is_named(before: str, after: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    Calibration(machine=CPU_CORE, errors={"goodput": FigureError(mean=3.0, worst=9.0)}).save(file)
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+
+    with pytest.raises(MachineFileError, match=text):
+        find_calibration(str(file))
+
+
+NO_SERIES = Series(
+    window_s=1.0, ttft_p50_ms=[1.0], ttft_p90_ms=[2.0], itl_p50_ms=[1.0], itl_p99_ms=[3.0], utilisation=[50.0]
+)
+
+
+def made_up(layout: Layout, attainment: float) -> Verdict:
+    return Verdict(
+        layout=layout.name,
+        num_workers=layout.num_workers,
+        figures=figures([], PROMISE),
+        attainment=attainment,
+        worker_hours=float(layout.num_workers),
+        cost=float(layout.num_workers),
+        took_s=0.0,
+        series=NO_SERIES,
+    )
+
+
+@given(needed=st.integers(1, 40), max_workers=st.integers(1, 32))
+def test_the_search_finds_the_fewest_workers_that_keep_the_promise(needed: int, max_workers: int) -> None:
+    sizes: list[int] = []
+
+    def judge(layouts: Sequence[Layout]) -> list[Verdict]:
+        sizes.append(layouts[0].num_workers)
+        good = f"unified:{layouts[0].num_workers}"
+        return [made_up(each, min(1.0, each.num_workers / needed) - 0.1 * (each.name != good)) for each in layouts]
+
+    found = search_cheapest(
+        judge, lambda size: layouts_of_size(size, CPU_CORE, PROMISE), attainment=1.0, max_workers=max_workers
+    )
+
+    if needed > max_workers:
+        assert found.best is None
+    else:
+        assert found.best is not None
+        assert found.best.layout == f"unified:{needed}"
+    assert len(sizes) == len(set(sizes)) <= 11
+
+
+def test_a_run_is_told_in_windows_that_add_up_to_it() -> None:
+    source = DescribedSource(mix="balanced", shape="steady", rate=3.0, seconds=5.0)
+    question = Question(source=source, promise=PROMISE, price_per_hour=3.0)
+    with judging(question, CPU_CORE) as judge:
+        (verdict,) = judge(parse_layouts("unified:2", CPU_CORE, PROMISE))
+
+    found, series = verdict.figures, verdict.series
+    mean = sum(series.utilisation) * series.window_s / found.seconds
+    assert mean == pytest.approx(found.utilisation, rel=0.2)
+    assert verdict.worker_hours == pytest.approx(2 * found.seconds / 3600)
+    assert verdict.cost == pytest.approx(3.0 * verdict.worker_hours)
+    assert len(series.middles_s) == len(series.ttft_p50_ms) == len(series.itl_p99_ms)
+
+
+def test_verdicts_are_the_same_from_processes_side_by_side() -> None:
+    source = DescribedSource(mix="decode_heavy", shape="steady", rate=2.0, seconds=2.0)
+    question = Question(source=source, promise=PROMISE)
+    layouts = parse_layouts("apart:1+1,elastic:2", CPU_CORE, PROMISE)
+    with judging(question, CPU_CORE) as judge, judging(question, CPU_CORE, num_processes=2) as side_by_side:
+        alone, together = judge(layouts), side_by_side(layouts)
+
+    assert [verdict.figures for verdict in together] == [verdict.figures for verdict in alone]
+
+
+def test_pictures_are_drawn_and_the_same_every_time(tmp_path: Path) -> None:
+    (layout,) = parse_layouts("unified:2", CPU_CORE, PROMISE)
+
+    first = {file.name: file.read_bytes() for file in draw([made_up(layout, 1.0)], tmp_path / "first")}
+    second = {file.name: file.read_bytes() for file in draw([made_up(layout, 1.0)], tmp_path / "second")}
+
+    assert set(first) == {"ttft.svg", "gaps.svg", "utilisation.svg"}
+    assert first == second
+    assert b"unified:2" in first["ttft.svg"]
