@@ -76,6 +76,22 @@ def lean(
     _give(lambda url, key: run(url, replica, role, Console(), api_key=key), context, url, api_key)
 
 
+@clients.command(cls=Command)
+def trace(
+    context: typer.Context,
+    request_id: Annotated[
+        str, typer.Argument(help="The X-Request-Id of an answer, or the id in its body; the last requests if missing.")
+    ] = "",
+    url: Url = DEFAULT_URL,
+    api_key: AdminKey = "",
+    json: Annotated[bool, typer.Option("--json/--no-json", help="Print what the cluster answers, unchanged.")] = False,
+) -> None:
+    """Show where a request's time went: where it waited, where it ran, and what was chosen for it."""
+    from cluster.commands.clients.trace import trace as run
+
+    _give(lambda url, key: run(url, request_id, Console(), as_json=json, api_key=key), context, url, api_key)
+
+
 def _give(order: Callable[[str, str], T], context: typer.Context, url: str, api_key: str) -> T:
     """What ``order`` says, given the cluster's URL and a key that opens orders; an answer that is none is one line."""
     import httpx

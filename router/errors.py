@@ -310,6 +310,20 @@ class ResponseNotFoundError(RouterError):
         )
 
 
+class TraceNotFoundError(RouterError):
+    """There is no trace of such a request, or the request belongs to another key."""
+
+    code = "trace_not_found"
+
+    def __init__(self, *, request_id: str) -> None:
+        super().__init__(
+            f"there is no trace of a request {request_id[:200]!r}: a router keeps those of the last "
+            "router.trace_requests requests, of a share router.trace_sample_rate of all; the id is the X-Request-Id of "
+            "the answer, or that in its body",
+            param="request_id",
+        )
+
+
 class ResponseUnreachableError(RouterError):
     """The router that keeps a response does not answer now."""
 

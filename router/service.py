@@ -45,6 +45,7 @@ from router.text.tokenizer import Tokenizer
 from router.tools.reasoning import ReasoningFormat
 from router.tools.registry import reasoning_format, tool_format
 from router.tools.tool_format import ToolFormat
+from router.trace.directory import trace_directory
 from router.wire.links import make_links, role_views
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -88,14 +89,12 @@ class RouterService:
         self._clock = AttentiveClock(max_gap_s=2 * self._refresh_period_s())
         self._links = make_links(pools, settings=self.settings, clock=self._clock)
         self._pools = tuple(dict.fromkeys(link.pool for link in self._links.values()))
-        prefill, decode = self._links["prefill"], self._links["decode"]
-        self.prefill_pool, self.decode_pool = prefill.pool, decode.pool
+        self.prefill_pool, self.decode_pool = self._links["prefill"].pool, self._links["decode"].pool
         self.metrics = RouterMetrics(self.counters)
         streams = LiveStreams()
-        self._orchestrator = Orchestrator(
-            prefill, decode, streams=streams, settings=self.settings, counters=self.counters
-        )
-        self.rebalancer = Rebalancer(decode.pool, streams, settings=self.settings, counters=self.counters)
+        self.traces = trace_directory(self.settings, peers or NoPeers(), model=model_name, router_id=self.router_id)
+        self._orchestrator = self._make_orchestrator(streams)
+        self.rebalancer = Rebalancer(self.decode_pool, streams, settings=self.settings, counters=self.counters)
         self.view = ClusterView(
             router_id=self.router_id,
             model_name=model_name,
@@ -108,7 +107,8 @@ class RouterService:
             node_ip=node_ip,
         )
         self._watch()
-        self.live, self.leanings = self._live_feed(), self._leaning_control(decode.pool)
+        self.live = self._live_feed()
+        self.leanings = self._leaning_control(self.decode_pool)
         self.administration = self._administration()
         self.responses = self._directory(peers or NoPeers())
         self._refreshing: asyncio.Task[None] | None = None
@@ -169,6 +169,16 @@ class RouterService:
             own_id=self.router_id,
             timeout_s=settings.status_timeout_s,
             retry_after_s=settings.retry_after_s,
+        )
+
+    def _make_orchestrator(self, streams: LiveStreams) -> Orchestrator:
+        return Orchestrator(
+            self._links["prefill"],
+            self._links["decode"],
+            streams=streams,
+            settings=self.settings,
+            counters=self.counters,
+            recorder=self.traces.recorder,
         )
 
     def _formats(self) -> tuple[ToolFormat | None, ReasoningFormat | None]:
@@ -298,6 +308,7 @@ class RouterService:
             timeout_s=self.settings.default_timeout_s if asked.timeout_s is None else asked.timeout_s,
             session_id=asked.session_id,
             caller_id=asked.caller_id,
+            origin=asked.origin,
         )
         outputs: list[TextOutput] = []
         remaining = iter(generations)

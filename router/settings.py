@@ -80,6 +80,8 @@ class RouterSettings:
     ``rebalance_min_stay_s``. A worker that gave or took some rests for ``rebalance_cooldown_s``.
     Of /v1/responses each router keeps ``max_stored_responses``, of together at most ``max_stored_response_bytes``, for
     ``stored_response_ttl_s``; 0 of them: none.
+    Of a share ``trace_sample_rate`` of all requests each router keeps what became of them, part by part: of those that
+    run, and of the last ``trace_requests`` that ended; 0 of either: none.
     ``promise`` is what requests are promised that ask for nothing else.
     With ``adapt_leanings`` one of the routers changes what workers lean to as the load does, where roles are elastic.
     With ``roles`` elastic any worker takes any work, and a worker's role is how it leans; with fixed ones prompts are
@@ -138,6 +140,8 @@ class RouterSettings:
     max_stored_responses: int = 1000
     max_stored_response_bytes: int = 64 * 1024 * 1024
     stored_response_ttl_s: float = 3600.0
+    trace_requests: int = 500
+    trace_sample_rate: float = 1.0
     prefill_policy: str = ROLES["prefill"].policy
     decode_policy: str = ROLES["decode"].policy
     metrics_compat: MetricsCompat = "none"
@@ -193,7 +197,7 @@ class RouterSettings:
                 f"max_reading_bytes ({self.max_reading_bytes}) is less than max_body_bytes ({self.max_body_bytes}): "
                 "the largest bodies would never find room"
             )
-        self._check_balance()
+        self._check_shares()
         self._check_times()
         self._check_formats()
         for role in ROLES.values():
@@ -207,7 +211,9 @@ class RouterSettings:
                 f"default_timeout_s ({self.default_timeout_s}) is larger than max_timeout_s ({self.max_timeout_s})"
             )
 
-    def _check_balance(self) -> None:
+    def _check_shares(self) -> None:
+        if self.trace_sample_rate > 1.0:
+            raise ValueError(f"trace_sample_rate must be from 0 to 1, got {self.trace_sample_rate}")
         if not 0.2 <= self.rebalance_max_kv_usage <= 1.0:
             raise ValueError(f"rebalance_max_kv_usage must be from 0.2 to 1, got {self.rebalance_max_kv_usage}")
 

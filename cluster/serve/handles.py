@@ -22,6 +22,7 @@ from router.report.router_report import RouterReport
 from router.roles import ROLES
 from router.settings import RouterSettings
 from router.stored_responses.store import Order, StoredResponse
+from router.trace.origin import Viewer
 from router.wire.frame_link import open_link
 from router.wire.frame_server import FrameOffer
 from router.wire.linked_calls import LinkedCalls
@@ -182,6 +183,16 @@ class RayRouterPeers:
         found: StoredResponse | None = await self._caller.call(
             router_id, "take_response_order", order, response_id, owner, timeout_s=timeout_s
         )
+        return found
+
+    async def find_trace(self, router_id: str, request_id: str, *, viewer: Viewer, timeout_s: float) -> bytes | None:
+        """Ask a router for a request's trace; raises WorkerUnavailableError."""
+        found: bytes | None = await self._caller.call(router_id, "find_trace", request_id, viewer, timeout_s=timeout_s)
+        return found
+
+    async def last_traces(self, router_id: str, limit: int, *, viewer: Viewer, timeout_s: float) -> bytes:
+        """Ask a router for the summaries of its last requests; raises WorkerUnavailableError."""
+        found: bytes = await self._caller.call(router_id, "last_traces", limit, viewer, timeout_s=timeout_s)
         return found
 
 

@@ -26,6 +26,7 @@ from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
 from router.stored_responses.store import Order, StoredResponse
+from router.trace.origin import Viewer
 
 GC_THRESHOLDS = (10_000, 20, 20)
 """Nearly all that requests make goes without the collector, which by default would look at it every 700 objects."""
@@ -110,6 +111,14 @@ class RouterIngress:
         if self._service is None:
             return None
         return self._service.responses.store.take_order(order, response_id, owner=owner)
+
+    async def find_trace(self, request_id: str, viewer: Viewer) -> bytes | None:
+        """The trace of a request that this router ran; None where it has none that the viewer may see."""
+        return None if self._service is None else self._service.traces.recorder.find(request_id, viewer=viewer)
+
+    async def last_traces(self, limit: int, viewer: Viewer) -> bytes:
+        """The summaries of the last requests that this router ran, as a JSON list."""
+        return b"[]" if self._service is None else self._service.traces.recorder.last(limit, viewer=viewer)
 
 
 def after_first_lists(lifespan: Lifespan, callers: Collection[Caller], *, timeout_s: float = FIRST_LISTS_S) -> Lifespan:

@@ -34,6 +34,7 @@ from router.api.prompts import check_vocabulary, encode, render_chat
 from router.api.request_id import RequestIdMiddleware
 from router.api.responses.endpoints import add_responses
 from router.api.server_info import Facts, add_server_info, no_facts
+from router.api.traces import add_traces
 from router.errors import InternalError, InvalidRequestError, NoReplicaError, RouterError
 from router.security import SecuritySettings
 from router.service import RouterService
@@ -47,6 +48,8 @@ _PATHS = frozenset(
         "/v1/responses/input_tokens",
         "/v1/messages",
         "/v1/messages/count_tokens",
+        "/v1/requests",
+        "/v1/requests/{id}",
         "/v1/models",
         "/tokenize",
         "/detokenize",
@@ -116,6 +119,7 @@ def build_app(
     _add_tokens(app, service)
     _add_models(app, service)
     _add_operations(app, service)
+    add_traces(app, service)
     add_admin(app, service)
     add_live(app, service)
     add_server_info(app, service, version=app.version, facts=facts)

@@ -22,6 +22,8 @@ from router.api.answers.answer_schemas import (
     ModelCard,
     ModelList,
     Order,
+    RequestList,
+    RequestTraceAnswer,
     ResponseItems,
     ResponseObject,
     RouterLoad,
@@ -51,6 +53,8 @@ _ANSWERS: dict[str, type[BaseModel]] = {
     "/v1/messages/count_tokens": TokenCount,
     "/v1/models": ModelList,
     "/v1/models/{model}": ModelCard,
+    "/v1/requests": RequestList,
+    "/v1/requests/{request_id}/trace": RequestTraceAnswer,
     "/tokenize": Tokens,
     "/detokenize": Text,
     "/health": State,
@@ -77,6 +81,7 @@ EVENTS_PATH = "/admin/events"
 _WITH_BODY = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 
 _STORED = "/v1/responses/{response_id}"
+_FOUND = frozenset({"/v1/models/{model}", "/v1/requests/{request_id}/trace"})
 
 _ALWAYS = (431,)
 _OF_BODIES = (400, 404, 408, 413, 415, 503)
@@ -89,7 +94,7 @@ _MEANINGS = {
     400: "The request is wrong, or asks for what is not supported; `param` names what.",
     401: "No key, or none that is known.",
     403: "The key is no admin key, orders are not taken here, or this host name or web page is not allowed.",
-    404: "There is no such model, no such response, or no such worker.",
+    404: "There is no such model, no such response, no trace of such a request, or no such worker.",
     409: "Workers have requests that hold blocks, and may not preempt them.",
     408: "The body did not arrive in time.",
     413: "The body is too large, or has too many JSON values.",
@@ -194,8 +199,10 @@ def _codes(path: str, *, has_body: bool) -> list[int]:
         codes.append(403)
     if path.startswith(_STORED):
         codes += (400, 404, 503)
-    if path == "/v1/models/{model}":
+    if path in _FOUND:
         codes.append(404)
+    if path == "/v1/requests":
+        codes.append(400)
     return codes
 
 

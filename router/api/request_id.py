@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -13,6 +14,9 @@ from router.report.metrics import RouterMetrics
 
 HEADER = "x-request-id"
 SCOPE_KEY = "baton_request_id"
+RECEIVED_KEY = "baton_received_s"
+"""In the scope: when the request came, by ``time.perf_counter``."""
+
 MAX_CHARACTERS = 128
 _ACCEPTED = re.compile(rf"[\x21-\x7e]{{1,{MAX_CHARACTERS}}}")
 
@@ -64,6 +68,7 @@ class RequestIdMiddleware:
             await send(message)
 
         scope[SCOPE_KEY] = request_id
+        scope[RECEIVED_KEY] = time.perf_counter()
         await self._app(scope, receive, send_with_id)
 
     def _label(self, path: str) -> str:

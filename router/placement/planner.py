@@ -207,6 +207,35 @@ def _split(fleet: Standings, wish: Wish, cached_tokens: FloatArray, stream: Floa
     return Plan(prompt=at, stream=stream_at, cost=cost, num_head_tokens=num_cached + 1)
 
 
+class Weighed(NamedTuple):
+    """A plan, and the predicted seconds until its first token."""
+
+    plan: Plan
+    ttft_s: float
+
+
+def weigh(fleet: Standings, wish: Wish, cached_tokens: FloatArray, chosen: Plan, *, limit: int) -> list[Weighed]:
+    """The chosen plan, and up to ``limit`` others that cost least among those that ``choose`` compares.
+
+    Of each replica the plan that does all there, and the pairs of the best for either work.
+    """
+    prompt, stream, joining = costs(fleet, wish, cached_tokens)
+    has_room = (fleet.num_available_blocks >= wish.num_blocks) | (fleet.is_idle > 0)
+    stream = np.where(has_room, stream, NEVER)
+    plans = [Plan(prompt=at, stream=at, cost=float(prompt[at] + stream[at])) for at in range(len(prompt))]
+    prompts, streams = prompt.argsort()[: limit + 1].tolist(), (stream + joining).argsort()[: limit + 1].tolist()
+    for prompt_at in prompts:
+        for stream_at in streams:
+            if prompt_at != stream_at:
+                cost = float(prompt[prompt_at] + stream[stream_at] + joining[stream_at])
+                plans.append(Plan(prompt=prompt_at, stream=stream_at, cost=cost))
+    places = (chosen.prompt, chosen.stream)
+    others = sorted((item for item in plans if (item.prompt, item.stream) != places), key=lambda item: item.cost)
+    ttft_s = predict(fleet, wish, cached_tokens).ttft_s
+    best = [chosen, *(item for item in others[:limit] if item.cost < NEVER)]
+    return [Weighed(item, float(ttft_s[item.prompt])) for item in best]
+
+
 def choose_prompt(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> int:
     """The replica that should compute a prompt behind which nothing is generated."""
     prompt = costs(fleet, wish, cached_tokens).prompt

@@ -10,14 +10,18 @@ from engine.contract.promise import Promise
 
 
 class Demand:
-    """A prompt, its session, and the keys of its blocks, which are computed once and only if somebody asks."""
+    """A prompt, its session, and the keys of its blocks, which are computed once and only if somebody asks.
 
-    __slots__ = ("_keys", "_request", "session_id")
+    ``is_traced``: what else could have been chosen for it is to be told.
+    """
+
+    __slots__ = ("_keys", "_request", "is_traced", "session_id")
 
     def __init__(self, request: GenerateRequest, *, session_id: str | None = None) -> None:
         self._request = request
         self._keys: tuple[int, ...] | None = None
         self.session_id = session_id
+        self.is_traced = False
 
     @property
     def num_tokens(self) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from engine.contract.messages import LoadReport
-from router.placement.fleet import FloatArray
-from router.placement.planner import Plan, Wish, choose, choose_prompt
+from router.placement.fleet import FloatArray, Standings
+from router.placement.planner import Plan, Wish, choose, choose_prompt, weigh
 from router.placement.reason import Reason
 from router.pool.demand import Demand
-from router.pool.placing import Placed
+from router.pool.placing import NamedPlan, Placed
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica
 from router.roles import ROLES
@@ -22,6 +23,9 @@ HOP_S = 0.01
 
 BYTES_PER_S = 1e9
 """How fast KV moves, until some was moved."""
+
+MAX_WEIGHED = 4
+"""So many plans besides the chosen one are told of a traced request."""
 
 LEAST_HEAD_BLOCKS = 4
 """Cached blocks that are worth handing over to a worker that computes the rest of a prompt."""
@@ -60,12 +64,16 @@ class ElasticPlacement:
                 is_idle=np.zeros(len(candidates)),
             )
         wish = self._wish(demand, num_blocks, candidates)
-        plan = choose(standings.with_prices(), wish, cached)
+        priced = standings.with_prices()
+        plan = choose(priced, wish, cached)
         if plan is None:
             return None
         num_computed = plan.num_head_tokens or wish.num_prompt_tokens
         lacking = max(num_computed - int(cached[plan.prompt]), 1)
-        return self._placed(candidates, plan, lacking, has_home=home is not None)
+        placed = self._placed(candidates, plan, lacking, has_home=home is not None)
+        if not demand.is_traced:
+            return placed
+        return replace(placed, weighed=_named(priced, wish, cached, plan, candidates))
 
     def place_prompt(self, demand: Demand) -> Placed | None:
         """Where a prompt is computed behind which nothing is generated; None leaves it to the policy."""
@@ -149,6 +157,21 @@ class ElasticPlacement:
             if (place := find(replica_id)) is not None:
                 cached[place] = num_tokens
         return cached
+
+
+def _named(
+    fleet: Standings, wish: Wish, cached: FloatArray, chosen: Plan, candidates: Sequence[Replica]
+) -> list[NamedPlan]:
+    """The plans that cost least, the chosen one first."""
+    return [
+        NamedPlan(
+            prompt=candidates[plan.prompt].replica_id,
+            stream=candidates[plan.stream].replica_id,
+            ttft_s=ttft_s,
+            cost=plan.cost,
+        )
+        for plan, ttft_s in weigh(fleet, wish, cached, chosen, limit=MAX_WEIGHED)
+    ]
 
 
 def _hand_over_s(replica: Replica, num_tokens: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,10 +13,22 @@ from router.pool.replica import Replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPlan:
+    """Replicas by id that could compute a prompt and generate behind it, and what is predicted of that."""
+
+    prompt: str
+    stream: str
+    ttft_s: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """``stream`` generates. ``prompt`` computes the prompt, of which it lacks ``num_prompt_tokens``; None where that is
     decided later. Of a prompt that is split, ``prompt`` computes only the first ``num_head_tokens``, of which it lacks
     so many, and ``stream`` the others; 0: it is not split.
+
+    ``weighed`` are the plans that cost least, the chosen one first; there for traced requests only.
     """
 
     stream: Replica
@@ -23,6 +36,7 @@ class Placed:
     num_prompt_tokens: int = 0
     num_head_tokens: int = 0
     reason: Reason | None = None
+    weighed: Sequence[NamedPlan] = ()
 
     @property
     def is_colocated(self) -> bool:

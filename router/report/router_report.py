@@ -14,6 +14,8 @@ from router.report.counters import RouterCounters
 from router.report.metric_rows import MetricFamily
 from router.stored_responses.directory import ResponsePeers
 from router.stored_responses.store import Order, StoredResponse
+from router.trace.directory import TracePeers
+from router.trace.origin import Viewer
 from router.versions import across_versions
 
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
@@ -92,7 +94,7 @@ class KnownRouter:
     state: RouterState
 
 
-class RouterPeers(ResponsePeers, Protocol):
+class RouterPeers(ResponsePeers, TracePeers, Protocol):
     """The other routers of the cluster. Their ids are those that they call themselves."""
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
@@ -129,6 +131,14 @@ class NoPeers:
         self, router_id: str, order: Order, response_id: str, *, owner: str, timeout_s: float
     ) -> StoredResponse | None:
         """Nobody keeps one."""
+        raise NotImplementedError
+
+    async def find_trace(self, router_id: str, request_id: str, *, viewer: Viewer, timeout_s: float) -> bytes | None:
+        """Nobody keeps one."""
+        raise NotImplementedError
+
+    async def last_traces(self, router_id: str, limit: int, *, viewer: Viewer, timeout_s: float) -> bytes:
+        """Nobody keeps any."""
         raise NotImplementedError
 
 

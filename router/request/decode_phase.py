@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
 from kv_transfer.params import KVTransferParams
-from router.balance.streams import LiveStreams
+from router.balance.streams import LiveStreams, MoveOrder
 from router.errors import WorkerFailedError
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica, Reservation
@@ -18,6 +18,7 @@ from router.request.generation import Generation
 from router.request.journey import Journey
 from router.request.kv_loss import KVLostError, recompute_limit
 from router.settings import RouterSettings
+from router.trace.policy_choice import policy_choice
 from router.wire.worker_errors import (
     DRAINING,
     ENGINE_DEAD,
@@ -102,21 +103,23 @@ class DecodePhase:
             replica_id=replica_id,
             num_moves=journey.num_rebalanced,
         )
+        _trace_stay(generation, journey, where=replica_id, has_kv=kv_transfer is not None)
         try:
             final = await self._run_on(generation, reservation, kv_transfer, journey.kv_policy)
         except WorkerRefusedError as error:
             self._note_refusal(error, replica_id, journey)
-            return False
+            return _leaves(generation, str(error))
         except WorkerUnavailableError as error:
             if not error.was_called:
                 self._pool.note_gone(replica_id)
                 journey.num_moves += 1
-                return False
+                return _leaves(generation, str(error))
             journey.lost(str(error))
             self._pool.note_failure(replica_id, error.reason)
         else:
             if final.finish_reason is FinishReason.HANDED_OVER:
                 self._counters.count_move(stream.order.reason if stream.order is not None else None)
+                _trace_move(generation, stream.order)
                 num_output_tokens = len(generation.output_token_ids)
                 journey.handed_over(replica_id, final, num_output_tokens=num_output_tokens, order=stream.order)
                 return False
@@ -137,7 +140,7 @@ class DecodePhase:
             len(generation.output_token_ids),
             journey.reason,
         )
-        return False
+        return _leaves(generation, journey.reason)
 
     def _note_refusal(self, error: WorkerRefusedError, replica_id: str, journey: Journey) -> None:
         """Take note that a replica did not take a request. It was not there, so that it was not moved.
@@ -169,8 +172,13 @@ class DecodePhase:
         num_tokens = len(generation.request.prompt_token_ids) + len(generation.output_token_ids)
         num_blocks = self._pool.blocks_for(num_tokens)
         replica = self._target(journey, num_blocks)
+        is_told = replica is not None
         if replica is None:
             replica = await self._pool.choose_or_wait(generation.demand, journey.tried, role="decode")
+        if generation.trace is not None:
+            name, reason = replica.replica_id, "where it was told to go" if is_told else None
+            choice = policy_choice(self._pool, settings=self._settings, role="decode", chosen=name, reason=reason)
+            generation.trace.choose(choice)
         return self._pool.reserve(replica, num_blocks=num_blocks)
 
     def _target(self, journey: Journey, num_blocks: int) -> Replica | None:
@@ -217,6 +225,24 @@ class DecodePhase:
             )
 
         return await self._link.run(reservation, make_request, on_delta)
+
+
+def _trace_stay(generation: Generation, journey: Journey, *, where: str, has_kv: bool) -> None:
+    if generation.trace is not None:
+        name = journey.part(is_begun=bool(generation.output_token_ids), has_kv=has_kv)
+        generation.trace.enter_worker(name, where=where)
+
+
+def _trace_move(generation: Generation, order: MoveOrder | None) -> None:
+    if generation.trace is not None:
+        generation.trace.note(reason="drain" if order is None else order.reason.value)
+
+
+def _leaves(generation: Generation, reason: str) -> bool:
+    """The request must go on elsewhere, since its replica failed, went, or did not take it."""
+    if generation.trace is not None:
+        generation.trace.enter("recovery", reason=reason)
+    return False
 
 
 def decode_failed(journey: Journey, *, retry_after_s: float) -> WorkerFailedError:

@@ -14,6 +14,7 @@ from router.pool.demand import Demand
 from router.pool.placing import Placed
 from router.pool.replica import Replica, Reservation
 from router.report.milestones import Milestones
+from router.trace.request_trace import RequestTrace
 from router.wire.mailbox import Mailbox
 
 
@@ -28,6 +29,7 @@ class Generation:
     decode replica, None where it needs none; ``begun`` is set once the first token is there, or never will be; the
     replicas are those where the sequence went first. ``placed`` and ``prompt_room`` are its ticket's: where it goes,
     and its turn on the replica that computes its prompt. ``is_local``: the decode replica computes the prompt.
+    ``trace`` is written as it goes; None where it is not traced.
     ``others`` get what a beam search found beside the best output, which is this one's: they have no life of their own.
     """
 
@@ -51,6 +53,7 @@ class Generation:
     is_local: bool = False
     others: list[Generation] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    trace: RequestTrace | None = None
     _stage: str = "admission"
 
     @property
@@ -113,6 +116,8 @@ class Generation:
     def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
         """Pass new tokens on to the consumer."""
         self.output_token_ids.extend(delta.token_ids)
+        if self.trace is not None:
+            self.trace.deliver(delta)
         if self.times.wants_tokens:
             self.begun.set()
             delta = self._with_cached_tokens(delta)

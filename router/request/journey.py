@@ -56,6 +56,14 @@ class Journey:
         num_moves = self.num_losses + self.num_moves + self.num_rebalanced
         return f"decode, moved {num_moves} time{'s' if num_moves > 1 else ''}" if num_moves else "decode"
 
+    def part(self, *, is_begun: bool, has_kv: bool) -> str:
+        """The name, in a trace, of the time until the next replica's first token."""
+        if not is_begun:
+            return "prefill"
+        if self.kv_holder is not None:
+            return "move"
+        return "transfer" if has_kv else "recompute"
+
     def usable_kv(self, num_output_tokens: int) -> KVTransferParams | None:
         """What the next replica can read; nothing once tokens were generated whose KV is not in it."""
         return self.kv_transfer if num_output_tokens == self.num_output_tokens else None

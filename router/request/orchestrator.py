@@ -34,6 +34,9 @@ from router.request.kv_loss import KVLostError
 from router.request.local_prompts import LocalPrompts
 from router.request.prefill_phase import PrefillLostError, PrefillPhase
 from router.settings import RouterSettings
+from router.trace.origin import Origin
+from router.trace.policy_choice import placed_choice
+from router.trace.recorder import TraceRecorder
 from router.wire.mailbox import Mailbox
 from router.wire.pacer import Pacer
 from router.wire.worker_errors import KV_LOST
@@ -56,7 +59,10 @@ class Orchestrator:
         streams: LiveStreams,
         settings: RouterSettings,
         counters: RouterCounters,
+        recorder: TraceRecorder | None = None,
     ) -> None:
+        """``recorder`` None traces nothing."""
+        self._recorder = recorder
         self._prefill_link = prefill
         self._decode_link = decode
         self._prefill_pool = prefill.pool
@@ -102,12 +108,14 @@ class Orchestrator:
         timeout_s: float,
         session_id: str | None = None,
         caller_id: str = "",
+        origin: Origin | None = None,
     ) -> list[Generation]:
         """Accept all choices of some prompts, or none: from here on each ends exactly once, within ``timeout_s``.
 
         None of them is refused later because others are there; it waits. Requests of one ``session_id`` go to the same
         replicas where that is possible. Of the choices of a prompt the first one leads: the others wait until it has
-        its first token, and go where it went: the prompt is computed and moved once, and all share its blocks.
+        its first token, and go where it went: the prompt is computed and moved once, and all share its blocks. The
+        first of all is traced as ``origin``.
 
         Raises:
             NoReplicaError: Nobody could run them now.
@@ -116,6 +124,8 @@ class Orchestrator:
         num_choices = sum(map(len, prompts))
         self.check_room(num_choices)
         demands = [Demand(choices[0], session_id=session_id) for choices in prompts]
+        recorder = self._recorder
+        demands[0].is_traced = recorder is not None and recorder.wants(origin)
         try:
             tickets = self._enter(prompts, demands)
         except QueueFullError:
@@ -137,6 +147,8 @@ class Orchestrator:
                     ticket=ticket,
                 )
                 generation.others = self._others(generation)
+                if not started and origin is not None and recorder is not None and demand.is_traced:
+                    generation.trace = recorder.begin(origin, num_prompt_tokens=demand.num_tokens)
                 self._begin(generation)
                 leader = leader or generation
                 started.append(generation)
@@ -214,6 +226,7 @@ class Orchestrator:
             # A task cancelled before its first step never ran _drive.
             self._counters.num_cancelled += 1
             generation.end(RequestCancelledError())
+            self._end_trace(generation, RequestCancelledError())
 
     async def _drive(self, generation: Generation) -> None:
         counters = self._counters
@@ -245,6 +258,19 @@ class Orchestrator:
         finally:
             counters.num_generated_tokens += len(generation.output_token_ids)
             generation.end(error)
+            self._end_trace(generation, error)
+
+    def _end_trace(self, generation: Generation, error: RouterError | None) -> None:
+        if generation.trace is None or self._recorder is None:
+            return
+        if error is None or generation.is_satisfied:
+            reason = "stop" if generation.is_satisfied else ""
+            self._recorder.end(generation.trace, "finished", finish_reason=reason)
+        elif isinstance(error, RequestCancelledError):
+            self._recorder.end(generation.trace, "aborted", finish_reason="abort")
+        else:
+            generation.trace.note(error=error.message)
+            self._recorder.end(generation.trace, "failed", finish_reason="error")
 
     async def _live(self, generation: Generation) -> None:
         if generation.leader is not None:
@@ -289,6 +315,8 @@ class Orchestrator:
         generation.placed, generation.prompt_room = generation.ticket.placed, generation.ticket.prompt_room
         if self._placement is not None:
             self._counters.note_placed(generation.placed.reason if generation.placed is not None else None)
+        if generation.trace is not None and generation.placed is not None:
+            generation.trace.choose(placed_choice(self._decode_pool, generation.placed, settings=self._settings))
         return reservation
 
     def _place_prompt(self, generation: Generation) -> None:
@@ -297,6 +325,8 @@ class Orchestrator:
         if placed is None or placed.prompt is None:
             return
         self._counters.note_placed(placed.reason)
+        if generation.trace is not None:
+            generation.trace.choose(placed_choice(self._decode_pool, placed, settings=self._settings))
         generation.prompt_room = self._prefill_pool.reserve(placed.prompt, num_tokens=placed.num_prompt_tokens)
 
     async def _decode(
@@ -315,6 +345,8 @@ class Orchestrator:
                 # The reader released the lease, or it expires: an abort could overtake the prompt that is sent next.
                 is_lease_certain_to_end = True
                 logger.warning("KV lost: request_id=%s: %s", generation.name_in_logs, error)
+                if generation.trace is not None:
+                    generation.trace.enter("recompute", reason=str(error))
                 if journey.kv_lost_policy == "fail":
                     raise WorkerFailedError(str(error), code=KV_LOST, retry_after_s=1.0) from error
             finally:

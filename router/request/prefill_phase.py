@@ -15,6 +15,7 @@ from router.report.counters import RouterCounters
 from router.request.decode_phase import MAX_MOVES
 from router.request.generation import Generation
 from router.settings import RouterSettings
+from router.trace.policy_choice import policy_choice
 from router.wire.early_notices import EarlyNotices
 from router.wire.worker_errors import (
     DRAINING,
@@ -85,9 +86,14 @@ class PrefillPhase:
                 raise PrefillLostError(loss.reason or "no other replica takes requests")
             if decode is not None and generation.leader is None and not generation.num_head_tokens:
                 self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
+            if (trace := generation.trace) is not None:
+                part = "recompute" if generation.output_token_ids else "prefill"
+                trace.enter_worker(part, where=replica.replica_id, hands_over=stream_id is not None)
             delta = await self._try(generation, replica, loss)
             if delta is not None:
                 return replica.replica_id, delta
+            if trace is not None:
+                trace.enter("recovery", reason=loss.reason)
             logger.warning("prefill failed: request_id=%s: %s", generation.name_in_logs, loss.reason)
         if policy == "recompute":
             raise PrefillLostError(loss.reason)
@@ -114,6 +120,11 @@ class PrefillPhase:
         if replica is None:
             avoided = loss.tried if stream_id is None else loss.tried | {stream_id}
             replica = await self._pool.choose_or_wait(generation.demand, avoided, role="prefill")
+            if generation.trace is not None:
+                choice = policy_choice(
+                    self._pool, settings=self._settings, role="prefill", chosen=replica.replica_id, other=stream_id
+                )
+                generation.trace.choose(choice)
         loss.num_attempts += 1
         loss.tried.add(replica.replica_id)
         generation.prefill_replica = replica

@@ -8,6 +8,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 from router.tools.turn_reader import TurnRules
+from router.trace.origin import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class TextRequest:
 
     ``caller_id`` is the caller's id of it, for logs. ``is_prompt_only`` asks only what the model says of the prompt.
     ``turn`` says how to tell thinking, content and calls apart; None where all is content. ``prediction_token_ids`` are
-    what the caller expects of the output.
+    what the caller expects of the output. ``origin`` is what its trace is kept under; None: it has none.
     """
 
     request_id: str
@@ -36,3 +37,4 @@ class TextRequest:
     is_prompt_only: bool = False
     turn: TurnRules | None = None
     prediction_token_ids: TokenIds | None = None
+    origin: Origin | None = None

@@ -293,3 +293,30 @@ class ClusterStatus(Answer):
     pools: dict[str, list[JsonMap]]
     totals: JsonMap
     leanings: JsonMap
+
+
+class RequestList(Answer):
+    """The last requests, newest first."""
+
+    object: Literal["list"]
+    data: list[JsonMap]
+
+
+class RequestTraceAnswer(Answer):
+    """What became of a request: spans without a parent follow each other and add up to ``total_ms``."""
+
+    id: str
+    state: Literal["running", "finished", "failed", "aborted"]
+    model: str
+    endpoint: str
+    started_unix_s: float
+    total_ms: float
+    ttft_ms: float | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    finish_reason: str | None
+    trace_id: str | None
+    spans: list[JsonMap]
+    choices: list[JsonMap]
+    gaps: JsonMap

@@ -23,6 +23,7 @@ _PAGE_FILES = "/live/"
 """What the page at / is made of: it tells nothing of the cluster."""
 
 _OWNER = "baton_owner"
+_IS_ADMIN = "baton_is_admin"
 
 Access: TypeAlias = Literal["open", "user", "admin"]
 
@@ -68,6 +69,7 @@ class GuardMiddleware:
             raise AdminKeyError(path=scope["path"], has_any=settings.has_admin_keys)
         assert key is not None
         scope[_OWNER] = hash_key(key)
+        scope[_IS_ADMIN] = rank == "admin"
 
     def access_to(self, path: str) -> Access:
         """Which keys open a path."""
@@ -88,6 +90,11 @@ def owner_of(scope: Scope) -> str:
     """Whose request this is: the hash of its key, or nothing where no key was asked for."""
     owner: str = scope.get(_OWNER, "")
     return owner
+
+
+def is_admin(scope: Scope) -> bool:
+    """True when the request came with an admin key where some key was asked for."""
+    return bool(scope.get(_IS_ADMIN))
 
 
 def _key_of(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

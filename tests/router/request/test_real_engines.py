@@ -10,80 +10,19 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from engine.contract.messages import CacheReset, LoadReport
+from engine.contract.messages import CacheReset
 from router.administration import ResetAnswer
-from router.api.app import build_app
 from router.pool.pool import ReplicaPool
 from router.service import RouterService
 from router.settings import RouterSettings
 from tests.support.engine.chain_runner import expected_tokens
-from tests.support.engine.engine_pools import EnginePool, engine_pools
-from tests.support.engine.loop_paced_runner import LoopPacedRunner
-from tests.support.router.live_app import live_app
+from tests.support.router.live_router import NUM_TOKENS, Live, live_router, token_ids
 from tests.support.router.router_rig import FAST, until
-
-NUM_TOKENS = 30
-
-
-@dataclass
-class Live:
-    """A router over real engines, behind a socket."""
-
-    prefill: EnginePool
-    decode: EnginePool
-    service: RouterService
-    client: httpx.AsyncClient
-
-    async def complete(self, prompt: list[int], **body: Any) -> httpx.Response:
-        ask = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **body}
-        return await self.client.post("/v1/completions", json={"prompt": prompt, **ask})
-
-    def loads(self) -> list[LoadReport]:
-        prefill = [engine.load for engine in self.prefill.engines.values()]
-        return prefill + [engine.load for engine in self.decode.engines.values()]
-
-    def is_at_rest(self) -> bool:
-        return self.service.num_alive == 0 and not any(
-            load.num_running or load.num_waiting or load.num_loading or load.num_leased_blocks or load.num_held_blocks
-            for load in self.loads()
-        )
-
-
-@asynccontextmanager
-async def live_router(
-    model_dir: Path,
-    *,
-    num_prefill: int = 1,
-    num_decode: int = 1,
-    num_blocks: int = 256,
-    settings: RouterSettings = FAST,
-    turns_per_step: int = 0,
-) -> AsyncIterator[Live]:
-    """With ``turns_per_step`` decode engines leave the event loop so many turns between two steps."""
-    async with engine_pools(
-        num_prefill=num_prefill,
-        num_decode=num_decode,
-        num_blocks=num_blocks,
-        wrap_decode_runner=lambda runner: LoopPacedRunner(runner, num_turns=turns_per_step),
-    ) as (prefill, decode):
-        service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, settings)
-        await service.start()
-        limits = httpx.Limits(max_connections=None)
-        try:
-            async with (
-                live_app(build_app(service)) as url,
-                httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client,
-            ):
-                yield Live(prefill, decode, service, client)
-        finally:
-            await service.close()
 
 
 @asynccontextmanager
@@ -116,11 +55,6 @@ def prompts(count: int) -> list[list[int]]:
         shared[: source.randrange(20)] + [source.randrange(1000) for _ in range(source.randrange(1, 60))]
         for _ in range(count)
     ]
-
-
-def token_ids(response: httpx.Response) -> list[int]:
-    ids: list[int] = response.json()["choices"][0]["token_ids"]
-    return ids
 
 
 @pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 1), (2, 2)])

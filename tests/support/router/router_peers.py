@@ -11,6 +11,8 @@ from router.pool.workers import WorkerUnavailableError
 from router.report.cluster_view import ClusterView
 from router.report.router_report import RouterReport
 from router.stored_responses.store import Order, ResponseStore, StoredResponse
+from router.trace.origin import Viewer
+from router.trace.recorder import TraceRecorder
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,6 +21,7 @@ class PeerNet:
 
     views: dict[str, ClusterView] = field(default_factory=dict)
     stores: dict[str, ResponseStore] = field(default_factory=dict)
+    recorders: dict[str, TraceRecorder] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
 
     def seen_by(self, name: str) -> Peers:
@@ -49,6 +52,19 @@ class Peers:
         if (store := self._net.stores.get(router_id)) is None:
             raise WorkerUnavailableError(replica_id=router_id, reason="it is gone")
         return pickle.loads(pickle.dumps(store.take_order(order, response_id, owner=owner)))  # type: ignore[no-any-return]
+
+    async def find_trace(self, router_id: str, request_id: str, *, viewer: Viewer, timeout_s: float) -> bytes | None:
+        """Ask one for a trace."""
+        return self._recorder(router_id).find(request_id, viewer=pickle.loads(pickle.dumps(viewer)))
+
+    async def last_traces(self, router_id: str, limit: int, *, viewer: Viewer, timeout_s: float) -> bytes:
+        """Ask one for its last requests."""
+        return self._recorder(router_id).last(limit, viewer=viewer)
+
+    def _recorder(self, router_id: str) -> TraceRecorder:
+        if (recorder := self._net.recorders.get(router_id)) is None:
+            raise WorkerUnavailableError(replica_id=router_id, reason="it is gone")
+        return recorder
 
     async def report(self, router_id: str, *, timeout_s: float) -> RouterReport:
         """Ask one, or wait in vain."""

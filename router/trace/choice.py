@@ -1,0 +1,59 @@
+"""What was chosen for a request, what was predicted of it, and what else there was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_ALTERNATIVES = 4
+"""So many of the other plans are kept, the best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Workers that could compute a prompt and generate behind it. ``predicted_*`` None: nothing is predicted.
+
+    ``prefill`` None: decided later, or by nobody. ``predicted_cost`` is in the planner's seconds.
+    """
+
+    prefill: str | None
+    decode: str | None
+    predicted_ttft_s: float | None = None
+    predicted_cost: float | None = None
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "prefill": self.prefill,
+            "decode": self.decode,
+            "predicted_ttft_ms": _ms(self.predicted_ttft_s),
+            "predicted_cost": None if self.predicted_cost is None else round(self.predicted_cost, 6),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One choice. ``reason`` is one of ``router.placement.reason``, or ``policy <name>``; ``at_s`` is by
+    ``time.perf_counter``.
+    """
+
+    chosen: Option
+    reason: str
+    alternatives: Sequence[Option] = ()
+    at_s: float = field(default_factory=time.perf_counter)
+
+    def told(self, started_s: float) -> dict[str, Any]:
+        """As JSON, times in milliseconds after the start."""
+        return {
+            "at_ms": round((self.at_s - started_s) * 1e3, 3),
+            "chosen": {"prefill": self.chosen.prefill, "decode": self.chosen.decode},
+            "reason": self.reason,
+            "predicted_ttft_ms": _ms(self.chosen.predicted_ttft_s),
+            "alternatives": [option.told() for option in self.alternatives],
+        }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)

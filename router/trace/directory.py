@@ -1,0 +1,80 @@
+"""Finds the trace of a request in whichever router of the cluster ran it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from router.errors import TraceNotFoundError
+from router.pool.workers import WorkerError
+from router.settings import RouterSettings
+from router.trace.origin import Viewer
+from router.trace.recorder import TraceRecorder
+
+
+class TracePeers(Protocol):
+    """The other routers, as far as their traces go."""
+
+    def peer_ids(self) -> Sequence[str]:
+        """Those that can be asked now, without a network call."""
+
+    async def find_trace(self, router_id: str, request_id: str, *, viewer: Viewer, timeout_s: float) -> bytes | None:
+        """Ask one for a request's trace; raises WorkerUnavailableError."""
+
+    async def last_traces(self, router_id: str, limit: int, *, viewer: Viewer, timeout_s: float) -> bytes:
+        """Ask one for the summaries of its last requests; raises WorkerUnavailableError."""
+
+
+class TraceDirectory:
+    """All traces of the cluster, as one router reaches them. A request's id does not name its router: all are asked."""
+
+    def __init__(self, recorder: TraceRecorder, peers: TracePeers, *, timeout_s: float) -> None:
+        self.recorder = recorder
+        self._peers = peers
+        self._timeout_s = timeout_s
+
+    async def find(self, request_id: str, *, viewer: Viewer) -> bytes:
+        """A request's trace as JSON.
+
+        Raises:
+            TraceNotFoundError: No router that answers has one of this id that the viewer may see.
+        """
+        if (own := self.recorder.find(request_id, viewer=viewer)) is not None:
+            return own
+        for found in await asyncio.gather(*(self._found_at(name, request_id, viewer) for name in self._names())):
+            if found is not None:
+                return found
+        raise TraceNotFoundError(request_id=request_id)
+
+    async def last(self, limit: int, *, viewer: Viewer) -> list[dict[str, Any]]:
+        """The summaries of the cluster's last requests, newest first."""
+        lists = [self.recorder.last(limit, viewer=viewer)]
+        lists += await asyncio.gather(*(self._last_at(name, limit, viewer) for name in self._names()))
+        rows: list[dict[str, Any]] = [row for found in lists for row in json.loads(found)]
+        rows.sort(key=lambda row: -row["started_unix_s"])
+        return rows[:limit]
+
+    def _names(self) -> Sequence[str]:
+        return self._peers.peer_ids()
+
+    async def _found_at(self, router_id: str, request_id: str, viewer: Viewer) -> bytes | None:
+        try:
+            return await self._peers.find_trace(router_id, request_id, viewer=viewer, timeout_s=self._timeout_s)
+        except WorkerError:
+            return None
+
+    async def _last_at(self, router_id: str, limit: int, viewer: Viewer) -> bytes:
+        try:
+            return await self._peers.last_traces(router_id, limit, viewer=viewer, timeout_s=self._timeout_s)
+        except WorkerError:
+            return b"[]"
+
+
+def trace_directory(settings: RouterSettings, peers: TracePeers, *, model: str, router_id: str) -> TraceDirectory:
+    """The traces of a router with these settings, and those of its peers."""
+    recorder = TraceRecorder(
+        model=model, router_id=router_id, max_count=settings.trace_requests, sample_rate=settings.trace_sample_rate
+    )
+    return TraceDirectory(recorder, peers, timeout_s=settings.status_timeout_s)

@@ -1,0 +1,67 @@
+"""The traces that one router keeps: of the requests that run, and of the last ones that ended."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from router.trace.origin import Origin, Viewer
+from router.trace.request_trace import RequestTrace
+from router.trace.told import summary, told
+
+
+class TraceRecorder:
+    """Draws which requests are traced, and finds their traces."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        router_id: str,
+        max_count: int,
+        sample_rate: float,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """``max_count`` traces of requests that ended are kept, of that share of all requests; 0 of them: none."""
+        self._model, self._router_id = model, router_id
+        self._sample_rate = sample_rate if max_count else 0.0
+        self._draw = draw
+        self._running: dict[RequestTrace, None] = {}
+        self._ended: deque[RequestTrace] = deque(maxlen=max_count)
+
+    def wants(self, origin: Origin | None) -> bool:
+        """True when a request is to be traced."""
+        return origin is not None and self._sample_rate > 0.0 and self._draw() < self._sample_rate
+
+    def begin(self, origin: Origin, *, num_prompt_tokens: int) -> RequestTrace:
+        """The trace of a request that was accepted; ``end`` ends it."""
+        trace = RequestTrace(origin, model=self._model, router_id=self._router_id, num_prompt_tokens=num_prompt_tokens)
+        self._running[trace] = None
+        return trace
+
+    def end(self, trace: RequestTrace, state: str, *, finish_reason: str = "") -> None:
+        """A request ended; only the first call for each counts."""
+        if trace in self._running:
+            del self._running[trace]
+            trace.end(state, finish_reason=finish_reason)
+            self._ended.append(trace)
+
+    def find(self, request_id: str, *, viewer: Viewer) -> bytes | None:
+        """The newest trace under an id, as JSON; None where there is none that the viewer may see."""
+        for trace in self._newest_first():
+            origin = trace.origin
+            if request_id in (origin.request_id, origin.answer_id) and viewer.may_see(origin):
+                return json.dumps(told(trace)).encode()
+        return None
+
+    def last(self, limit: int, *, viewer: Viewer) -> bytes:
+        """The summaries of the newest traces that the viewer may see, newest first, as a JSON list."""
+        seen = (summary(trace) for trace in self._newest_first() if viewer.may_see(trace.origin))
+        return json.dumps(list(itertools.islice(seen, limit))).encode()
+
+    def _newest_first(self) -> Iterator[RequestTrace]:
+        yield from reversed(self._running)
+        yield from reversed(self._ended)

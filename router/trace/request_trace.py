@@ -1,0 +1,201 @@
+"""The waterfall of one request, written as it goes: parts that follow each other, and what is in them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.contract.messages import FinishReason, TokenDelta
+from router.trace.choice import Choice
+from router.trace.gaps import Gaps
+from router.trace.origin import Origin
+
+MAX_PARTS = 128
+"""More parts than this are one with the last: only a request that is refused over and over has so many."""
+
+STATES = ("running", "finished", "failed", "aborted")
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """A span of time by ``time.perf_counter``. ``end_s`` None: it goes on. ``parent`` is the index of the part that it
+    lies in; None for those that together are the request's whole time.
+    """
+
+    name: str
+    start_s: float
+    where: str
+    end_s: float | None = None
+    parent: int | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class RequestTrace:
+    """One request's. At any time exactly one of its parts without a parent goes on.
+
+    What an engine says of itself are durations, since its clock is another one. Nothing is kept of single tokens but
+    the longest gaps.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_current",
+        "_hands_over",
+        "_is_awaited",
+        "_router",
+        "choices",
+        "ended_s",
+        "finish_reason",
+        "first_token_s",
+        "gaps",
+        "model",
+        "num_cached_tokens",
+        "num_output_tokens",
+        "num_prompt_tokens",
+        "origin",
+        "parts",
+        "started_unix_s",
+        "state",
+    )
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        model: str,
+        router_id: str,
+        num_prompt_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """The request was received and made ready; from now on it waits for room."""
+        self.origin, self.model, self.num_prompt_tokens = origin, model, num_prompt_tokens
+        self._clock, self._router = clock, f"router {router_id}"
+        now_s = clock()
+        self.started_unix_s = time.time() - (now_s - origin.received_s)
+        first = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
+        self.parts = [first, Part(name="queue", start_s=now_s, where=self._router)]
+        self._current = 1
+        self._is_awaited = self._hands_over = False
+        self.choices: list[Choice] = []
+        self.gaps = Gaps()
+        self.first_token_s: float | None = None
+        self.ended_s: float | None = None
+        self.num_output_tokens = 0
+        self.num_cached_tokens: int | None = None
+        self.state, self.finish_reason = "running", ""
+
+    def enter(self, name: str, *, where: str | None = None, **attributes: Any) -> None:
+        """The part before is over and another one begins, at the router unless ``where`` names a worker."""
+        self._is_awaited = self._hands_over = False
+        current = self.parts[self._current]
+        if len(self.parts) >= MAX_PARTS:
+            current.attributes["num_more_parts"] = current.attributes.get("num_more_parts", 0) + 1
+            return
+        now_s = self._clock()
+        current.end_s = now_s
+        self._current = len(self.parts)
+        self.parts.append(Part(name=name, start_s=now_s, where=where or self._router, attributes=attributes))
+
+    def enter_worker(self, name: str, *, where: str, hands_over: bool = False, **attributes: Any) -> None:
+        """The request goes to a worker, whose first token ends the part. What was waited for there goes on.
+
+        ``hands_over``: the worker computes the prompt only, and another one goes on.
+        """
+        current = self.parts[self._current]
+        if current.name == name and current.where == self._router:
+            current.where = where
+            current.attributes.update(attributes)
+        else:
+            self.enter(name, where=where, **attributes)
+        self._is_awaited, self._hands_over = True, hands_over
+
+    def note(self, **attributes: Any) -> None:
+        """Say more of the part that goes on."""
+        self.parts[self._current].attributes.update(attributes)
+
+    def choose(self, choice: Choice) -> None:
+        """Where the request goes was decided."""
+        if len(self.choices) >= MAX_PARTS or len(self.parts) >= MAX_PARTS:
+            return
+        self.choices.append(choice)
+        attributes = {"prefill": choice.chosen.prefill, "decode": choice.chosen.decode, "reason": choice.reason}
+        self._inside("choice", at_s=choice.at_s, attributes=attributes)
+
+    def deliver(self, delta: TokenDelta) -> None:
+        """A worker sent tokens, or lets the request go."""
+        if delta.token_ids or delta.beams:
+            now_s = self._clock()
+            if self._is_awaited:
+                self._began(delta, now_s)
+            self.num_output_tokens += len(delta.token_ids) or sum(len(beam.token_ids) for beam in delta.beams[:1])
+            self.gaps.token(now_s)
+        reason = delta.finish_reason
+        if reason is FinishReason.HANDED_OVER:
+            if self.parts[self._current].name not in ("transfer", "move"):
+                self.enter("move")
+        elif reason is not None:
+            self.finish_reason = reason.value
+
+    def _began(self, delta: TokenDelta, now_s: float) -> None:
+        """The first tokens of a worker: what it waited is told with them."""
+        current, hands_over = self.parts[self._current], self._hands_over
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = delta.num_cached_tokens
+        if delta.num_cached_tokens is not None:
+            current.attributes["num_cached_tokens"] = delta.num_cached_tokens
+        if delta.num_remote_tokens is not None:
+            current.attributes["num_remote_tokens"] = delta.num_remote_tokens
+        queue_s = min(delta.queue_s or 0.0, now_s - current.start_s)
+        if current.name == "prefill":
+            self._split(current, queue_s)
+        elif delta.queue_s is not None:
+            self._inside("decode_queue", at_s=current.start_s, duration_s=queue_s, where=current.where)
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            self._inside("first_token", at_s=now_s, where=current.where)
+        self.enter("transfer" if hands_over else "decode", where=None if hands_over else current.where)
+
+    def _split(self, part: Part, queue_s: float) -> None:
+        """What the worker let the request wait is a part of its own, before the one that goes on."""
+        waited = Part(name="prefill_queue", start_s=part.start_s, end_s=part.start_s + queue_s, where=part.where)
+        part.start_s += queue_s
+        self.parts.insert(self._current, waited)
+        for other in self.parts:
+            if other.parent is not None and other.parent >= self._current:
+                other.parent += 1
+        self._current += 1
+
+    def _inside(
+        self,
+        name: str,
+        *,
+        at_s: float,
+        duration_s: float = 0.0,
+        where: str | None = None,
+        attributes: dict[str, Any] | None = None,
+    ) -> None:
+        """A part of the one that goes on."""
+        self.parts.append(
+            Part(
+                name=name,
+                start_s=at_s,
+                end_s=at_s + duration_s,
+                where=where or self._router,
+                parent=self._current,
+                attributes=attributes or {},
+            )
+        )
+
+    def end(self, state: str, *, finish_reason: str = "") -> None:
+        """Nothing comes any more. Only the first call counts."""
+        if self.ended_s is None:
+            self.ended_s = self.parts[self._current].end_s = self._clock()
+            self.state = state
+            self.finish_reason = finish_reason or self.finish_reason
+
+    @property
+    def total_s(self) -> float:
+        """From the request's first byte to its end, or until now."""
+        return (self._clock() if self.ended_s is None else self.ended_s) - self.origin.received_s

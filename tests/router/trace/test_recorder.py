@@ -1,0 +1,119 @@
+"""Which traces are kept, who sees them, and where in the cluster they are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from router.errors import TraceNotFoundError
+from router.security import SecuritySettings, hash_key, new_key
+from router.trace.directory import TraceDirectory
+from router.trace.gaps import NUM_LARGEST, Gaps
+from router.trace.origin import Origin, Viewer
+from router.trace.recorder import TraceRecorder
+from tests.support.router.router_peers import PeerNet
+from tests.support.router.router_rig import FAST, router_rig
+
+ANYBODY = Viewer(owner="")
+
+
+def recorder(name: str = "r", *, max_count: int = 10) -> TraceRecorder:
+    return TraceRecorder(model="tiny", router_id=name, max_count=max_count, sample_rate=1.0)
+
+
+def ran(traces: TraceRecorder, request_id: str) -> None:
+    origin = Origin(request_id=request_id, answer_id=f"cmpl-{request_id}", owner="", endpoint="/x", received_s=0.0)
+    traces.end(traces.begin(origin, num_prompt_tokens=1), "finished")
+
+
+async def test_only_the_last_ones_are_kept(model_dir: Path) -> None:
+    traces = recorder(max_count=2)
+    for name in "abc":
+        ran(traces, name)
+
+    assert [traces.find(name, viewer=ANYBODY) is not None for name in "abc"] == [False, True, True]
+
+
+async def test_share_of_requests_that_is_traced(model_dir: Path) -> None:
+    async with router_rig(model_dir, settings=replace(FAST, trace_sample_rate=0.0)) as rig:
+        answer = await rig.complete(max_tokens=2)
+        found = await rig.client.get(f"/v1/requests/{answer.headers['x-request-id']}/trace")
+
+        assert (found.status_code, found.json()["error"]["code"]) == (404, "trace_not_found")
+        assert "router.trace_sample_rate" in found.json()["error"]["message"]
+
+
+async def test_both_ids_of_an_answer_find_its_trace_and_lists_name_it(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        answer = await rig.complete([7] * 9, max_tokens=3, ignore_eos=True)
+        request_id = answer.headers["x-request-id"]
+        by_body = await rig.client.get(f"/v1/requests/{answer.json()['id']}/trace")
+        listed = (await rig.client.get("/v1/requests", params={"limit": 5})).json()["data"]
+
+        assert by_body.json()["id"] == request_id
+        [row] = listed
+        assert (row["id"], row["state"], row["endpoint"]) == (request_id, "finished", "/v1/completions")
+        assert (row["prompt_tokens"], row["completion_tokens"]) == (9, 3)
+        assert (row["prefill"], row["decode"]) == ("prefill-0", "decode-0")
+        assert (await rig.client.get("/v1/requests", params={"limit": 0})).status_code == 400
+
+
+async def test_owner_and_admin_see_a_trace_and_nobody_else(model_dir: Path) -> None:
+    own, other, admin = new_key(), new_key(), new_key()
+    security = SecuritySettings(api_keys=(hash_key(own), hash_key(other)), admin_keys=(hash_key(admin),))
+    async with router_rig(model_dir, security=security) as rig:
+
+        def key(text: str) -> dict[str, str]:
+            return {"Authorization": f"Bearer {text}"}
+
+        body = {"prompt": "hello", "max_tokens": 2}
+        answer = await rig.client.post("/v1/completions", json=body, headers=key(own))
+        path = f"/v1/requests/{answer.headers['x-request-id']}/trace"
+        found = [(await rig.client.get(path, headers=key(text))).status_code for text in (own, admin, other)]
+        lists = [(await rig.client.get("/v1/requests", headers=key(text))).json() for text in (own, admin, other)]
+
+        assert found == [200, 200, 404]
+        assert [len(item["data"]) for item in lists] == [1, 1, 0]
+        assert (await rig.client.get(path)).status_code == 401
+
+
+async def test_any_router_finds_the_trace_of_another(model_dir: Path) -> None:
+    net = PeerNet()
+    async with (
+        router_rig(model_dir, router_id="one", peers=net.seen_by("one")) as one,
+        router_rig(model_dir, router_id="two", peers=net.seen_by("two")) as two,
+    ):
+        for name, rig in (("one", one), ("two", two)):
+            net.views[name], net.recorders[name] = rig.service.view, rig.service.traces.recorder
+        answer = await one.complete(max_tokens=2)
+        await two.complete(max_tokens=2)
+        found = await two.client.get(f"/v1/requests/{answer.headers['x-request-id']}/trace")
+        listed = (await two.client.get("/v1/requests")).json()["data"]
+
+        assert found.json()["spans"][0]["where"] == "router one"
+        assert len(listed) == 2
+        del net.recorders["one"]  # it is gone, and not yet known to be
+        assert len((await two.client.get("/v1/requests")).json()["data"]) == 1
+
+
+async def test_no_router_has_it() -> None:
+    directory = TraceDirectory(recorder(), PeerNet().seen_by("r"), timeout_s=1.0)
+
+    with pytest.raises(TraceNotFoundError, match="'nobody'"):
+        await directory.find("nobody", viewer=ANYBODY)
+
+
+def test_gaps_are_counted_and_the_longest_kept() -> None:
+    gaps, now_s = Gaps(), 5.0
+    for number in range(1001):
+        gaps.token(now_s)
+        now_s += 0.5 if number % 100 == 50 else 0.010
+
+    told = gaps.told(5.0)
+    assert told["count"] == 1000
+    assert told["p50_ms"] == pytest.approx(10, rel=0.04)
+    assert told["max_ms"] == pytest.approx(500)
+    assert len(told["largest"]) == NUM_LARGEST
+    assert all(gap_ms == pytest.approx(500) for _, gap_ms in told["largest"])
