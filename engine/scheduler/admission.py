@@ -273,7 +273,7 @@ class Admission:
         row = self._table.place(request, tables, publishes=self._kv_cache.enable_prefix_caching)
         if self._kv_cache.enable_prefix_caching:
             self._pending.claim(request, self._kv_cache.block_size)
-        end = min(int(self._table.num_expected[row]), int(self._table.ceiling[row]))
+        end = min(int(column[row]) for column in (self._table.num_expected, self._table.ceiling, self._table.capacity))
         num_tokens = min(end - int(self._table.num_computed[row]), draft.token_budget)
         for cap in (self._config.long_prefill_token_threshold, draft.prefill_share, max(draft.prompt_budget, 1)):
             num_tokens = min(num_tokens, cap or num_tokens)

@@ -15,7 +15,8 @@ def first_missing_block(request: Request, block_size: int) -> int:
 
 
 def adopt_published_blocks(request: Request, kv_cache: KVCacheManager, pending: PendingPrefixes) -> int:
-    """Replace missing blocks by published ones of the same content; the last token stays to be computed.
+    """Replace missing blocks by published ones of the same content; the last token stays to be computed, and where a
+    group has a window, the last block that is held of it: what lies further on is appended once computing has begun.
 
     Whoever had a claim on them has none any more: they can be found.
 
@@ -35,7 +36,8 @@ def adopt_published_blocks(request: Request, kv_cache: KVCacheManager, pending: 
                 remaining.append(Span(start, start + block_size))
     request.invalid_spans = remaining
     valid_length = request.num_computed_tokens
-    while valid_length % block_size == 0 and valid_length + block_size < request.num_tokens:
+    end = min(request.num_tokens, min(map(len, request.block_tables)) * block_size)
+    while valid_length % block_size == 0 and valid_length + block_size < end:
         if not _adopt(request, valid_length // block_size, kv_cache, pending):
             break
         valid_length += block_size

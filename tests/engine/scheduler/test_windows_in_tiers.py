@@ -79,3 +79,27 @@ def test_k4_damage_beside_shared_blocks_has_all_computed_in_blocks_of_its_own() 
     assert load.shared.isdisjoint(output.new_rows[0].block_ids[:, load.first_block :].ravel().tolist())
     world.run()
     world.check_output("b")
+
+
+@pytest.mark.behaviour("B7")
+def test_what_another_request_computed_meanwhile_is_taken_as_far_as_blocks_are_held() -> None:
+    """Two load the same beginning; the one that waits for the row takes over blocks that the other one computes."""
+    world = windowed_world((None, 5), num_blocks=18, num_tier_slots=64, seqs=1, long_prefill_token_threshold=3)
+    prompt = fresh_prompt(17)
+    world.add(make_request("a", prompt[:9], max_tokens=1))
+    world.run()
+    for number in range(3):
+        world.add(make_request(f"other-{number}", 28, max_tokens=1))
+        world.run()
+    for name in ("first", "second"):
+        world.add(make_request(name, prompt, max_tokens=2))
+    world.step()
+
+    assert world.tier is not None
+    assert set(world.tier.open_loads) == {"first", "second"}
+    for name in ("first", "second"):
+        world.end_load(name)
+    world.run()
+    world.check_output("first")
+    world.check_output("second")
+    assert world.scheduler.stats().num_adopted_blocks > 0
