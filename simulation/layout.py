@@ -13,12 +13,18 @@ EVERY_PROMPT = 1 << 20
 """``local_prefill_tokens`` of a cluster in which decode workers compute all prompts."""
 
 NO_BOUND = 1 << 20
-ROUTER = RouterSettings(max_num_requests=NO_BOUND, max_num_queued=NO_BOUND, default_timeout_s=3600.0)
-"""Routers that refuse nobody: what a load needs shows in its times."""
+ROUTER = RouterSettings(
+    max_num_requests=NO_BOUND, max_num_queued=NO_BOUND, default_timeout_s=3600.0, max_write_delay_s=0.0
+)
+"""Routers that refuse nobody: what a load needs shows in its times. They write each token at once: there are as many of
+them as that takes.
+"""
 
 LARGE_CHUNK = SchedulerConfig().max_num_batched_tokens
 MAX_NUM_SEQS = SchedulerConfig().max_num_seqs
 SMALL_CHUNK = 128
+MAX_JUMP = 4096
+"""Decode steps that are simulated in one."""
 
 
 class LayoutError(ValueError):
@@ -27,11 +33,16 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The workers of one role. ``chunk`` is the most tokens that a step computes."""
+    """The workers of one role. ``chunk`` is the most tokens that a step computes.
+
+    ``jump`` is how many decode steps are simulated in one at most, where nothing can change between them: it changes
+    how long a simulation takes, and not what comes of it. Where a step's time depends on others of its host it is 1.
+    """
 
     num_workers: int
     machine: Machine
     chunk: int = LARGE_CHUNK
+    jump: int = MAX_JUMP
 
     def scheduler(self, *, tells_cache: bool) -> SchedulerConfig:
         """The settings of each worker's scheduler. ``tells_cache``: routers mirror its prefix cache."""
@@ -39,6 +50,7 @@ class Pool:
             max_num_batched_tokens=self.chunk,
             max_num_seqs=min(self.chunk, MAX_NUM_SEQS),
             enable_cache_events=tells_cache,
+            max_decode_steps=1 if self.machine.shared_step_time is not None else self.jump,
         )
 
 
@@ -94,8 +106,8 @@ def elastic(num_workers: int, machine: Machine, promise: Promise) -> Layout:
     num_prefill = max(1, num_workers // 2)
     return Layout(
         name=f"elastic_{num_workers}",
-        prefill=Pool(num_workers=num_prefill, machine=machine),
-        decode=Pool(num_workers=num_workers - num_prefill, machine=machine),
+        prefill=Pool(num_workers=num_prefill, machine=machine, jump=1),
+        decode=Pool(num_workers=num_workers - num_prefill, machine=machine, jump=1),
         settings=replace(ROUTER, roles="elastic"),
         promise=promise,
     )

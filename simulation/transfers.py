@@ -27,6 +27,7 @@ from kv_transfer.peer.notifications import Announce
 from kv_transfer.peer.scheduler_connector import PeerSchedulerConnector
 from kv_transfer.stats import TransferStats
 from simulation.machine import TransferModel
+from simulation.token_times import TokenTimes
 
 HOUSEKEEPING_PERIOD_S = 0.25
 """How often leases are looked at, as a real connector does."""
@@ -57,11 +58,14 @@ class _Renewals:
 
 
 class VirtualFabric:
-    """The workers that can read from each other, by their names."""
+    """What the workers of a cluster share: those that can read from each other by their names, and when tokens came
+    that they tell together.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.transfers: dict[str, VirtualTransfers] = {}
+        self.token_times = TokenTimes()
 
     def find(self, identity: PeerIdentity) -> VirtualTransfers | None:
         """That life of a worker, if it is there."""
@@ -72,8 +76,7 @@ class VirtualFabric:
 class VirtualTransfers:
     """Implements ``PeerWorkerConnector`` in virtual time: what is ordered ends when its model says.
 
-    ``clock`` is the worker's: orders and grants of a step carry the time at which the step makes them, which the loop
-    may not have reached. ``wake`` is called when there is something to collect.
+    ``wake`` is called when there is something to collect.
     """
 
     has_hung_read = False
