@@ -56,9 +56,7 @@ def error_rows(runs: Sequence[Measured], machine: Machine, promise: Promise) -> 
         for figure in FIGURES:
             error = 100 * (virtual[figure] / real[figure] - 1) if real[figure] else float("nan")
             detail: dict[str, float | str] = {"predicted": virtual[figure], "measured": real[figure], "error": error}
-            rows.append(
-                Row(name=f"{figure}/{run.layout}/{run.case}", value=error, unit="percent", detail=detail)
-            )
+            rows.append(Row(name=f"{figure}/{run.layout}/{run.case}", value=error, unit="percent", detail=detail))
     for figure in FIGURES:
         sizes = [abs(row.value) for row in rows if row.name.startswith(f"{figure}/")]
         rows.append(Row(name=f"{figure}/mean", value=statistics.fmean(sizes), unit="percent"))
@@ -69,9 +67,7 @@ def error_rows(runs: Sequence[Measured], machine: Machine, promise: Promise) -> 
 def calibration_of(machine: Machine, rows: Sequence[Row]) -> Calibration:
     """The machine with the errors that the rows tell."""
     values = {row.name: row.value for row in rows}
-    errors = {
-        figure: FigureError(mean=values[f"{figure}/mean"], worst=values[f"{figure}/worst"]) for figure in FIGURES
-    }
+    errors = {figure: FigureError(mean=values[f"{figure}/mean"], worst=values[f"{figure}/worst"]) for figure in FIGURES}
     return Calibration(machine=machine, errors=errors)
 
 
@@ -102,7 +98,9 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", default=["*"], metavar="PATTERN", help="with --measure")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="with --measure")
     parser.add_argument("--seconds", type=positive, default=30.0, help="with --measure: of each load")
-    parser.add_argument("--calibration", default=CPU_CORE.name, help="with --fit or --compare: as `baton whatif` reads it")
+    parser.add_argument(
+        "--calibration", default=CPU_CORE.name, help="with --fit or --compare: as `baton whatif` reads it"
+    )
     parser.add_argument("--ttft-limit-ms", type=positive, default=2000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=100.0)
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the calibration to FILE")

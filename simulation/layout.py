@@ -50,11 +50,16 @@ class Pool:
     jump: int = MAX_JUMP
     tells_cache: bool = True
 
+    @property
+    def most_running(self) -> int:
+        """Requests that a worker runs at a time, at most."""
+        return min(self.chunk, MAX_NUM_SEQS)
+
     def scheduler(self, *, tells_cache: bool) -> SchedulerConfig:
         """The settings of each worker's scheduler. ``tells_cache``: routers mirror its prefix cache."""
         return SchedulerConfig(
             max_num_batched_tokens=self.chunk,
-            max_num_seqs=min(self.chunk, MAX_NUM_SEQS),
+            max_num_seqs=self.most_running,
             enable_cache_events=tells_cache and self.tells_cache,
             max_decode_steps=1 if self.machine.shared_step_time is not None else self.jump,
         )

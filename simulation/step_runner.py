@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.contract.messages import LoadReport
 from engine.contract.step import IntArray, ModelRunnerOutput, SchedulerOutput
 from engine.contract.step_time import StepWork
 from simulation.machine import Machine
@@ -57,20 +59,25 @@ class LaunchedStep:
         """When it is over."""
         return self.ends_s[self.num_steps - 1]
 
-    def num_ended(self, now_s: float) -> int:
-        """How many of its decode steps are over at a time."""
-        return int(np.searchsorted(self.ends_s, now_s, side="right"))
-
     def cut(self, now_s: float) -> bool:
         """Let it end with the decode step that goes on at a time; False where that is its last one anyway."""
         num_steps = min(int(np.searchsorted(self.ends_s, now_s, side="left")) + 1, self.num_steps)
         is_shorter, self.num_steps = num_steps < self.num_steps, num_steps
         return is_shorter
 
-    def num_new_blocks(self, num_ended: int, block_size: int) -> int:
-        """Blocks that the first so many of its decode steps began."""
+    def load_at(self, now_s: float, load: LoadReport, *, block_size: int) -> LoadReport | None:
+        """A worker's load of before, as it is now that some of its decode steps are over; None where none is."""
+        num_ended = int(np.searchsorted(self.ends_s, now_s, side="right"))
+        if not 0 < num_ended < self.num_steps:
+            return None
         before = self.output.first_positions.astype(np.int64) - 1
-        return int(((before + num_ended) // block_size - before // block_size).sum())
+        num_blocks = int(((before + num_ended) // block_size - before // block_size).sum())
+        return replace(
+            load,
+            num_free_blocks=load.num_free_blocks - num_blocks,
+            num_held_blocks=load.num_held_blocks + num_blocks,
+            num_context_tokens=load.num_context_tokens + num_ended * self.output.rows.size,
+        )
 
     def result(self) -> ModelRunnerOutput:
         """The tokens of the steps that were made."""

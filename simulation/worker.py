@@ -63,10 +63,9 @@ def layout_of(machine: Machine) -> KVLayout:
 class VirtualWorker:
     """An engine that steps itself on the event loop's time, and answers routers as a deployed worker does.
 
-    Its scheduler, block pool, prefix cache, leases and reports are the real ones. A step is launched when it begins; its
-    tokens, its load and what it changed in the cache are told when it ends. Where a step is several decode steps in
-    one, it is cut short by whatever a worker looks at between two steps; when its tokens came stands in
-    ``fabric.token_times``.
+    Its scheduler, block pool, prefix cache, leases and reports are the real ones. Tokens, load and changes of the cache
+    are told when a step ends. Several decode steps in one are cut short by whatever a worker looks at between two; when
+    their tokens came stands in ``fabric.token_times``.
     """
 
     def __init__(self, spec: WorkerSpec, fabric: VirtualFabric, host: Host | None = None) -> None:
@@ -113,7 +112,7 @@ class VirtualWorker:
         self._commands: list[Callable[[], None]] = []
         self._next_turn: asyncio.Handle | None = None
         self._end: asyncio.TimerHandle | None = None
-        self._read_at_s = 0.0
+        self._late_at_s = 0.0
         self._is_draining = False
         self.leaning = spec.role
         """The role whose work it prefers now."""
@@ -134,20 +133,10 @@ class VirtualWorker:
     def late_load(self) -> LoadReport | None:
         """What the worker would have told meanwhile, if each of its decode steps were made by itself; None: nothing."""
         step, now_s = self.runner.under_way, self._loop.time()
-        if step is None or now_s - max(self._load_feed.told_at_s, self._read_at_s) < LOAD_PERIOD_S:
+        if step is None or now_s - max(self._load_feed.told_at_s, self._late_at_s) < LOAD_PERIOD_S:
             return None
-        num_ended = step.num_ended(now_s)
-        if not 0 < num_ended < step.num_steps:
-            return None
-        self._read_at_s = now_s
-        num_blocks = step.num_new_blocks(num_ended, self.spec.machine.block_size)
-        load = self.load
-        return replace(
-            load,
-            num_free_blocks=load.num_free_blocks - num_blocks,
-            num_held_blocks=load.num_held_blocks + num_blocks,
-            num_context_tokens=load.num_context_tokens + num_ended * step.output.rows.size,
-        )
+        self._late_at_s = now_s
+        return step.load_at(now_s, self.load, block_size=self.spec.machine.block_size)
 
     async def rest(self) -> None:
         """Return when nothing is held here for anybody, or the worker is gone."""

@@ -1,6 +1,83 @@
+"""Fits a machine to what real requests got: its prices as deployed, and what hand-overs take."""
+
 from __future__ import annotations
-from collections.abc import Sequence
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
 from benchmarks.whatif_parts.cases import Measured
+from benchmarks.whatif_parts.predict import predicted
 from simulation.machine import Machine
-def fit_machine(machine: Machine, runs: Sequence[Measured]) -> Machine:
-    return machine
+from simulation.outcome import Outcome, percentile
+
+FIRST_STEP = 1.25
+NUM_ROUNDS = 5
+"""Every knob is turned up or down by a factor while that helps; then by the root of that factor, and so on."""
+
+SHARES: Mapping[str, Sequence[float]] = {"ttft": (0.5, 0.9), "hand_over": (0.5, 0.9), "gap": (0.5, 0.9, 0.99)}
+
+
+def scaled(machine: Machine, names: Sequence[str], factor: float) -> Machine:
+    """Some prices of its steps at another scale."""
+    prices = {name: factor * getattr(machine.step_time, name) for name in names}
+    return replace(machine, step_time=replace(machine.step_time, **prices))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """Something of a machine that is fitted, by a factor on it."""
+
+    name: str
+    turn: Callable[[Machine, float], Machine]
+
+
+KNOBS = (
+    Knob(name="prompts", turn=lambda machine, by: scaled(machine, ("prompt_token_s", "prompt_read_s"), by)),
+    Knob(name="answers", turn=lambda machine, by: scaled(machine, ("base_s", "row_s", "context_token_s"), by)),
+    Knob(name="step_noise", turn=lambda machine, by: replace(machine, step_noise=machine.step_noise * by)),
+    Knob(
+        name="hand_over",
+        turn=lambda machine, by: replace(
+            machine, transfer=replace(machine.transfer, latency_s=machine.transfer.latency_s * by)
+        ),
+    ),
+    Knob(
+        name="accept",
+        turn=lambda machine, by: replace(
+            machine, router=replace(machine.router, accept_s=machine.router.accept_s * by)
+        ),
+    ),
+)
+
+
+def features(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """What is compared of a run, in seconds: first tokens, the gaps behind them, and all gaps."""
+    values = {
+        "ttft": [outcome.ttft_s for outcome in outcomes],
+        "hand_over": [outcome.gaps_s[0] for outcome in outcomes if outcome.gaps_s],
+        "gap": [gap for outcome in outcomes for gap in outcome.gaps_s],
+    }
+    return {f"{name} {share:g}": percentile(values[name], share) for name, shares in SHARES.items() for share in shares}
+
+
+def distance(machine: Machine, runs: Sequence[Measured]) -> float:
+    """How far predictions are from what was measured: the mean size of the logarithms of their ratios."""
+    sizes: list[float] = []
+    for run in runs:
+        real, virtual = features(run.outcomes), features(predicted(run, machine))
+        sizes += [abs(math.log(virtual[name] / real[name])) for name in real]
+    return sum(sizes) / len(sizes)
+
+
+def fit_machine(machine: Machine, runs: Sequence[Measured], knobs: Sequence[Knob] = KNOBS) -> Machine:
+    """The machine with its knobs as they bring predictions nearest to some runs."""
+    best, least = machine, distance(machine, runs)
+    for number in range(NUM_ROUNDS):
+        step = FIRST_STEP ** (0.5**number)
+        for knob in knobs:
+            for factor in (step, 1 / step):
+                while (found := distance(turned := knob.turn(best, factor), runs)) < least:
+                    best, least = turned, found
+        print(f"fit, round {number + 1}: predictions are off by {100 * math.expm1(least):.1f} %", flush=True)
+    return best

@@ -45,6 +45,7 @@ def summary(trace: RequestTrace) -> dict[str, Any]:
         "endpoint": trace.origin.endpoint,
         "prompt_tokens": trace.num_prompt_tokens,
         "completion_tokens": trace.num_output_tokens,
+        "cached_tokens": trace.num_cached_tokens or 0,
         "prefill": prefill[-1] if prefill else None,
         "decode": decode[-1] if decode else None,
         "reason": trace.choices[-1].reason if trace.choices else None,

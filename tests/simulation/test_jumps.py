@@ -14,7 +14,7 @@ from engine.contract.step_time import StepTimeModel
 from engine.contract.token_ids import TokenIds
 from simulation.cluster import Run, simulate
 from simulation.layout import Layout, apart, unified
-from simulation.loads import Arrival, LoadSpec, make_load
+from simulation.loads import Arrival, LoadSpec, Shape, make_load
 from simulation.machine import CPU_CORE
 from simulation.outcome import figures
 from simulation.step_noise import StepNoise
@@ -78,3 +78,36 @@ def test_one_worker_of_a_kind_gives_every_token_at_the_same_time(
     assert token_times(jumping) == pytest.approx(token_times(stepping), abs=NANOSECOND)
     assert jumping.busy_s == pytest.approx(stepping.busy_s, abs=NANOSECOND)
     assert jumping.busy_in_s == pytest.approx(stepping.busy_in_s, abs=NANOSECOND)
+
+
+@pytest.mark.parametrize("layout", [unified(4, MACHINE), apart(2, 3, MACHINE)], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("shape", ["steady", "bursts"])
+def test_several_workers_give_about_the_same_figures(layout: Layout, shape: Shape) -> None:
+    """Routers hear at other times how full workers are, and may choose another of two that are alike."""
+    load = make_load(LoadSpec(mix="decode_heavy", shape=shape, rates={"decode_heavy": 12.0}, seconds=20.0))
+    promise = Promise(ttft_ms=200.0, itl_ms=30.0)
+
+    jumping, stepping = (
+        figures(run.outcomes, promise, busy_s=run.busy_s).values()
+        for run in (simulate(layout, load), simulate(step_by_step(layout), load))
+    )
+
+    for name in ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms", "goodput", "tokens_per_s", "utilisation"):
+        assert jumping[name] == pytest.approx(stepping[name], rel=0.02), name
+
+
+@pytest.mark.parametrize("looked_at", [1, 5, 300, 1000])
+def test_noise_is_the_same_however_much_of_it_is_looked_at_before_it_is_used(looked_at: int) -> None:
+    ahead, one_by_one = StepNoise(0.2, seed=3), StepNoise(0.2, seed=3)
+    used: list[float] = []
+    while len(used) < 900:
+        used.append(float(ahead.next(looked_at)[0]))
+        ahead.use(1)
+
+    assert used == [_next(one_by_one) for _ in range(900)]
+
+
+def _next(noise: StepNoise) -> float:
+    (factor,) = noise.next(1)
+    noise.use(1)
+    return float(factor)
