@@ -73,20 +73,14 @@ def calibration_of(machine: Machine, rows: Sequence[Row]) -> Calibration:
 
 def measure_all(file: Path, args: argparse.Namespace) -> None:
     """Measure the loads that were asked for on all layouts, and keep every request's times."""
+    runs: list[Measured] = []
     with tempfile.TemporaryDirectory() as directory:
         write_random_llama(Path(directory), torch.bfloat16)
-        runs = [
-            run
-            for layout in args.layouts
-            for run in measure(
-                layout,
-                cases_named(args.loads),
-                Path(directory),
-                seconds=args.seconds,
-                max_model_len=CPU_CORE.max_model_len,
-            )
-        ]
-    save(runs, file)
+        for layout in args.layouts:
+            cases = cases_named(args.loads)
+            for run in measure(layout, cases, Path(directory), seconds=args.seconds):
+                runs.append(run)
+                save(runs, file)
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ class Pool:
     """The workers of one role. ``chunk`` is the most tokens that a step computes.
 
     ``jump`` is how many decode steps are simulated in one at most, where nothing can change between them: it changes
-    how long a simulation takes, and not what comes of it. Where a step's time depends on others of its host it is 1.
+    how long a simulation takes, and not what comes of it.
     ``tells_cache``: whether what is cached here could change where requests go.
     """
 
@@ -61,7 +61,7 @@ class Pool:
             max_num_batched_tokens=self.chunk,
             max_num_seqs=self.most_running,
             enable_cache_events=tells_cache and self.tells_cache,
-            max_decode_steps=1 if self.machine.shared_step_time is not None else self.jump,
+            max_decode_steps=self.jump,
         )
 
 

@@ -19,11 +19,13 @@ class MachineFileError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferModel:
     """How long a read of KV takes: ``latency_s`` for each message on the way, and each byte at the rate of a worker's
-    link, which its reads and those from it share in their order.
+    link, which its reads and those from it share in their order. ``spread``: standard deviation of the logarithm of a
+    read's messages over the usual ones.
     """
 
     latency_s: float = 5e-4
     bytes_per_s: float = 2e9
+    spread: float = 0.0
 
     def seconds(self, num_bytes: int) -> float:
         """Time that a link is busy with so many bytes."""
@@ -49,7 +51,8 @@ class Machine:
 
     shared_step_time: of steps that begin while another worker of the same host computes; None: others do not matter.
     workers_per_host: how many share a host, where that makes a difference.
-    step_noise: standard deviation of the logarithm of a step's time over the predicted one.
+    step_noise: standard deviation of the logarithm of a step's time over the predicted one. step_skew: how many times
+        that is above the median, and what of it below: delays are longer than what was saved is.
     kv_bytes_per_token: of the model's KV cache. num_blocks: of ``block_size`` tokens each.
     """
 
@@ -60,6 +63,7 @@ class Machine:
     transfer: TransferModel = field(default_factory=TransferModel)
     router: RouterModel = field(default_factory=RouterModel)
     step_noise: float = 0.0
+    step_skew: float = 1.0
     kv_bytes_per_token: int = 12_288
     block_size: int = 16
     num_blocks: int = 4096
@@ -72,6 +76,8 @@ class Machine:
                 raise MachineFileError(f"{self.name}: {name} must be at least 1, got {getattr(self, name)}")
         if self.transfer.bytes_per_s <= 0.0:
             raise MachineFileError(f"{self.name}: bytes_per_s must be above 0, got {self.transfer.bytes_per_s}")
+        if self.step_skew <= 0.0:
+            raise MachineFileError(f"{self.name}: step_skew must be above 0, got {self.step_skew}")
         for model in (self.step_time, self.shared_step_time):
             if model is not None and model.num_steps < 1:
                 raise MachineFileError(

@@ -35,10 +35,40 @@ def work_of(output: SchedulerOutput) -> StepWork:
 
 
 class Host:
-    """The workers that share cores and memory: how many of them compute now."""
+    """The workers that share cores and memory: how many of them compute now.
+
+    Each says when a step of its own begins and ends, and when none follows; ``cut_step`` is called when the step after
+    the one that goes on may take another time, because another worker began to compute or does so no more.
+    """
 
     def __init__(self) -> None:
         self.num_computing = 0
+        self._busy: dict[Callable[[], object], bool] = {}
+
+    def join(self, cut_step: Callable[[], object]) -> None:
+        """A worker is there, by what it is called with."""
+        self._busy[cut_step] = False
+
+    def step_begins(self, cut_step: Callable[[], object]) -> None:
+        """A worker computes."""
+        self.num_computing += 1
+        self._set_busy(cut_step, is_busy=True)
+
+    def step_ends(self) -> None:
+        """A worker's step is over; another one may follow at once."""
+        self.num_computing -= 1
+
+    def rests(self, cut_step: Callable[[], object]) -> None:
+        """A worker has nothing to compute."""
+        self._set_busy(cut_step, is_busy=False)
+
+    def _set_busy(self, cut_step: Callable[[], object], *, is_busy: bool) -> None:
+        if self._busy[cut_step] is is_busy:
+            return
+        self._busy[cut_step] = is_busy
+        for other in self._busy:
+            if other != cut_step:
+                other()
 
 
 class LaunchedStep:
@@ -101,7 +131,7 @@ class VirtualRunner:
         self._machine = machine
         self._clock = clock
         self._host = host
-        self._noise = StepNoise(machine.step_noise, seed=seed)
+        self._noise = StepNoise(machine.step_noise, skew=machine.step_skew, seed=seed)
         self._seeds = np.zeros(max_num_seqs, dtype=np.int64)
 
     def launch(self, output: SchedulerOutput) -> LaunchedStep:

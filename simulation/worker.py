@@ -72,6 +72,7 @@ class VirtualWorker:
         machine = spec.machine
         self.spec = spec
         self._host = host or Host()
+        self._host.join(self._cut_step)
         self._loop = fabric.loop
         self._token_times = fabric.token_times
         identity = PeerIdentity(engine_id=spec.name, incarnation=INCARNATION)
@@ -113,10 +114,9 @@ class VirtualWorker:
         self._next_turn: asyncio.Handle | None = None
         self._end: asyncio.TimerHandle | None = None
         self._late_at_s = 0.0
-        self._is_draining = False
+        self._is_draining = self._moves_out = False
         self.leaning = spec.role
         """The role whose work it prefers now."""
-        self._moves_out = False
         self._emptied = asyncio.Event()
 
     @property
@@ -313,8 +313,11 @@ class VirtualWorker:
         if self._end is None:
             self._set_turn(self._loop.call_soon(self._take_turn))
             return
+        self._cut_step()
+
+    def _cut_step(self) -> None:
         step = self.runner.under_way
-        if step is not None and step.cut(self._loop.time()):
+        if step is not None and self._end is not None and step.cut(self._loop.time()):
             self._end.cancel()
             self._end = self._loop.call_at(step.end_s, self._end_step)
 
@@ -336,6 +339,7 @@ class VirtualWorker:
         if core.has_work():
             self._make_step()
             return
+        self._host.rests(self._cut_step)
         self._tell(NOTHING_NEW, self._load_feed.now(), core.cache_changes())
         idle_s = core.scheduler.idle_timeout_s()
         if idle_s is not None and self._next_turn is None:
@@ -344,11 +348,11 @@ class VirtualWorker:
     def _make_step(self) -> None:
         self.core.begin_step()
         step = self.runner.under_way
-        self._host.num_computing += 1
+        self._host.step_begins(self._cut_step)
         self._end = self._loop.call_at(self._loop.time() if step is None else step.end_s, self._end_step)
 
     def _end_step(self) -> None:
-        self._host.num_computing -= 1
+        self._host.step_ends()
         if self.is_gone:
             return
         self._end, step = None, self.runner.under_way

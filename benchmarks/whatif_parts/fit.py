@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.whatif_parts.cases import Measured
 from benchmarks.whatif_parts.predict import predicted
+from engine.contract.step_time import StepTimeModel
 from simulation.machine import Machine
 from simulation.outcome import Outcome, percentile
 
@@ -18,10 +19,8 @@ NUM_ROUNDS = 5
 SHARES: Mapping[str, Sequence[float]] = {"ttft": (0.5, 0.9), "hand_over": (0.5, 0.9), "gap": (0.5, 0.9, 0.99)}
 
 
-def scaled(machine: Machine, names: Sequence[str], factor: float) -> Machine:
-    """Some prices of its steps at another scale."""
-    prices = {name: factor * getattr(machine.step_time, name) for name in names}
-    return replace(machine, step_time=replace(machine.step_time, **prices))
+PROMPT_PRICES = ("prompt_token_s", "prompt_read_s")
+ANSWER_PRICES = ("base_s", "row_s", "context_token_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +31,50 @@ class Knob:
     turn: Callable[[Machine, float], Machine]
 
 
+def alone(names: Sequence[str]) -> Callable[[Machine, float], Machine]:
+    """Some prices of steps beside which nobody of the host computes."""
+    return lambda machine, by: replace(machine, step_time=scaled(machine.step_time, names, by))
+
+
+def shared(names: Sequence[str]) -> Callable[[Machine, float], Machine]:
+    """Some prices of steps beside another worker of the host."""
+
+    def turn(machine: Machine, by: float) -> Machine:
+        assert machine.shared_step_time is not None
+        return replace(machine, shared_step_time=scaled(machine.shared_step_time, names, by))
+
+    return turn
+
+
+def scaled(model: StepTimeModel, names: Sequence[str], factor: float) -> StepTimeModel:
+    """The model with some prices at another scale."""
+    return replace(model, **{name: factor * getattr(model, name) for name in names})
+
+
+def transfer(name: str) -> Callable[[Machine, float], Machine]:
+    """Something of its reads of KV."""
+    return lambda machine, by: replace(
+        machine, transfer=replace(machine.transfer, **{name: by * getattr(machine.transfer, name)})
+    )
+
+
 KNOBS = (
-    Knob(name="prompts", turn=lambda machine, by: scaled(machine, ("prompt_token_s", "prompt_read_s"), by)),
-    Knob(name="answers", turn=lambda machine, by: scaled(machine, ("base_s", "row_s", "context_token_s"), by)),
-    Knob(name="step_noise", turn=lambda machine, by: replace(machine, step_noise=machine.step_noise * by)),
+    Knob(name="prompts alone", turn=alone(PROMPT_PRICES)),
+    Knob(name="prompts beside another", turn=shared(PROMPT_PRICES)),
+    Knob(name="answers alone", turn=alone(ANSWER_PRICES)),
+    Knob(name="answers beside another", turn=shared(ANSWER_PRICES)),
+    Knob(name="latency of hand-overs", turn=transfer("latency_s")),
+    Knob(name="spread of hand-overs", turn=transfer("spread")),
+    Knob(name="noise", turn=lambda machine, by: replace(machine, step_noise=by * machine.step_noise)),
+    Knob(name="skew", turn=lambda machine, by: replace(machine, step_skew=by * machine.step_skew)),
     Knob(
-        name="hand_over",
+        name="router",
         turn=lambda machine, by: replace(
-            machine, transfer=replace(machine.transfer, latency_s=machine.transfer.latency_s * by)
-        ),
-    ),
-    Knob(
-        name="accept",
-        turn=lambda machine, by: replace(
-            machine, router=replace(machine.router, accept_s=machine.router.accept_s * by)
+            machine, router=replace(machine.router, accept_s=by * machine.router.accept_s)
         ),
     ),
 )
+"""All that is fitted; what a machine does not have, a spread of 0 for instance, stays so."""
 
 
 def features(outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -77,7 +103,10 @@ def fit_machine(machine: Machine, runs: Sequence[Measured], knobs: Sequence[Knob
         step = FIRST_STEP ** (0.5**number)
         for knob in knobs:
             for factor in (step, 1 / step):
+                is_better = False
                 while (found := distance(turned := knob.turn(best, factor), runs)) < least:
-                    best, least = turned, found
+                    best, least, is_better = turned, found, True
+                if is_better:
+                    break
         print(f"fit, round {number + 1}: predictions are off by {100 * math.expm1(least):.1f} %", flush=True)
     return best

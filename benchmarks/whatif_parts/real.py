@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from benchmarks.served import served_cluster
 from benchmarks.whatif_parts.cases import APART, UNIFIED, Case, Measured
 from simulation.layout import EVERY_PROMPT
 from simulation.loads import LoadSpec, make_load
+from simulation.machine import CPU_CORE
 
 THREAD = {"num_threads": 1}
 SETTINGS: dict[str, dict[str, object]] = {
@@ -32,11 +33,10 @@ SETTINGS: dict[str, dict[str, object]] = {
 WARM_UP_S = 4.0
 
 
-def measure(layout: str, cases: Sequence[Case], model: Path, *, seconds: float, max_model_len: int) -> list[Measured]:
+def measure(layout: str, cases: Sequence[Case], model: Path, *, seconds: float) -> Iterator[Measured]:
     """Serve some loads one after the other by one cluster, behind requests that do not count."""
-    found: list[Measured] = []
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump({"model": str(model), "max_model_len": max_model_len, **SETTINGS[layout]}, file)
+        yaml.safe_dump({"model": str(model), "max_model_len": CPU_CORE.max_model_len, **SETTINGS[layout]}, file)
         file.flush()
         with served_cluster(["--config", file.name]) as url:
             spec = LoadSpec(mix="balanced", shape="steady", rates={"balanced": 2.0}, seconds=WARM_UP_S, seed=500)
@@ -52,7 +52,6 @@ def measure(layout: str, cases: Sequence[Case], model: Path, *, seconds: float, 
                 failed = [outcome.error for outcome in outcomes if outcome.error is not None]
                 if failed:
                     raise SystemExit(f"{layout}, {case.name}: {len(failed)} requests failed; the first: {failed[0]}")
-                found.append(Measured(layout=layout, case=case.name, seconds=seconds, outcomes=outcomes))
                 took_s = time.perf_counter() - began_s
                 print(f"{layout} {case.name}: {len(outcomes)} requests in {took_s:.1f} s", flush=True)
-    return found
+                yield Measured(layout=layout, case=case.name, seconds=seconds, outcomes=outcomes)

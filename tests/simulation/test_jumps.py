@@ -25,7 +25,14 @@ MACHINE = replace(
         base_s=0.01, row_s=0.001, context_token_s=1e-6, prompt_token_s=5e-4, prompt_read_s=1e-8, num_steps=1
     ),
     step_noise=0.1,
+    step_skew=1.5,
     max_model_len=512,
+)
+SHARED = replace(
+    MACHINE,
+    shared_step_time=replace(MACHINE.step_time, base_s=0.015, prompt_token_s=8e-4),
+    workers_per_host=2,
+    transfer=replace(MACHINE.transfer, latency_s=0.004, spread=0.3),
 )
 NANOSECOND = 1e-9
 
@@ -58,6 +65,7 @@ def token_times(run: Run) -> list[float]:
     chunk=st.sampled_from([32, 512]),
     num_blocks=st.sampled_from([128, 160, 4096]),
     streamed=st.booleans(),
+    is_shared=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
 def test_one_worker_of_a_kind_gives_every_token_at_the_same_time(
@@ -66,8 +74,9 @@ def test_one_worker_of_a_kind_gives_every_token_at_the_same_time(
     chunk: int,
     num_blocks: int,
     streamed: bool,
+    is_shared: bool,
 ) -> None:
-    machine = replace(MACHINE, num_blocks=num_blocks)
+    machine = replace(SHARED if is_shared else MACHINE, num_blocks=num_blocks)
     num_prefill, num_decode = num_workers
     layout = apart(num_prefill, num_decode, machine, chunk=chunk) if num_prefill else unified(1, machine, chunk=chunk)
     layout, load = replace(layout, streamed=streamed), arrivals(requests)
