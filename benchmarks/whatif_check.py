@@ -30,7 +30,7 @@ from benchmarks.whatif_parts.fit import fit_machine
 from benchmarks.whatif_parts.predict import predicted
 from benchmarks.whatif_parts.real import measure
 from engine.contract.promise import Promise
-from simulation.machine import CPU_CORE, Machine, MachineFileError
+from simulation.machine import CPU_HOST, Machine, MachineFileError
 from simulation.outcome import figures
 from simulation.whatif.calibration import FIGURES, Calibration, FigureError, find_calibration
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="with --measure")
     parser.add_argument("--seconds", type=positive, default=30.0, help="with --measure: of each load")
     parser.add_argument(
-        "--calibration", default=CPU_CORE.name, help="with --fit or --compare: as `baton whatif` reads it"
+        "--calibration", default=CPU_HOST.name, help="with --fit or --compare: as `baton whatif` reads it"
     )
     parser.add_argument("--ttft-limit-ms", type=positive, default=2000.0)
     parser.add_argument("--itl-limit-ms", type=positive, default=100.0)

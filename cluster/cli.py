@@ -253,8 +253,8 @@ def whatif(
     itl_ms: Annotated[float | None, typer.Option(help="Promise: milliseconds between tokens.")] = None,
     price: Annotated[float, typer.Option(help="What a worker costs an hour.")] = 1.0,
     calibration: Annotated[
-        str, typer.Option(help="What workers are: cpu_core, cpu_pair, gpu, or a file that was measured.")
-    ] = "cpu_core",
+        str, typer.Option(help="What workers are: cpu_host, cpu_core, cpu_pair, gpu, or a measured file.")
+    ] = "cpu_host",
     load_seed: Annotated[int, typer.Option(help="Same seed, same load and same answer.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Layouts that are simulated side by side.")] = 1,
     json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the answer to FILE as JSON.")] = None,

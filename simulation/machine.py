@@ -146,8 +146,7 @@ CPU_CORE = Machine(
     step_noise=0.12,
 )  # fmt: skip
 """A worker with one thread, deployed beside others on a machine of two cores, and a random Llama of 125 M parameters in
-bfloat16: what ``benchmarks.virtual_fit`` measured, times the least that deploying it cost in
-``benchmarks.virtual_check``.
+bfloat16: what ``benchmarks.virtual_fit`` measured, times what deploying it cost.
 """
 
 CPU_PAIR = replace(
@@ -159,6 +158,27 @@ CPU_PAIR = replace(
     ),
 )  # fmt: skip
 """A worker with two threads on such a machine, alone."""
+
+CPU_HOST = replace(
+    CPU_CORE,
+    name="cpu_host",
+    step_time=StepTimeModel(
+        base_s=0.0205, row_s=0.0003, context_token_s=3e-06, prompt_token_s=0.00026, prompt_read_s=5.3e-08,
+        error=0.08, num_steps=294,
+    ),
+    shared_step_time=StepTimeModel(
+        base_s=0.023, row_s=0.0004, context_token_s=4e-06, prompt_token_s=0.00029, prompt_read_s=6.4e-08,
+        error=0.08, num_steps=294,
+    ),
+    workers_per_host=2,
+    transfer=TransferModel(latency_s=0.0071, bytes_per_s=2000000000.0, spread=0.42),
+    router=RouterModel(accept_s=0.011),
+    step_noise=0.1,
+    step_skew=1.7,
+)  # fmt: skip
+"""Two workers with one thread each, deployed on a host of two cores with their router, and the same model: what
+``benchmarks.whatif_check --fit`` fitted to real runs. A worker beside which the other one is idle uses its core as well.
+"""
 
 GPU = Machine(
     name="gpu",
@@ -175,4 +195,4 @@ GPU = Machine(
 GFLOP a prompt token at 40 % of 990 TFLOP/s, 128 KiB of KV a token. Computed, not measured.
 """
 
-MACHINES = {machine.name: machine for machine in (CPU_CORE, CPU_PAIR, GPU)}
+MACHINES = {machine.name: machine for machine in (CPU_HOST, CPU_CORE, CPU_PAIR, GPU)}

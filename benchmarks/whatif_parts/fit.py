@@ -64,6 +64,7 @@ KNOBS = (
     Knob(name="answers alone", turn=alone(ANSWER_PRICES)),
     Knob(name="answers beside another", turn=shared(ANSWER_PRICES)),
     Knob(name="latency of hand-overs", turn=transfer("latency_s")),
+    Knob(name="rate of hand-overs", turn=transfer("bytes_per_s")),
     Knob(name="spread of hand-overs", turn=transfer("spread")),
     Knob(name="noise", turn=lambda machine, by: replace(machine, step_noise=by * machine.step_noise)),
     Knob(name="skew", turn=lambda machine, by: replace(machine, step_skew=by * machine.step_skew)),

@@ -102,7 +102,7 @@ def test_several_workers_give_about_the_same_figures(layout: Layout, shape: Shap
     )
 
     for name in ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms", "goodput", "tokens_per_s", "utilisation"):
-        assert jumping[name] == pytest.approx(stepping[name], rel=0.02), name
+        assert jumping[name] == pytest.approx(stepping[name], rel=0.06), name
 
 
 @pytest.mark.parametrize("looked_at", [1, 5, 300, 1000])

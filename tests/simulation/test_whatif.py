@@ -202,17 +202,17 @@ def test_a_calibration_is_read_as_it_was_saved(tmp_path: Path) -> None:
 
     assert find_calibration(str(tmp_path / "kept.json")) == kept
     assert find_calibration(str(tmp_path / "machine.json")) == Calibration(machine=GPU)
-    assert find_calibration("cpu_core") is PACKAGED
+    assert find_calibration("cpu_host") is PACKAGED
 
 
 def test_the_packaged_errors_are_those_of_the_kept_results() -> None:
     rows = {
-        row["name"]: row["value"] for row in json.loads((ROOT / "benchmarks/results/virtual_check.json").read_text())
+        row["name"]: row["value"] for row in json.loads((ROOT / "benchmarks/results/whatif_check.json").read_text())
     }
 
     for name in FIGURES:
-        assert PACKAGED.errors[name].mean == pytest.approx(rows[f"error/{name}/mean"], abs=0.1)
-        assert PACKAGED.errors[name].worst == pytest.approx(rows[f"error/{name}/worst"], abs=0.1)
+        assert PACKAGED.errors[name].mean == pytest.approx(rows[f"{name}/mean"], abs=0.1)
+        assert PACKAGED.errors[name].worst == pytest.approx(rows[f"{name}/worst"], abs=0.1)
 
 
 @pytest.mark.parametrize(
