@@ -177,7 +177,7 @@ CPU_HOST = replace(
     step_skew=1.7,
 )  # fmt: skip
 """Two workers with one thread each, deployed on a host of two cores with their router, and the same model: what
-``benchmarks.whatif_check --fit`` fitted to real runs. A worker beside which the other one is idle uses its core as well.
+``benchmarks.whatif_check --fit`` fitted to real runs. A worker uses the core of one that is idle.
 """
 
 GPU = Machine(
