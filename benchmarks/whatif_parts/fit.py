@@ -40,7 +40,8 @@ def shared(names: Sequence[str]) -> Callable[[Machine, float], Machine]:
     """Some prices of steps beside another worker of the host."""
 
     def turn(machine: Machine, by: float) -> Machine:
-        assert machine.shared_step_time is not None
+        if machine.shared_step_time is None:
+            return machine
         return replace(machine, shared_step_time=scaled(machine.shared_step_time, names, by))
 
     return turn

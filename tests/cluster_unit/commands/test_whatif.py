@@ -77,7 +77,7 @@ def test_a_machine_that_no_run_was_compared_for_has_no_error() -> None:
         ((*LOAD, "--layouts", "unified:1", "--price", "-1"), "--price is what a worker costs an hour"),
         ((*LOAD, "--layouts", "unified:1", "--json-file", "no/such/a.json"), "there is no folder no/such"),
         ((*LOAD, "--layouts", "both:1"), "'both:1' is no layout"),
-        ((*LOAD, "--layouts", "unified:1", "--calibration", "a"), "known by name are cpu_host, cpu_core, cpu_pair, gpu"),
+        ((*LOAD, "--layouts", "unified:1", "--calibration", "a"), "known by name are cpu_host, cpu_core"),
         (("--trace", "no-file", "--layouts", "unified:1"), "the trace no-file cannot be read: No such file"),
     ],
 )
