@@ -9,7 +9,8 @@ quotes (benchmarks/quoting_llama.py). Texts, all completions of token ids but th
 the prompt again with an edit about every 30 tokens; ``looping``, greedy answers, which say it without one; ``new``,
 hardly a token of which can be foreseen; ``edited``, chats as new, which the side ``none`` answers with a prediction
 (``prediction``) and without. Tokens a second are those of whole answers, prompts included. ``ratio`` is the median of
-the rounds' ``ratios`` to the side without drafts.
+the rounds' ``ratios`` to the side without drafts. Two servers of one kind differ by up to 4 % for as long as they
+live, by where their memory lies: hence several starts.
 """
 
 from __future__ import annotations
@@ -169,18 +170,18 @@ def _round(urls: dict[str, str], text: str, *, batch: int, number: int, args: ar
     return done
 
 
-def _rows(urls: dict[str, str], text: str, batch: int, args: argparse.Namespace) -> list[Row]:
-    """Rounds of all sides in turn; one before them is not counted."""
-    rounds = [_round(urls, text, batch=batch, number=number, args=args) for number in range(args.rounds + 1)][1:]
+def _rows(rounds: Sequence[dict[str, Asked]], text: str, batch: int) -> list[Row]:
+    """What the rounds of all starts say of a text."""
     rows: list[Row] = []
     for side in rounds[0]:
+        own = [done for done in rounds if side in done]
         plain = PLAIN.get(side, side if side in PLAIN.values() else "none")
-        ratios = [done[side].tokens_per_s / done[plain].tokens_per_s for done in rounds]
+        ratios = [done[side].tokens_per_s / done[plain].tokens_per_s for done in own]
         detail: dict[str, float | str] = {"ratio": statistics.median(ratios), "ratios": _spelled_ratios(ratios)}
         if side == "prediction":
-            detail["accepted_prediction_tokens"] = statistics.median(done[side].num_accepted for done in rounds) / batch
-            assert all(done[side].texts == done[plain].texts for done in rounds), "a prediction changed an answer"
-        rate = statistics.median(done[side].tokens_per_s for done in rounds)
+            detail["accepted_prediction_tokens"] = statistics.median(done[side].num_accepted for done in own) / batch
+            assert all(done[side].texts == done[plain].texts for done in own), "a prediction changed an answer"
+        rate = statistics.median(done[side].tokens_per_s for done in own)
         rows.append(Row(name=f"http/{side}/{text}/{batch}", value=rate, unit="tokens/s", detail=detail))
     return rows
 
@@ -190,31 +191,51 @@ def _spelled_ratios(ratios: Sequence[float]) -> str:
     return " ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
+@contextlib.contextmanager
+def _started(model: Path, start: int, args: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """The URLs of all sides, in an order of its own for each start; peers run in the first one only."""
+    turn = start % len(METHODS)
+    with contextlib.ExitStack() as stack:
+        methods = METHODS[turn:] + METHODS[:turn]
+        urls = {method: stack.enter_context(_served_baton(model, method, args)) for method in methods}
+        peers = args.peer if start == 0 else ()
+        for name, options in VLLM.items() if "vllm" in peers else ():
+            limits = {"max_model_len": MAX_MODEL_LEN, **SCHEDULER}
+            server = served_vllm(model, {}, dtype=args.dtype, num_threads=args.threads, limits=limits, options=options)
+            urls[name] = stack.enter_context(server)
+        for name, lookup in LLAMA_CPP.items() if "llama-cpp" in peers else ():
+            peer = served_llama_cpp(model, num_threads=args.threads, context_tokens=MAX_MODEL_LEN, lookup=lookup)
+            urls[name] = stack.enter_context(peer)
+        yield urls
+
+
 def main() -> None:
     """Parse, start the servers, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=count, nargs="+", default=[1, 32])
     parser.add_argument("--texts", choices=TEXTS, nargs="+", default=list(TEXTS))
     parser.add_argument("--peer", choices=("vllm", "llama-cpp"), nargs="+", default=[], help="with look-up and without")
-    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--starts", type=count, default=3, help="of all servers; two of one kind differ")
+    parser.add_argument("--rounds", type=count, default=2, help="of each start")
     parser.add_argument("--max-tokens", type=count, default=192)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     add_json_option(parser)
     args = parser.parse_args()
     texts = [text for text in TEXTS if text in args.texts]
-    with contextlib.ExitStack() as stack:
-        model = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
+    rounds: dict[tuple[str, int], list[dict[str, Asked]]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        model = Path(directory) / "model"
         write_quoting_llama(model, torch.float32 if args.dtype == "float32" else torch.bfloat16)
-        urls = {method: stack.enter_context(_served_baton(model, method, args)) for method in METHODS}
-        for name, options in VLLM.items() if "vllm" in args.peer else ():
-            limits = {"max_model_len": MAX_MODEL_LEN, **SCHEDULER}
-            server = served_vllm(model, {}, dtype=args.dtype, num_threads=args.threads, limits=limits, options=options)
-            urls[name] = stack.enter_context(server)
-        for name, lookup in LLAMA_CPP.items() if "llama-cpp" in args.peer else ():
-            peer = served_llama_cpp(model, num_threads=args.threads, context_tokens=MAX_MODEL_LEN, lookup=lookup)
-            urls[name] = stack.enter_context(peer)
-        rows = [row for batch in args.batches for text in texts for row in _rows(urls, text, batch, args)]
+        for start in range(args.starts):
+            with _started(model, start, args) as urls:
+                for batch in args.batches:
+                    for text in texts:
+                        # One before them is not counted.
+                        numbers = range(start * args.rounds, (start + 1) * args.rounds + 1)
+                        done = [_round(urls, text, batch=batch, number=number, args=args) for number in numbers]
+                        rounds.setdefault((text, batch), []).extend(done[1:])
+    rows = [row for (text, batch), done in rounds.items() for row in _rows(done, text, batch)]
     publish(
         rows,
         packages=("torch", "ray", "nixl"),
