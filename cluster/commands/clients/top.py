@@ -39,7 +39,11 @@ _OWNERS = (
     ("cached", "░", "cyan"),
 )
 _STATES = {"running": "green", "draining": "yellow", "starting": "yellow"}
-_KINDS = {"worker_up": "green", "worker_gone": "red", "worker_left_out": "red", "fault": "red", "recovery": "yellow"}
+_KINDS = {
+    "worker_up": "green",
+    **dict.fromkeys(("worker_gone", "worker_left_out", "fault"), "red"),
+    **dict.fromkeys(("recovery", "drain", "refusal"), "yellow"),
+}
 
 
 class Seen(NamedTuple):

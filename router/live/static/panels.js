@@ -13,6 +13,7 @@ const REASONS = {
   override: "a setting decides",
   session: "its session's worker",
   leader: "follows its first choice",
+  split: "two workers share the prompt",
 };
 let lastEntry = -1;
 
@@ -93,8 +94,8 @@ export function showChoices({ choices, roles }) {
   );
 }
 
-// The last requests and who was chosen for them, where the router keeps traces.
-export async function showRecent() {
+// The last requests and who was chosen for them, where the router keeps traces. `onOpen(id)` shows one of them.
+export async function showRecent(onOpen) {
   let requests;
   try {
     requests = await (await call("v1/requests?limit=6")).json();
@@ -109,8 +110,10 @@ export async function showRecent() {
       "ul",
       { name: "recent" },
       ...rows.map((row) => {
-        const way = [row.prefill, row.decode].filter(Boolean).join(" → ");
-        return make("li", {}, make("code", { text: way || row.id, title: way }), make("span", { text: row.reason ?? "" }));
+        const way = [...new Set([row.prefill, row.decode].filter(Boolean))].join(" → ");
+        const open = make("button", { type: "button", name: "link", text: way || row.state, title: `Where the time of ${row.id} went` });
+        open.addEventListener("click", () => onOpen(row.id));
+        return make("li", {}, open, make("span", { text: (row.reason ?? "").replaceAll("_", " ") }));
       }),
     ),
   );
