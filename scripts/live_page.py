@@ -41,7 +41,7 @@ def ask(page: Page) -> None:
     """Have the playground answer, and show where the time went."""
     page.fill("#message", QUESTION)
     page.press("#message", "Enter")
-    page.wait_for_selector("#waterfall:not(:empty)")
+    page.wait_for_selector("#waterfall .span")
     page.evaluate("document.activeElement.blur()")
     page.wait_for_timeout(1500)
 
