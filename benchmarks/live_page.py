@@ -216,13 +216,22 @@ def measure(num_workers: int, *, seconds: float, repeats: int) -> list[Row]:
 
 
 def _rows(shares: dict[int, list[float]], bytes_per_s: list[float], *, num_workers: int) -> list[Row]:
-    none, one, many = (statistics.median(shares[number]) for number in NUM_READERS)
-    detail: dict[str, float | str] = {"num_workers": num_workers, "repeats": len(bytes_per_s)}
-    further = (many - one) / (NUM_READERS[2] - NUM_READERS[1])
+    """What readers add is compared turn by turn, since the machine is not the same all the time."""
+    none, one, many = (shares[number] for number in NUM_READERS)
+    detail: dict[str, float | str] = {"num_workers": num_workers, "repeats": len(none)}
+
+    def row(name: str, values: Sequence[float]) -> Row:
+        spread = {"least": 100 * min(values), "most": 100 * max(values)}
+        return Row(name=name, value=100 * statistics.median(values), unit="% of a core", detail={**detail, **spread})
+
+    num_further = NUM_READERS[2] - NUM_READERS[1]
     return [
-        Row(name="router, nobody watches", value=100 * none, unit="% of a core", detail=detail),
-        Row(name="one reader adds", value=100 * (one - none), unit="% of a core", detail=detail),
-        Row(name="each further reader adds", value=100 * further, unit="% of a core", detail=detail),
+        row("router, nobody watches", none),
+        row("one reader adds", [with_one - with_none for with_one, with_none in zip(one, none, strict=True)]),
+        row(
+            "each further reader adds",
+            [(with_many - with_one) / num_further for with_many, with_one in zip(many, one, strict=True)],
+        ),
         Row(name="a reader gets", value=statistics.median(bytes_per_s) / 1e3, unit="kB/s", detail=detail),
     ]
 
@@ -231,8 +240,8 @@ def main() -> None:
     """Measure and publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=at_least(2), default=PROMISED_WORKERS, help="workers that report")
-    parser.add_argument("--seconds", type=positive, default=20.0, help="how long each window lasts")
-    parser.add_argument("--repeats", type=count, default=3, help="windows of each kind")
+    parser.add_argument("--seconds", type=positive, default=15.0, help="how long each window lasts")
+    parser.add_argument("--repeats", type=count, default=4, help="windows of each kind")
     add_json_option(parser)
     options = parser.parse_args()
     rows = measure(options.workers, seconds=options.seconds, repeats=options.repeats)

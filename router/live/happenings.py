@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from router.live.sampler import TIERS, State
 from router.live.timeline import Happening, Kind
+from router.placement.reason import Reason
 
 _MOVES: tuple[tuple[str, Kind, str], ...] = (
     ("drain_moves", "move", "left a draining worker, with their KV"),
@@ -19,6 +20,15 @@ _MOVES: tuple[tuple[str, Kind, str], ...] = (
     ("failed", "fault", "ended with an error"),
     ("refused", "refusal", "refused: as many as may wait already"),
 )
+
+
+_REASONS = {
+    Reason.MODELS_UNKNOWN.value: "without predictions",
+    Reason.OVERRIDE.value: "as a setting says",
+    Reason.SESSION.value: "where their session is",
+    Reason.LEADER.value: "behind their first choice",
+}
+"""What does not read well behind a number."""
 
 
 def happenings(before: State, after: State) -> Iterator[Happening]:
@@ -100,5 +110,5 @@ def _of_hand_overs(before: State, after: State) -> Iterator[Happening]:
 def _of_choices(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[Happening]:
     more = {reason: new[reason] - old[reason] for reason in new if new[reason] > old[reason]}
     if more:
-        text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in more.items())
+        text = ", ".join(f"{count} {_REASONS.get(reason, reason.replace('_', ' '))}" for reason, count in more.items())
         yield Happening(kind="choice", text=f"placed: {text}", count=sum(more.values()))

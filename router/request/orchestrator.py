@@ -151,12 +151,10 @@ class Orchestrator:
                 generation.others = self._others(generation)
                 if recorder is not None and origin is not None:
                     num_tokens = demand.num_tokens if leader is None else 0
-                    first = started[0].trace if started else None
-                    generation.trace = (
-                        recorder.begin(origin, num_prompt_tokens=num_tokens)
-                        if first is None
-                        else first.beside(num_prompt_tokens=num_tokens)
-                    )
+                    if not started:
+                        generation.trace = recorder.begin(origin, num_prompt_tokens=num_tokens)
+                    elif (first := started[0].trace) is not None:
+                        generation.trace = first.beside(num_prompt_tokens=num_tokens)
                 self._begin(generation)
                 leader = leader or generation
                 started.append(generation)

@@ -22,12 +22,14 @@ export function showFigures(state) {
   const sum = (key) => Object.values(routers).reduce((all, router) => all + router[key], 0);
   const workers = Object.values(state.workers);
   const up = workers.filter((worker) => worker.state === "running").length;
+  const wanted = Object.values(state.wanted).reduce((all, number) => all + number, 0);
+  const due = Math.max(workers.length, wanted);
   const figures = [
     [count(totals.tokens_per_s), "tokens/s"],
     [count(totals.prompt_tokens_per_s), "prompt tokens/s"],
     [count(sum("in_progress")), "requests in progress"],
     [count(sum("waiting")), "wait for room"],
-    [`${up} / ${workers.length}`, "workers running", up < workers.length],
+    [`${up} / ${due}`, "workers running", up < due],
     [count(totals.failed), "failed", totals.failed > 0],
   ];
   byId("figures").replaceChildren(

@@ -84,7 +84,7 @@ function line(span, total) {
     { name: isChild ? "span child" : "span", title: span.where ?? "" },
     make("b", { text: span.name.replaceAll("_", " ") }),
     chart,
-    make("output", { text: milliseconds(span.duration_ms) }),
+    make("output", { text: span.duration_ms ? milliseconds(span.duration_ms) : `at ${milliseconds(span.start_ms)}` }),
   );
   return element;
 }
