@@ -26,7 +26,7 @@ QUESTION = "The code of the blue fox is 4827. The code of the red bear is 1356. 
 NUM_CLIENTS = 6
 UNDER_LOAD_MS = 9000
 UNTIL_KNOWN_S = 8.0
-NUM_COLOURS = 96
+NUM_COLOURS = 128
 TIMEOUT_MS = 60_000
 
 
@@ -76,10 +76,11 @@ def load(url: str) -> Iterator[None]:
 
 
 def keep(page: Page, file: Path, *, is_whole: bool = False) -> None:
-    """A picture of the page, or of what is seen of it, in 96 colours: a third of the bytes."""
+    """A picture of the page, or of what is seen of it, in 128 colours: a third of the bytes."""
     page.screenshot(path=file, full_page=is_whole)
     with Image.open(file) as picture:
-        picture.convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+        few = picture.convert("RGB").quantize(NUM_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(file, optimize=True)
 
 
 def kill_a_worker(url: str) -> str:
