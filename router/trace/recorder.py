@@ -14,6 +14,10 @@ from router.trace.request_trace import RequestTrace
 from router.trace.told import summary, told
 
 
+MAX_REASON_CHARACTERS = 500
+"""So much is kept of the reason for a refusal: it may repeat what the body said."""
+
+
 class TraceRecorder:
     """Draws which requests are traced, and finds their traces."""
 
@@ -56,7 +60,7 @@ class TraceRecorder:
         """A request was answered with an error before anything of it ran."""
         if self.wants(origin):
             trace = RequestTrace(origin, model=self._model, router_id=self._router_id, num_prompt_tokens=0)
-            trace.refuse(status=status, code=code, reason=reason)
+            trace.refuse(status=status, code=code, reason=reason[:MAX_REASON_CHARACTERS])
             self._refused.append(trace)
 
     def find(self, request_id: str, *, viewer: Viewer) -> bytes | None:

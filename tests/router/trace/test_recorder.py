@@ -13,7 +13,7 @@ from router.security import SecuritySettings, hash_key, new_key
 from router.trace.directory import TraceDirectory
 from router.trace.gaps import NUM_LARGEST, Gaps
 from router.trace.origin import Origin, Viewer
-from router.trace.recorder import TraceRecorder
+from router.trace.recorder import MAX_REASON_CHARACTERS, TraceRecorder
 from tests.support.router.router_peers import PeerNet
 from tests.support.router.router_rig import FAST, router_rig, until
 
@@ -105,8 +105,10 @@ async def test_refusals_displace_no_trace_of_what_ran() -> None:
     ran(traces, "ran")
     for number in range(5):
         refused = Origin(request_id=f"r{number}", answer_id="", owner="", endpoint="/x", received_s=0.0)
-        traces.refuse(refused, status=429, code="queue_full", reason="too many")
+        traces.refuse(refused, status=429, code="queue_full", reason="too many" * 1000)
 
+    found = json.loads(traces.find("r4", viewer=ANYBODY) or b"")
+    assert len(found["spans"][0]["attributes"]["reason"]) == MAX_REASON_CHARACTERS
     assert [row["id"] for row in json.loads(traces.last(10, viewer=ANYBODY))] == ["r4", "r3", "ran"]
 
 
