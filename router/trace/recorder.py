@@ -13,7 +13,6 @@ from router.trace.origin import Origin, Viewer
 from router.trace.request_trace import RequestTrace
 from router.trace.told import summary, told
 
-
 MAX_REASON_CHARACTERS = 500
 """So much is kept of the reason for a refusal: it may repeat what the body said."""
 
