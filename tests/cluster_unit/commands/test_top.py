@@ -35,6 +35,7 @@ def a_state() -> dict[str, Any]:
             "prefill-5f3a9c1d0b": worker("prefill", leaning="decode"),
             "decode-5f3a9c1d0b": worker("decode", state="left_out"),
         },
+        "wanted": {"prefill": 1, "decode": 2},
         "routers": {"r": {"in_progress": 15, "waiting": 3}},
         "totals": {"tokens_per_s": 1234.5, "prompt_tokens_per_s": 99_000.0, "failed": 0},
     }
@@ -79,7 +80,7 @@ def test_screen_fits_80_columns() -> None:
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    assert all(word in text for word in ("pre→decode", "left out", "12", "100,23", "tiny"))
+    assert all(word in text for word in ("pre→decode", "left out", "12", "100,23", "tiny", "1/3"))
     assert text.count("lets its requests go") == 2
 
 
