@@ -90,6 +90,16 @@ async def test_refused_request_leaves_a_trace_with_the_reason(model_dir: Path, w
         assert (row["id"], row["state"], row["reason"]) == (trace["id"], "refused", code)
 
 
+async def test_every_endpoint_that_generates_traces_what_it_refuses(model_dir: Path) -> None:
+    paths = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
+    async with router_rig(model_dir) as rig:
+        for path in paths:
+            assert (await rig.client.post(path, json={"temperature": "hot"})).status_code == 400
+        listed = (await rig.client.get("/v1/requests")).json()["data"]
+
+        assert [(row["endpoint"], row["state"]) for row in listed] == [(path, "refused") for path in reversed(paths)]
+
+
 async def test_whoever_has_no_key_leaves_no_trace(model_dir: Path) -> None:
     admin = new_key()
     security = SecuritySettings(api_keys=(hash_key(new_key()),), admin_keys=(hash_key(admin),))
