@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import random
@@ -11,6 +12,9 @@ from collections.abc import Callable, Iterator
 from router.trace.origin import Origin, Viewer
 from router.trace.request_trace import RequestTrace
 from router.trace.told import summary, told
+
+MAX_REASON_CHARACTERS = 500
+"""So much is kept of the reason for a refusal: it may repeat what the body said."""
 
 
 class TraceRecorder:
@@ -31,6 +35,7 @@ class TraceRecorder:
         self._draw = draw
         self._running: dict[RequestTrace, None] = {}
         self._ended: deque[RequestTrace] = deque(maxlen=max_count)
+        self._refused: deque[RequestTrace] = deque(maxlen=max_count)  # apart: many of them displace nothing else
 
     def wants(self, origin: Origin | None) -> bool:
         """True when a request is to be traced."""
@@ -43,11 +48,19 @@ class TraceRecorder:
         return trace
 
     def end(self, trace: RequestTrace, state: str, *, finish_reason: str = "") -> None:
-        """A request ended; only the first call for each counts."""
-        if trace in self._running:
-            del self._running[trace]
-            trace.end(state, finish_reason=finish_reason)
-            self._ended.append(trace)
+        """A choice of a request ended; only the first call for each counts."""
+        trace.end(state, finish_reason=finish_reason)
+        first = trace.first
+        if first in self._running and first.is_over:
+            del self._running[first]
+            self._ended.append(first)
+
+    def refuse(self, origin: Origin, *, status: int, code: str | None, reason: str) -> None:
+        """A request was answered with an error before anything of it ran."""
+        if self.wants(origin):
+            trace = RequestTrace(origin, model=self._model, router_id=self._router_id, num_prompt_tokens=0)
+            trace.refuse(status=status, code=code, reason=reason[:MAX_REASON_CHARACTERS])
+            self._refused.append(trace)
 
     def find(self, request_id: str, *, viewer: Viewer) -> bytes | None:
         """The newest trace under an id, as JSON; None where there is none that the viewer may see."""
@@ -64,4 +77,5 @@ class TraceRecorder:
 
     def _newest_first(self) -> Iterator[RequestTrace]:
         yield from reversed(self._running)
-        yield from reversed(self._ended)
+        ended = (reversed(self._ended), reversed(self._refused))
+        yield from heapq.merge(*ended, key=lambda trace: -(trace.ended_s or 0.0))

@@ -15,7 +15,10 @@ from router.trace.origin import Origin
 MAX_PARTS = 128
 """More parts than this are one with the last: only a request that is refused over and over has so many."""
 
-STATES = ("running", "finished", "failed", "aborted")
+MAX_CHOICES = 16
+"""Of a body with more choices the first ones are traced."""
+
+STATES = ("running", "finished", "failed", "aborted", "refused")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +39,8 @@ class RequestTrace:
     """One request's. At any time exactly one of its parts without a parent goes on.
 
     What an engine says of itself are durations, since its clock is another one. Nothing is kept of single tokens but
-    the longest gaps.
+    the longest gaps. ``first`` is the trace of the body's first choice, which is asked for, and ``others`` are those of
+    the other choices, if this is the first one's.
     """
 
     __slots__ = (
@@ -48,6 +52,7 @@ class RequestTrace:
         "choices",
         "ended_s",
         "finish_reason",
+        "first",
         "first_token_s",
         "gaps",
         "model",
@@ -55,6 +60,7 @@ class RequestTrace:
         "num_output_tokens",
         "num_prompt_tokens",
         "origin",
+        "others",
         "parts",
         "started_unix_s",
         "state",
@@ -67,15 +73,19 @@ class RequestTrace:
         model: str,
         router_id: str,
         num_prompt_tokens: int,
+        first: RequestTrace | None = None,
+        waits_in: str = "queue",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """The request was received and made ready; from now on it waits for room."""
+        """The request was received and made ready; from now on it waits, in the part ``waits_in``."""
         self.origin, self.model, self.num_prompt_tokens = origin, model, num_prompt_tokens
         self._clock, self._router = clock, f"router {router_id}"
+        self.first: RequestTrace = first or self
+        self.others: list[RequestTrace] = []
         now_s = clock()
         self.started_unix_s = time.time() - (now_s - origin.received_s)
-        first = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
-        self.parts = [first, Part(name="queue", start_s=now_s, where=self._router)]
+        ready = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
+        self.parts = [ready, Part(name=waits_in, start_s=now_s, where=self._router)]
         self._current = 1
         self._is_awaited = self._hands_over = False
         self.choices: list[Choice] = []
@@ -85,6 +95,26 @@ class RequestTrace:
         self.num_output_tokens = 0
         self.num_cached_tokens: int | None = None
         self.state, self.finish_reason = "running", ""
+
+    def beside(self, *, num_prompt_tokens: int) -> RequestTrace | None:
+        """The trace of another choice of the same body; None where there are enough.
+
+        ``num_prompt_tokens`` 0: an earlier choice has the same prompt, and this one follows it.
+        """
+        if len(self.others) + 1 >= MAX_CHOICES:
+            return None
+        router_id = self._router.removeprefix("router ")
+        other = RequestTrace(
+            self.origin,
+            model=self.model,
+            router_id=router_id,
+            num_prompt_tokens=num_prompt_tokens,
+            first=self,
+            waits_in="queue" if num_prompt_tokens else "first_choice",
+            clock=self._clock,
+        )
+        self.others.append(other)
+        return other
 
     def enter(self, name: str, *, where: str | None = None, **attributes: Any) -> None:
         """The part before is over and another one begins, at the router unless ``where`` names a worker."""
@@ -137,6 +167,13 @@ class RequestTrace:
                 self.enter("move")
         elif reason is not None:
             self.finish_reason = reason.value
+
+    def finish_head(self, delta: TokenDelta, *, num_tokens: int) -> None:
+        """Of a prompt that is split a worker computed the first ``num_tokens``; the token behind them is nobody's."""
+        current = self.parts[self._current]
+        current.attributes.update(head_tokens=num_tokens, num_cached_tokens=delta.num_cached_tokens or 0)
+        self._split(current, min(delta.queue_s or 0.0, self._clock() - current.start_s))
+        self._is_awaited = False
 
     def _began(self, delta: TokenDelta, now_s: float) -> None:
         """The first tokens of a worker: what it waited is told with them."""
@@ -195,7 +232,20 @@ class RequestTrace:
             self.state = state
             self.finish_reason = finish_reason or self.finish_reason
 
+    def refuse(self, **attributes: Any) -> None:
+        """Nothing of the request ran: all its time went into finding that out."""
+        now_s = self._clock()
+        received_s = self.origin.received_s
+        self.parts = [Part(name="refused", start_s=received_s, end_s=now_s, where=self._router, attributes=attributes)]
+        self._current, self.ended_s = 0, now_s
+        self.state, self.finish_reason = "refused", "error"
+
+    @property
+    def is_over(self) -> bool:
+        """True when no choice of the body goes on."""
+        return all(trace.ended_s is not None for trace in (self, *self.others))
+
     @property
     def total_s(self) -> float:
-        """From the request's first byte to its end, or until now."""
+        """From the request's first byte to the end of this choice, or until now."""
         return (self._clock() if self.ended_s is None else self.ended_s) - self.origin.received_s
