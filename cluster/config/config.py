@@ -12,7 +12,7 @@ from cluster.config.booking import check_amount, check_custom_resource
 from cluster.config.config_section import Section, settings_from
 from cluster.config.health import HealthSection
 from cluster.config.key_names import with_keys
-from cluster.config.scaling import MAX_REPLICAS, ScalingSection
+from cluster.config.scaling import MAX_REPLICAS, ScalingSection, promise_rules
 from cluster.config.settings_sections import (
     CacheSection,
     GPUSection,
@@ -378,9 +378,11 @@ class BatonConfig(Section):
 
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
-        promise = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms)
+        promise, roles = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms), self.roles
+        rules = promise_rules({pool: self.pool(pool).scaling for pool in ROLES}, roles=roles, promise=promise)
+        compat = self.metrics.compat
         return settings_from(
-            RouterSettings, self.router, metrics_compat=self.metrics.compat, promise=promise, roles=self.roles
+            RouterSettings, self.router, metrics_compat=compat, promise=promise, roles=roles, scaling=rules
         )
 
     def security_settings(self) -> SecuritySettings:

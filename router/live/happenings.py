@@ -23,6 +23,7 @@ _MOVES: tuple[tuple[str, Kind, str], ...] = (
 def happenings(before: State, after: State) -> Iterator[Happening]:
     """What a person would want to know, the workers first; what happened many times is one entry."""
     yield from _of_workers(before["workers"], after["workers"], after)
+    yield from _of_sizes(before["sizes"], after["sizes"])
     old, new = before["totals"], after["totals"]
     for name, kind, text in _MOVES:
         if (count := new[name] - old[name]) > 0:
@@ -48,6 +49,13 @@ def _of_workers(old: Mapping[str, State], new: Mapping[str, State], after: State
             yield Happening(kind="worker_up", text=f"{role} worker {came}", replica=name)
         if row["leaning"] != was["leaning"]:
             yield Happening(kind="lean", text=_leaning_text(name, row, after), replica=name)
+
+
+def _of_sizes(old: Mapping[str, State], new: Mapping[str, State]) -> Iterator[Happening]:
+    for name in sorted(new.keys() - old.keys()):
+        row = new[name]
+        text = f"{row['role']}: {row['wanted']} workers instead of {row['before']}, {row['reason']}"
+        yield Happening(kind="scale", text=text)
 
 
 def _leaning_text(name: str, row: State, after: State) -> str:

@@ -19,6 +19,7 @@ Kind: TypeAlias = Literal[
     "move",
     "rebalance",
     "lean",
+    "scale",
     "recovery",
     "fault",
     "hand_over",
