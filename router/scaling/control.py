@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from router.balance.leanings import leads
@@ -16,7 +16,7 @@ from router.report.counters import RouterCounters
 from router.report.router_report import ScalingNote
 from router.scaling.group import Group, Look, groups_of
 from router.scaling.start_times import StartTimes
-from router.scaling_rules import PoolBounds, ScalingRules
+from router.scaling_rules import ScalingRules
 from router.settings import RouterSettings
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -112,7 +112,8 @@ class ScalingControl:
             self._groups = None
             return ()
         if self._groups is None:
-            self._groups = groups_of(self._settings, self._bounds(), self._sizes())
+            self._groups = groups_of(self._settings, self._sizes())
+        self._adopt_sizes(self._groups)
         notes = [note for group in self._groups for note in self._changes(group, now_s)]
         for note in notes:
             self._starts[note.role].order(note.wanted - note.before, now_s)
@@ -120,7 +121,8 @@ class ScalingControl:
             logger.info("scaling: role=%s wanted=%d before=%d: %s", note.role, note.wanted, note.before, note.reason)
         for group in self._groups:
             for role in self._rules.pools.keys() & group.wanted.keys():
-                await self._order(role, group.wanted[role])
+                if self._view.last_scaling(role) is not None:  # else all is as it was deployed
+                    await self._order(role, group.wanted[role])
         return notes
 
     def _changes(self, group: Group, now_s: float) -> list[ScalingNote]:
@@ -151,10 +153,17 @@ class ScalingControl:
     def _serving(self, role: str) -> list[str]:
         return [item.replica_id for item in self._pools[role].replicas if item.takes_requests]
 
-    def _bounds(self) -> Mapping[str, PoolBounds]:
-        """Those of all pools; one that does not follow the promises has what is there."""
-        fixed = {role: PoolBounds(least=number, most=number) for role, number in self._sizes().items()}
-        return {**fixed, **self._rules.pools}
+    def _adopt_sizes(self, groups: Sequence[Group]) -> None:
+        """A pool that does not follow the promises has what is there, and others what comes before the first order: the
+        workers that it was deployed with.
+        """
+        for group in groups:
+            for role, wanted in group.wanted.items():
+                number, bounds = len(self._serving(role)), self._rules.pools.get(role)
+                if bounds is None:
+                    group.adopt(role, number)
+                elif self._view.last_scaling(role) is None and wanted < bounds.clamp(number):
+                    group.adopt(role, bounds.clamp(number))
 
     def _sizes(self) -> dict[str, int]:
         """How many workers each pool was ordered to have last, or has."""

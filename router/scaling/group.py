@@ -18,7 +18,7 @@ from router.scaling.sizing import Sizing, fewest_workers, workers_for_streams, w
 from router.scaling_rules import PoolBounds, ScalingRules
 from router.settings import RouterSettings
 
-SPARE = 1.1
+SPARE = 1.25
 """So many times the load that comes is what workers are there for."""
 
 CHANCE = 2.0
@@ -43,7 +43,7 @@ class Look:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """``wanted`` workers of each role, of which ``bounds`` say how many there may be.
+    """``wanted`` workers of each role. How many there may be, the rules say; a role that these leave out keeps its own.
 
     Its workers compute the prompts of which they lack more than ``over_tokens`` and at most ``up_to_tokens``, and
     generate if ``has_streams``.
@@ -51,7 +51,6 @@ class Group:
 
     rules: ScalingRules
     promise: Promise
-    bounds: Mapping[str, PoolBounds]
     wanted: dict[str, int]
     has_streams: bool
     over_tokens: float = 0.0
@@ -60,6 +59,11 @@ class Group:
 
     def __post_init__(self) -> None:
         self._policy = ScalingPolicy(hold_s=self.rules.hold_s, wanted=sum(self.wanted.values()))
+
+    def adopt(self, role: str, number: int) -> None:
+        """Take what is there of a role for what is wanted."""
+        self.wanted = {**self.wanted, role: number}
+        self._policy.wanted = sum(self.wanted.values())
 
     def look(self, look: Look) -> str:
         """Bring ``wanted`` in line with the load.
@@ -72,17 +76,20 @@ class Group:
         )
         demand = self._demand(look)
         predictor = state.predictor(self.promise, prompts=bool(demand.prompts), streams=self.has_streams)
-        if predictor is None:
-            return ""
         before = self._policy.wanted
+        if predictor is None:
+            if demand.prompts or state.num_streams or state.num_queued_tokens:
+                return ""
+            least, _ = self._range()
+            wanted = self._policy.look(Need(now=least, with_margin=least), look.now_s)
+            self._divide(wanted, 0.5)
+            return _nothing_came(self.rules)
         sizing, need = self._size(predictor, demand, state, look)
         wanted = self._policy.look(need, look.now_s)
-        if wanted == before:
-            return ""
         self._divide(wanted, predictor.prompt_share(demand))
         if wanted > before:
             return _why_up(demand, sizing, need, look)
-        return _why_down(predictor, demand, wanted, self.rules)
+        return _why_down(predictor, demand, wanted, self.rules) if wanted < before else ""
 
     def _demand(self, look: Look) -> Demand:
         demand = demand_of(look.samples, typical_output=look.typical_output, horizon_s=look.horizon_s)
@@ -92,8 +99,7 @@ class Group:
         return demand.only(own)
 
     def _size(self, predictor: Predictor, demand: Demand, state: PoolState, look: Look) -> tuple[Sizing, Need]:
-        least = sum(bounds.least for bounds in self.bounds.values())
-        most = sum(bounds.most for bounds in self.bounds.values())
+        least, most = self._range()
         target = self.rules.target
         sizing = fewest_workers(predictor, demand.times(SPARE), target=target, least=least, most=most)
         spare = fewest_workers(predictor, demand.times(spare_below(demand)), target=target, least=least, most=most)
@@ -112,8 +118,20 @@ class Group:
         now = min(max(sizing.num_workers, *urgent, 0), most)
         return sizing, Need(now=now, with_margin=spare.num_workers)
 
+    def _bounds(self, role: str) -> PoolBounds:
+        """How many workers of a role there may be."""
+        number = self.wanted[role]
+        return self.rules.pools.get(role, PoolBounds(least=number, most=number))
+
+    def _range(self) -> tuple[int, int]:
+        """The fewest and the most workers in all."""
+        bounds = [self._bounds(role) for role in self.wanted]
+        return sum(item.least for item in bounds), sum(item.most for item in bounds)
+
     def _divide(self, wanted: int, prompt_share: float) -> None:
         """Add workers where most are lacking, or take them where most are to spare; nothing else changes."""
+        least, most = self._range()
+        self._policy.wanted = wanted = min(max(wanted, least), most)
         shares = dict.fromkeys(self.wanted, 1.0)
         if len(self.wanted) > 1:
             shares = {
@@ -122,19 +140,18 @@ class Group:
         while (total := sum(self.wanted.values())) != wanted:
             step = 1 if wanted > total else -1
             free = [
-                role for role in self.wanted if self.bounds[role].clamp(self.wanted[role] + step) != self.wanted[role]
+                role for role in self.wanted if self._bounds(role).clamp(self.wanted[role] + step) != self.wanted[role]
             ]
             role = max(free, key=lambda role: step * (shares[role] * wanted - self.wanted[role]))
             self.wanted[role] += step
 
 
-def groups_of(settings: RouterSettings, bounds: Mapping[str, PoolBounds], sizes: Mapping[str, int]) -> Sequence[Group]:
+def groups_of(settings: RouterSettings, sizes: Mapping[str, int]) -> Sequence[Group]:
     """The groups of which some pool follows the promises, beginning with these sizes."""
     rules = settings.scaling
     assert rules is not None, "there are groups only where pools follow the promises"
     if settings.is_elastic:
-        wanted = {role: sizes[role] for role in bounds}
-        return [Group(rules=rules, promise=settings.promise, bounds=bounds, wanted=wanted, has_streams=True)]
+        return [Group(rules=rules, promise=settings.promise, wanted=dict(sizes), has_streams=True)]
     found = []
     for role in rules.pools:
         decodes, local = ROLES[role].decodes, float(settings.local_prefill_tokens)
@@ -142,7 +159,6 @@ def groups_of(settings: RouterSettings, bounds: Mapping[str, PoolBounds], sizes:
             Group(
                 rules=rules,
                 promise=settings.promise,
-                bounds={role: bounds[role]},
                 wanted={role: sizes[role]},
                 has_streams=decodes,
                 over_tokens=0.0 if decodes else local,
@@ -155,17 +171,26 @@ def groups_of(settings: RouterSettings, bounds: Mapping[str, PoolBounds], sizes:
 def _why_up(demand: Demand, sizing: Sizing, need: Need, look: Look) -> str:
     load = f"{demand.rate:.3g} requests/s are to come in {look.horizon_s:.0f} s"
     if need.now > sizing.num_workers:
-        return f"{load}, and what waits already needs {need.now} workers to catch up"
-    told = f"{load}: {sizing.num_workers} workers keep the promise of {sizing.predicted.attainment:.1%}"
-    return (
-        told if sizing.with_fewer is None else f"{told}, {sizing.num_workers - 1} of {sizing.with_fewer.attainment:.1%}"
-    )
+        return f"{load}, and what waits already needs {_workers(need.now)} to catch up"
+    told = f"{load}: with {_workers(sizing.num_workers)} {sizing.predicted.attainment:.1%} of them are in time"
+    fewer = sizing.with_fewer
+    return told if fewer is None else f"{told}, with one fewer {fewer.attainment:.1%}"
 
 
 def _why_down(predictor: Predictor, demand: Demand, wanted: int, rules: ScalingRules) -> str:
+    if not demand.prompts:
+        return _nothing_came(rules)
     spare = spare_below(demand)
     kept = predictor.predict(demand.times(spare), wanted).attainment
     return (
-        f"for {rules.hold_s:.0f} s {wanted} workers were enough for more than came: of {demand.rate:.3g} requests/s "
-        f"and {spare - 1:.0%} more they keep the promise of {kept:.1%}"
+        f"for {rules.hold_s:.0f} s {_workers(wanted)} would have been enough for more than came: of {demand.rate:.3g} "
+        f"requests/s and {spare - 1:.0%} more {kept:.1%} are in time"
     )
+
+
+def _nothing_came(rules: ScalingRules) -> str:
+    return f"nothing came for {rules.hold_s:.0f} s"
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"

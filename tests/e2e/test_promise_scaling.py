@@ -99,5 +99,5 @@ async def test_prefill_pool_follows_the_promise(scaled_cluster: ClusterProcess) 
     assert all(answer.tokens == undisturbed[answer.ask] for answer in many.answers if answer.ask in undisturbed)
     assert len(told) == len(changes) >= 2
     assert "requests/s are to come" in told[0]["text"]
-    assert "were enough for more than came" in told[-1]["text"]
+    assert any(reason in told[-1]["text"] for reason in ("enough for more than came", "nothing came"))
     assert changes[-1]["wanted"] == 1

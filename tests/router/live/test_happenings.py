@@ -54,5 +54,16 @@ async def test_leaning_that_changed_is_told_with_its_reason(state: State) -> Non
     assert found.text == "decode worker leans to prefill: prompts wait"
 
 
+async def test_size_that_changed_is_told_with_its_reason(state: State) -> None:
+    after = copy.deepcopy(state)
+    after["sizes"]["17.000/decode"] = {"role": "decode", "wanted": 3, "before": 2, "reason": "4 requests/s are to come"}
+
+    (found,) = happenings(state, after)
+
+    assert (found.kind, found.replica) == ("scale", None)
+    assert found.text == "decode: 3 workers instead of 2, 4 requests/s are to come"
+    assert not list(happenings(after, state))
+
+
 async def test_nothing_is_told_of_nothing(state: State) -> None:
     assert not list(happenings(state, copy.deepcopy(state)))

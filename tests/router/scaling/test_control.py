@@ -90,7 +90,7 @@ class World:
         return self.live
 
     def arrivals(self) -> Sequence[ArrivalSample]:
-        number = round(60 * self.rate)
+        number = round(60 * self.rate) if self.rate else 0
         rows = tuple((60.0 - (index + 0.5) / self.rate, 300, 0, 20) for index in range(number))
         return [ArrivalSample(window_s=60.0, arrivals=rows)]
 
@@ -139,7 +139,7 @@ async def test_pool_grows_at_once_and_shrinks_behind_the_hold() -> None:
     assert len(world.notes) == 1
     await world.pass_time(control, seconds=10)
     assert numbers(world)[1:] == [("prefill", 1)]
-    assert "were enough for more than came" in world.notes[1].reason
+    assert "enough for more than came" in world.notes[1].reason
     assert world.pools["prefill"].number == 1
 
 
@@ -193,8 +193,31 @@ async def test_nothing_is_ordered_before_steps_can_be_predicted() -> None:
 
     await world.pass_time(world.control("a"), seconds=5)
 
-    assert world.notes == []
-    assert set(world.orders) == {("prefill", 1)}
+    assert (world.notes, world.orders) == ([], [])
+
+
+async def test_workers_that_come_after_the_first_look_stay() -> None:
+    """A pool that was deployed with three, of which one was ready first."""
+    world = World(rate=0.5)
+    control = world.control("a")
+    await world.pass_time(control, seconds=3)
+    world.pools["prefill"].number = 3
+
+    await world.pass_time(control, seconds=30)
+    assert (world.notes, world.orders) == ([], [])
+    await world.pass_time(control, seconds=60)
+    assert numbers(world) == [("prefill", 1)]
+
+
+async def test_pool_to_which_nothing_ever_came_shrinks_to_its_least() -> None:
+    world = World(rate=0.0)
+    world.pools["prefill"].number = 3
+    world.pools["prefill"].model = StepTimeModel()
+
+    await world.pass_time(world.control("a"), seconds=70)
+
+    assert numbers(world) == [("prefill", 1)]
+    assert "nothing came" in world.notes[0].reason
 
 
 async def test_order_that_was_not_heard_is_given_again() -> None:
