@@ -4,10 +4,11 @@
     python -m benchmarks.promise_scaling --mix prompt_heavy --peak 4 --json benchmarks/results/promise_scaling.json
 
 The load is a stretch of a recorded trace (``--seconds`` from ``--start-s`` on, ``--speed`` times as fast, lengths
-divided by ``--scale``), or (``--mix``) rises from ``--low`` of its ``--peak`` rate to that and falls again in each
-``--period``, at random times. Fixed sizes, elastic roles of ``--sizes`` workers, serve the same requests. The best
-fixed size is the fewest workers that attain the target, or if none does those that attain the most. Workers that are
-ordered take ``--start-up`` seconds to be there, and cost from the order on until they are drained.
+divided by ``--scale``; with ``--daily`` thinned out to the course of a day), or (``--mix``) requests at random times.
+A day goes from ``--low`` of the ``--peak`` rate to that and back in each ``--period``, along a cosine to the power of
+``--sharpness``. Fixed sizes, elastic roles of ``--sizes`` workers, serve the same requests. The best fixed size is the
+fewest workers that attain the target, or if none does those that attain the most. Workers that are ordered take
+``--start-up`` seconds to be there, and cost from the order on until they are drained.
 
 Rows: ``attainment/fixed=<n>/<load>`` and ``worker_hours/...``, the same of ``promise``, ``gain/<load>`` and
 ``hours_ratio/<load>`` over the best fixed size, and ``changes/<load>``, whose detail has each.
@@ -47,17 +48,34 @@ class Result:
     worker_hours: float
 
 
-def daily_load(mix: str, *, peak: float, low: float, period_s: float, seconds: float, seed: int = 0) -> list[Arrival]:
+def daily_load(
+    mix: str, *, peak: float, low: float, period_s: float, seconds: float, sharpness: float = 1.0, seed: int = 0
+) -> list[Arrival]:
     """Requests whose rate follows a cosine from ``low`` of the peak to the peak and back in each period."""
     source = random.Random(f"{mix}/daily/{seed}")
     arrivals: list[Arrival] = []
     at_s = source.expovariate(peak)
     while at_s < seconds:
-        share = low + (1.0 - low) * (1.0 - math.cos(2.0 * math.pi * at_s / period_s)) / 2.0
-        if source.random() < share:
+        if source.random() < daily_share(at_s, low=low, period_s=period_s, sharpness=sharpness):
             arrivals.append(MIXES[mix].draw(at_s, source, VOCAB_SIZE))
         at_s += source.expovariate(peak)
     return arrivals
+
+
+def daily_share(at_s: float, *, low: float, period_s: float, sharpness: float) -> float:
+    """Of the peak rate, what the rate is at a time."""
+    height = (1.0 - math.cos(2.0 * math.pi * at_s / period_s)) / 2.0
+    return low + (1.0 - low) * height**sharpness
+
+
+def thinned(load: Sequence[Arrival], *, low: float, period_s: float, sharpness: float) -> list[Arrival]:
+    """As many of the requests as let a load that is even rise and fall."""
+    source = random.Random("thinned")
+    return [
+        item
+        for item in load
+        if source.random() < daily_share(item.at_s, low=low, period_s=period_s, sharpness=sharpness)
+    ]
 
 
 def attainment(outcomes: Sequence[Outcome], promise: Promise) -> float:
@@ -128,6 +146,8 @@ def trace_load(args: argparse.Namespace) -> list[Arrival]:
         recorded = source.load()
     except LoadError as error:
         raise SystemExit(f"--trace: {error}") from error
+    if args.daily:
+        recorded = thinned(recorded, low=args.low, period_s=args.period, sharpness=args.sharpness)
     most = args.machine.max_model_len
     kept = [arrival for arrival in recorded if len(arrival.prompt) + arrival.num_output_tokens <= most]
     if len(kept) < len(recorded):
@@ -142,10 +162,12 @@ def main() -> None:
     parser.add_argument("--start-s", type=at_least(0), default=0.0)
     parser.add_argument("--speed", type=positive, default=1.0)
     parser.add_argument("--scale", type=count, default=1)
+    parser.add_argument("--daily", action="store_true", help="leave requests of the trace out, so that its rate varies")
     parser.add_argument("--mix", choices=tuple(MIXES), help="a load that rises and falls")
     parser.add_argument("--peak", type=positive, default=4.0, help="requests a second")
     parser.add_argument("--low", type=positive, default=0.2)
     parser.add_argument("--period", type=positive, default=600.0, help="seconds")
+    parser.add_argument("--sharpness", type=positive, default=1.0, help="how short the peak of a day is")
     parser.add_argument("--seconds", type=positive, default=1200.0)
     parser.add_argument("--seeds", type=count, default=1, help="draws of a load that rises and falls")
     parser.add_argument("--machine", type=machine_named, default="cpu_core", help="a name, or a file (virtual_fit)")
@@ -165,11 +187,18 @@ def main() -> None:
         parser.error("give one of --trace and --mix")
     loads: dict[str, list[Arrival]] = {}
     if args.trace is not None:
-        loads[f"trace/{args.start_s:g}+{args.seconds:g}/speed={args.speed:g}"] = trace_load(args)
+        course = "daily/" if args.daily else ""
+        loads[f"{course}trace/{args.start_s:g}+{args.seconds:g}/speed={args.speed:g}"] = trace_load(args)
     else:
         for seed in range(args.seeds):
             loads[f"daily/{args.mix}/seed={seed}"] = daily_load(
-                args.mix, peak=args.peak, low=args.low, period_s=args.period, seconds=args.seconds, seed=seed
+                args.mix,
+                peak=args.peak,
+                low=args.low,
+                period_s=args.period,
+                seconds=args.seconds,
+                sharpness=args.sharpness,
+                seed=seed,
             )
     rows = [row for name, load in loads.items() for row in compare(name, load, args)]
     kept = kept_rows(args.json) if args.merge else []

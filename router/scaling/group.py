@@ -18,7 +18,7 @@ from router.scaling.sizing import Sizing, fewest_workers, workers_for_streams, w
 from router.scaling_rules import PoolBounds, ScalingRules
 from router.settings import RouterSettings
 
-SPARE = 1.25
+SPARE = 1.15
 """So many times the load that comes is what workers are there for."""
 
 CHANCE = 2.0

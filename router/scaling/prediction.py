@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from engine.contract.promise import Promise
 from engine.contract.step_time import StepTimeModel
@@ -28,6 +30,9 @@ DEFAULT_ITL_MS = 100.0
 
 MAX_KV_USAGE = 0.9
 ROUNDING_S = 1e-9
+NUM_DRAWN = 512
+"""Random arrivals by which a size is judged beside the recorded ones."""
+
 CHUNK_TOKENS = 2048
 """Of a prompt that is computed beside streams which were promised nothing, in one step."""
 
@@ -73,7 +78,7 @@ class Predictor:
             self._keeps_gap(step_s, model.base_s + token_s) and self._fits(most_rows, demand)
         )
         speed = 1.0 - min(num_rows, 1.0) * self._stream_share(model.base_s + token_s * max(num_rows, 1.0))
-        kept, possible = self._replay(demand, seconds, num_workers, speed)
+        kept, possible = self._in_time(demand, seconds, num_workers, speed)
         return Prediction(
             attainment=kept if keeps_gap else 0.0,
             possible=possible,
@@ -129,18 +134,47 @@ class Predictor:
         with_prompt_s = step_s + self.step_time.prompt_token_s * CHUNK_TOKENS if itl_ms is None else itl_ms / 1e3
         return min(step_s / with_prompt_s, 1.0) if with_prompt_s else 1.0
 
-    def _replay(self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float) -> tuple[float, float]:
-        """The shares of prompts whose first token comes in time: from so many workers, and from any number."""
+    def _in_time(self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float) -> tuple[float, float]:
+        """The shares of prompts whose first token comes in time: from so many workers, and from any number.
+
+        The prompts come once as they came, and once at random times, with the same rate: what came in a minute may have
+        been even by chance. The worse of both counts.
+        """
         if not seconds or self.promise.ttft_ms is None:
             return 1.0, 1.0
-        bound_s = SAFE * self.promise.ttft_ms / 1e3
-        speed = max(speed, 1e-3)
-        free_s = [0.0] * num_workers
-        num_kept = num_possible = 0
-        for prompt, alone_s in zip(demand.prompts, seconds, strict=True):
-            at_s = prompt.at_s / demand.pace
-            end_s = max(at_s, free_s[0]) + alone_s / speed
-            heapq.heapreplace(free_s, end_s)
-            num_kept += end_s - at_s <= bound_s + ROUNDING_S
-            num_possible += alone_s <= bound_s
-        return num_kept / len(seconds), num_possible / len(seconds)
+        bound_s, speed = SAFE * self.promise.ttft_ms / 1e3, max(speed, 1e-3)
+        recorded = [
+            (prompt.at_s / demand.pace, alone_s) for prompt, alone_s in zip(demand.prompts, seconds, strict=True)
+        ]
+        drawn = [(at / demand.rate, seconds[int(pick * len(seconds))]) for at, pick in _DRAWN]
+        shares = []
+        for arrivals in (recorded, drawn):
+            num_kept = _num_in_time(arrivals, num_workers, speed, bound_s)
+            num_possible = sum(alone_s <= bound_s for _, alone_s in arrivals)
+            shares.append(num_kept / num_possible if num_possible else 1.0)
+        possible = sum(alone_s <= bound_s for alone_s in seconds) / len(seconds)
+        return possible * min(shares), possible
+
+
+def _draw() -> list[tuple[float, float]]:
+    """Arrivals at random times, one in a unit of time, each with a number from 0 to 1: the same ones always, so that a
+    prediction follows from what is known alone.
+    """
+    source, at, drawn = random.Random(0), 0.0, []
+    for _ in range(NUM_DRAWN):
+        at += source.expovariate(1.0)
+        drawn.append((at, source.random()))
+    return drawn
+
+
+_DRAWN: Final = _draw()
+
+
+def _num_in_time(arrivals: Sequence[tuple[float, float]], num_workers: int, speed: float, bound_s: float) -> int:
+    """How many of these, each a time and what it takes, are done in ``bound_s`` by workers of a share of the speed."""
+    free_s, num_kept = [0.0] * num_workers, 0
+    for at_s, alone_s in arrivals:
+        end_s = max(at_s, free_s[0]) + alone_s / speed
+        heapq.heapreplace(free_s, end_s)
+        num_kept += end_s - at_s <= bound_s + ROUNDING_S
+    return num_kept

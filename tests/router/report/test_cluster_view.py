@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.report.arrivals import Told
 from router.report.counters import RouterCounters
 from router.report.metric_rows import MetricFamily
-from router.report.router_report import MAX_DEPARTED, LeaningNote, RouterBoard, RouterReport, ScalingNote
-from router.scaling_rules import PoolBounds, ScalingRules
+from router.report.router_report import MAX_DEPARTED, LeaningNote, RouterBoard, RouterReport
 from tests.support.router.router_peers import PeerNet
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
@@ -345,53 +343,6 @@ async def test_where_roles_are_fixed_nobody_decides_on_leanings(routers: Routers
     told = (await routers.one.client.get("/status")).json()["leanings"]
 
     assert told == {"decided_by": None, "last_change": None, "held_until": {}}
-
-
-SCALED = replace(QUICK, scaling=ScalingRules(pools={"decode": PoolBounds(least=1, most=4)}))
-
-
-async def test_what_came_to_each_router_is_known_to_all_with_what_it_turned_out_to_be(model_dir: Path) -> None:
-    async with AsyncExitStack() as stack:
-        routers = await two_routers(model_dir, stack, SCALED)
-        await routers.one.complete([5] * 40, max_tokens=4, ignore_eos=True)
-        await routers.one.complete([5] * 40, max_tokens=1, ignore_eos=True)
-
-        def known() -> list[Told]:
-            return [item for sample in routers.two.service.view.arrivals() for item in sample.told()]
-
-        await until(lambda: [item.num_output_tokens for item in known()] == [4, 1])
-        told = known()
-
-    assert [(item.num_prompt_tokens, item.num_output_tokens) for item in told] == [(40, 4), (40, 1)]
-    assert all(item.num_cached_tokens >= 0 for item in told)
-
-
-async def test_where_nothing_follows_the_promises_nothing_is_remembered_of_what_comes(routers: Routers) -> None:
-    await routers.one.complete([5] * 40, max_tokens=4, ignore_eos=True)
-
-    assert not any(sample.arrivals for sample in routers.one.service.view.arrivals())
-    assert (await routers.one.client.get("/status")).json()["scaling"] == {"decided_by": None, "last_changes": []}
-
-
-async def test_changes_of_sizes_are_known_to_all_and_outlive_the_router_that_ordered_them(model_dir: Path) -> None:
-    async with AsyncExitStack() as stack:
-        routers = await two_routers(model_dir, stack, SCALED)
-        one, two = (rig.service.view for rig in (routers.one, routers.two))
-        for wanted in (2, 3):
-            one.note_scaling(
-                ScalingNote(role="decode", wanted=wanted, before=wanted - 1, reason="more", changed_at_s=float(wanted))
-            )
-        await until(lambda: len(two.scaling_notes()) == 2)
-        del routers.net.views["one"]
-        await until(lambda: two.live_router_ids() == ["two"])
-        told = (await routers.two.client.get("/status")).json()["scaling"]
-        last = two.last_scaling("decode")
-
-    assert told["decided_by"] == "two"
-    assert [change["wanted"] for change in told["last_changes"]] == [2, 3]
-    assert last is not None
-    assert last.wanted == 3
-    assert two.last_scaling("prefill") is None
 
 
 async def test_leaning_held_of_a_worker_that_is_gone_is_not_told(routers: Routers) -> None:
