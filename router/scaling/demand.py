@@ -12,7 +12,7 @@ from router.report.arrivals import ArrivalSample
 MIN_WINDOW_S = 10.0
 """What came in less than that is taken to have come in so much: a first request is no flood."""
 
-NOISE = 2.0
+NOISE = 1.0
 """Standard deviations of the count of arrivals by which it must have grown before that counts as growth."""
 
 MAX_GROWTH = 3.0

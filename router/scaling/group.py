@@ -18,10 +18,10 @@ from router.scaling.sizing import Sizing, fewest_workers, workers_for_streams, w
 from router.scaling_rules import PoolBounds, ScalingRules
 from router.settings import RouterSettings
 
-SPARE = 1.15
-"""So many times the load that comes is what workers are there for."""
+SPARE = 1.25
+"""So many times the load to come is what workers are there for."""
 
-CHANCE = 2.0
+CHANCE = 3.0
 """Before any is drained, fewer workers must do with so many standard deviations of the number of requests more, too."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from benchmarks.promise_scaling import Result, attainment, best_fixed, daily_load, fixed_result
+from benchmarks.promise_scaling import Result, attainment, daily_load, fixed_result
 from engine.contract.promise import Promise
 from router.scaling_rules import PoolBounds, ScalingRules
 from simulation.layout import elastic
@@ -17,15 +17,17 @@ from simulation.scaled import ScaledRun, simulate_scaled, sizes_over_time
 from simulation.whatif.source import warm_up_of
 
 PROMISE = Promise(ttft_ms=3000.0, itl_ms=200.0)
+EARLY = Promise(ttft_ms=3000.0, itl_ms=1000.0)
+"""For answers of a few tokens, of which one gap that is too long breaks a promise, whatever the number of workers."""
+
 START_S = 8.0
-TARGET = 0.99
 BOUNDS = PoolBounds(least=1, most=4)
-RULES = ScalingRules(pools={"prefill": BOUNDS, "decode": BOUNDS}, target=TARGET, hold_s=45.0, start_s=START_S)
+RULES = ScalingRules(pools={"prefill": BOUNDS, "decode": BOUNDS}, hold_s=45.0, start_s=START_S)
 BEGIN = {"prefill": 1, "decode": 1}
 
 
-def scaled(load: Sequence[Arrival], rules: ScalingRules = RULES) -> ScaledRun:
-    return simulate_scaled(elastic(2, CPU_CORE, PROMISE), load, rules, start_s=START_S, warm_up=warm_up_of(load))
+def scaled(load: Sequence[Arrival], rules: ScalingRules = RULES, promise: Promise = PROMISE) -> ScaledRun:
+    return simulate_scaled(elastic(2, CPU_CORE, promise), load, rules, start_s=START_S, warm_up=warm_up_of(load))
 
 
 def turns_of(run: ScaledRun) -> list[bool]:
@@ -37,18 +39,21 @@ def turns_of(run: ScaledRun) -> list[bool]:
 @functools.cache
 def day() -> tuple[Sequence[Arrival], ScaledRun]:
     """A day of ten minutes, and what pools that follow the promises make of it."""
-    load = daily_load("prompt_heavy", peak=4.0, low=0.08, period_s=600.0, seconds=600.0, sharpness=2.0)
-    return load, scaled(load)
+    load = daily_load("prompt_heavy", peak=5.0, low=0.08, period_s=600.0, seconds=600.0, sharpness=4.0)
+    return load, scaled(load, promise=EARLY)
 
 
 def test_a_day_is_served_as_by_the_best_fixed_size_in_four_fifths_of_its_hours() -> None:
+    """Best is the cheapest that keeps the promise of 98 % of the requests: five workers, since four are too few for the
+    peak.
+    """
     load, run = day()
-    sizes = {number: fixed_result(number, CPU_CORE, PROMISE, load) for number in (5, 6)}
-    best = sizes[best_fixed(sizes, target=TARGET)]
-    own = Result(attainment=attainment(run.outcomes, PROMISE), worker_hours=run.worker_s / 3600)
+    best = fixed_result(5, CPU_CORE, EARLY, load)
+    own = Result(attainment=attainment(run.outcomes, EARLY), worker_hours=run.worker_s / 3600)
 
     assert all(outcome.error is None for outcome in run.outcomes)
-    assert own.attainment >= best.attainment
+    assert best.attainment >= 0.98
+    assert own.attainment >= max(best.attainment, 0.99)
     assert own.worker_hours <= 0.8 * best.worker_hours
 
 
