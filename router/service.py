@@ -32,6 +32,7 @@ from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.request.text_output import TextOutput
 from router.request.text_request import TextRequest
+from router.scaling.control import ScalingControl
 from router.settings import RouterSettings
 from router.stored_responses.directory import ResponseDirectory
 from router.stored_responses.store import ResponseStore
@@ -109,38 +110,33 @@ class RouterService:
         self._watch()
         self.live = self._live_feed()
         self.leanings = self._leaning_control(self.decode_pool)
+        self.scaling = self._scaling_control()
         self.administration = self._administration()
         self.responses = self._directory(peers or NoPeers())
         self._refreshing: asyncio.Task[None] | None = None
 
     def _watch(self) -> None:
         running = self._orchestrator
+        self.view.own_arrivals = running.arrivals
         self.metrics.watch(in_progress=lambda: running.num_alive, waiting=lambda: running.num_waiting)
 
     def _live_feed(self) -> LiveFeed:
-        sampler = Sampler(
-            role_views(self._links),
-            self.view,
-            model=self.model_name,
-            router_id=self.router_id,
-            settings=self.settings,
-        )
-        return LiveFeed(sampler)
+        pools, settings = role_views(self._links), self.settings
+        return LiveFeed(Sampler(pools, self.view, model=self.model_name, router_id=self.router_id, settings=settings))
 
     def _leaning_control(self, pool: ReplicaPool) -> LeaningControl:
         return LeaningControl(
             pool, pool.workers, view=self.view, own_id=self.router_id, settings=self.settings, counters=self.counters
         )
 
+    def _scaling_control(self) -> ScalingControl:
+        pools, view, counters = role_views(self._links), self.view, self.counters
+        return ScalingControl(pools, view=view, own_id=self.router_id, settings=self.settings, counters=counters)
+
     def _administration(self) -> Administration:
         timeout_s, is_elastic = self.settings.abort_timeout_s, self.settings.is_elastic
-        return Administration(
-            role_views(self._links),
-            self.rebalancer,
-            timeout_s=timeout_s,
-            is_elastic=is_elastic,
-            on_leaned=self.leanings.hold,
-        )
+        pools, hold = role_views(self._links), self.leanings.hold
+        return Administration(pools, self.rebalancer, timeout_s=timeout_s, is_elastic=is_elastic, on_leaned=hold)
 
     def _body_room(self) -> BodyRoom:
         settings = self.settings
@@ -199,6 +195,7 @@ class RouterService:
         await self.view.start()
         self.rebalancer.start()
         self.leanings.start()
+        self.scaling.start()
 
     async def close(self) -> None:
         """End all requests, tell the workers, stop. Idempotent."""
@@ -209,6 +206,7 @@ class RouterService:
         self.live.close()
         await self.rebalancer.close()
         await self.leanings.close()
+        await self.scaling.close()
         await self._orchestrator.close()
         await self.chat_renderer.close()
         self.grammars.close()

@@ -12,7 +12,7 @@ from cluster.config.booking import check_amount, check_custom_resource
 from cluster.config.config_section import Section, settings_from
 from cluster.config.health import HealthSection
 from cluster.config.key_names import with_keys
-from cluster.config.scaling import MAX_REPLICAS, ScalingSection
+from cluster.config.scaling import MAX_REPLICAS, ScalingSection, promise_rules
 from cluster.config.settings_sections import (
     CacheSection,
     GPUSection,
@@ -381,6 +381,8 @@ class BatonConfig(Section):
         promise = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms)
         others: dict[str, object] = {"metrics_compat": self.metrics.compat, "promise": promise, "roles": self.roles}
         others["allows_faults"] = self.kv_transfer.allow_faults  # type: ignore[attr-defined]  # made at run time
+        scaling = {pool: self.pool(pool).scaling for pool in ROLES}
+        others["scaling"] = promise_rules(scaling, roles=self.roles, promise=promise)
         return settings_from(RouterSettings, self.router, **others)
 
     def security_settings(self) -> SecuritySettings:

@@ -138,7 +138,7 @@ TransferSection = section_of(
 RouterSection = section_of(
     "RouterSection",
     RouterSettings,
-    omit={"metrics_compat", "promise", "roles", "allows_faults"},
+    omit={"metrics_compat", "promise", "roles", "allows_faults", "scaling"},
     descriptions={
         "max_body_bytes": "Largest request body.",
         "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",

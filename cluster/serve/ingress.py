@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from cluster.config.names import APP_NAME, ROUTER
-from cluster.serve.handles import RayRouterPeers, RayWorkerPool, ServeTargets
+from cluster.serve.handles import RayRouterPeers, RayWorkerPool, ServeSizes, ServeTargets
 from cluster.serve.listener import Lifespan, ListenSettings, RouterListener
 from cluster.serve.replica_caller import FIRST_LISTS_S, Caller, ReplicaCaller, wait_for_lists
 from cluster.serve.server_info import ServerFacts
@@ -74,6 +74,7 @@ class RouterIngress:
             aliases=settings.model_aliases,
         )
         service.view.wanted = ServeTargets.of_this_cluster()
+        service.scaling.orders = ServeSizes(self._callers, timeout_s=settings.router.abort_timeout_s)
         # What was loaded stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()

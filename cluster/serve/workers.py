@@ -18,7 +18,7 @@ from ray.util import get_node_ip_address
 
 from cluster.config.names import APP_NAME
 from cluster.config.scaling import ScalingSection
-from cluster.serve.autoscale import LOAD
+from cluster.serve.autoscale import LOAD, ORDERED, ORDERED_AT
 from cluster.serve.hung_reads import HungReads
 from cluster.serve.introductions import Introductions, ServeRendezvous
 from cluster.serve.loading import loading
@@ -79,6 +79,7 @@ class Worker:
     async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_worker_logging()
         self._settings = settings
+        self._ordered: dict[str, float] = {}
         self._met = asyncio.Event()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         # A worker that was stopped for a while has no step to answer for in that time.
@@ -284,7 +285,15 @@ class Worker:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool follows its load."""
         scaling = self._settings.scaling
-        return {} if scaling is None else {LOAD: scaling.load_of(self._settings.role, self._engine.load)}
+        if scaling is None:
+            return {}
+        if scaling.by == "promise":
+            return self._ordered
+        return {LOAD: scaling.load_of(self._settings.role, self._engine.load)}
+
+    async def want(self, number: int, ordered_at_s: float) -> None:
+        """Tell Serve, when it asks next, that the pool should have so many replicas."""
+        self._ordered = {ORDERED: float(number), ORDERED_AT: ordered_at_s}
 
     async def drain(self) -> None:
         """Take no more requests, let those that are here finish or move, then exit. Returns at once."""

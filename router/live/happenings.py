@@ -34,7 +34,8 @@ _REASONS = {
 def happenings(before: State, after: State) -> Iterator[Happening]:
     """What a person would want to know, the workers first; what happened many times is one entry."""
     yield from _of_workers(before["workers"], after["workers"], after)
-    yield from _of_targets(before["wanted"], after["wanted"])
+    yield from _of_targets(before["wanted"], after)
+    yield from _of_sizes(before["sizes"], after["sizes"])
     old, new = before["totals"], after["totals"]
     for name, kind, text in _MOVES:
         if (count := new[name] - old[name]) > 0:
@@ -62,11 +63,20 @@ def _of_workers(old: Mapping[str, State], new: Mapping[str, State], after: State
             yield Happening(kind="lean", text=_leaning_text(name, row, after), replica=name)
 
 
-def _of_targets(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[Happening]:
-    """Pools that should have more or fewer workers than before: their load, or a configuration, asks for it."""
-    for role, number in new.items():
-        if (was := old.get(role, number)) != number:
+def _of_targets(old: Mapping[str, int], after: State) -> Iterator[Happening]:
+    """Pools that should have more or fewer workers than before: their load, or a configuration, asks for it. Where a
+    router decided it, its reason is told instead."""
+    decided = {(row["role"], row["wanted"]) for row in after["sizes"].values()}
+    for role, number in after["wanted"].items():
+        if (was := old.get(role, number)) != number and (role, number) not in decided:
             yield Happening(kind="scale", text=f"{role} workers wanted: {number}, {was} before")
+
+
+def _of_sizes(old: Mapping[str, State], new: Mapping[str, State]) -> Iterator[Happening]:
+    for name in sorted(new.keys() - old.keys()):
+        row = new[name]
+        text = f"{row['role']}: {row['wanted']} workers instead of {row['before']}, {row['reason']}"
+        yield Happening(kind="scale", text=text)
 
 
 def _leaning_text(name: str, row: State, after: State) -> str:

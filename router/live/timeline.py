@@ -20,6 +20,7 @@ Kind: TypeAlias = Literal[
     "move",
     "rebalance",
     "lean",
+    "scale",
     "recovery",
     "fault",
     "refusal",

@@ -13,6 +13,7 @@ from router.pool.admission import Ticket
 from router.pool.demand import Demand
 from router.pool.placing import Placed
 from router.pool.replica import Replica, Reservation
+from router.report.arrivals import Arrival
 from router.report.milestones import Milestones
 from router.trace.request_trace import RequestTrace
 from router.wire.mailbox import Mailbox
@@ -29,7 +30,8 @@ class Generation:
     decode replica, None where it needs none; ``begun`` is set once the first token is there, or never will be; the
     replicas are those where the sequence went first. ``placed`` and ``prompt_room`` are its ticket's: where it goes,
     and its turn on the replica that computes its prompt. ``is_local``: the decode replica computes the prompt.
-    ``trace`` is written as it goes; None where it is not traced.
+    ``trace`` is written as it goes; None where it is not traced. ``arrival`` is what is remembered of it to predict the
+    load to come, where that is done.
     ``others`` get what a beam search found beside the best output, which is this one's: they have no life of their own.
     """
 
@@ -54,6 +56,7 @@ class Generation:
     others: list[Generation] = field(default_factory=list)
     num_cached_tokens: int | None = None
     trace: RequestTrace | None = None
+    arrival: Arrival | None = None
     _stage: str = "admission"
 
     @property
@@ -119,6 +122,8 @@ class Generation:
         if self.times.wants_tokens:
             self.begun.set()
             delta = self._with_cached_tokens(delta)
+            if self.arrival is not None and self.arrival.num_cached_tokens is None:  # later ones count what was moved
+                self.arrival.num_cached_tokens = delta.num_cached_tokens
             if delta.token_ids or delta.beams:
                 self.times.token(delta.queue_s)
         if self.trace is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
@@ -26,6 +27,7 @@ from router.pool.admission import Admission, RoomWish, Ticket
 from router.pool.demand import Demand
 from router.pool.elastic_placement import ElasticPlacement
 from router.pool.replica import Reservation
+from router.report.arrivals import RecentArrivals
 from router.report.counters import RouterCounters
 from router.request.decode_phase import DecodePhase
 from router.request.generation import Generation
@@ -61,8 +63,11 @@ class Orchestrator:
         settings: RouterSettings,
         counters: RouterCounters,
         recorder: TraceRecorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``recorder`` None traces nothing."""
+        rules = settings.scaling
+        self.arrivals = None if rules is None else RecentArrivals(window_s=rules.window_s, clock=clock)
         self._recorder = recorder
         self._prefill_link = prefill
         self._decode_link = decode
@@ -169,6 +174,8 @@ class Orchestrator:
     def _begin(self, generation: Generation) -> None:
         self._counters.num_requests += 1
         self._counters.num_prompt_tokens += len(generation.request.prompt_token_ids)
+        if self.arrivals is not None:
+            generation.arrival = self.arrivals.note(len(generation.request.prompt_token_ids))
         task = generation.start(self._drive(generation))
         self._alive.add(task)
         task.add_done_callback(lambda ended: self._forget(ended, generation))
@@ -263,6 +270,8 @@ class Orchestrator:
             error = InternalError()
         finally:
             counters.num_generated_tokens += len(generation.output_token_ids)
+            if generation.arrival is not None:
+                generation.arrival.num_output_tokens = len(generation.output_token_ids)
             generation.end(error)
             self._end_trace(generation, error)
 

@@ -293,6 +293,7 @@ class ClusterStatus(Answer):
     pools: dict[str, list[JsonMap]]
     totals: JsonMap
     leanings: JsonMap
+    scaling: JsonMap
 
 
 class RequestList(Answer):
