@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
+from engine.versions import across_versions
 from router.pool.pool_counters import DepartedWorker, ForgottenWorkers
 from router.pool.workers import WorkerError
 from router.report.counters import RouterCounters
@@ -16,7 +17,6 @@ from router.stored_responses.directory import ResponsePeers
 from router.stored_responses.store import Order, StoredResponse
 from router.trace.directory import TracePeers
 from router.trace.origin import Viewer
-from router.versions import across_versions
 
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
 
@@ -66,7 +66,7 @@ class RouterReport:
     ``leaning_change`` is the last one that this router ordered. ``held_leanings`` are the workers whose leaning an
     operator chose, and until when that stands, in seconds since 1970.
 
-    Routers of two versions tell each other of themselves during an update (``router.versions``).
+    Routers of two versions tell each other of themselves during an update (``engine.versions``).
     """
 
     router_id: str
