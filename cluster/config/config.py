@@ -23,6 +23,7 @@ from cluster.config.settings_sections import (
     TransferSection,
 )
 from cluster.config.slo import SLOSection
+from cluster.config.telemetry import MetricsSection, TracingSection
 from engine.contract.config import (
     CacheConfig,
     CoreSharing,
@@ -46,20 +47,13 @@ from kv_transfer.options import ConnectorOptions
 from router.host_rule import is_loopback_name
 from router.roles import ROLES
 from router.security import SecuritySettings
-from router.settings import DEFAULT_ROLES, MetricsCompat, RolesMode, RouterSettings
+from router.settings import DEFAULT_ROLES, RolesMode, RouterSettings
+from router.telemetry.settings import TracingSettings
 
 HttpProxy = Literal["auto", "none", "serve", "haproxy"]
 
 MAX_PER_NODE = 100
 """Serve's own limit."""
-
-
-class MetricsSection(Section):
-    """What `/metrics` offers."""
-
-    compat: MetricsCompat = Field(
-        default="none", description="Add the names of another system, for dashboards made for it."
-    )
 
 
 class PoolSection(Section):
@@ -195,6 +189,9 @@ class BatonConfig(Section):
         description="What requests are promised that ask for nothing else: docs/promises.md.",
     )
     metrics: MetricsSection = Field(default_factory=MetricsSection, description="What `/metrics` offers.")
+    tracing: TracingSection = Field(  # type: ignore[valid-type]
+        default_factory=TracingSection, description="Spans for an OpenTelemetry collector: docs/tracing.md."
+    )
     prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
 
@@ -278,8 +275,9 @@ class BatonConfig(Section):
     def _check_router(self) -> None:
         try:
             self.router_settings()
+            self.tracing_settings()
         except ValueError as error:
-            raise ValueError(with_keys(str(error), ("router", self.router))) from error
+            raise ValueError(with_keys(str(error), ("router", self.router), ("tracing", self.tracing))) from error
 
     def with_keys(self, message: str, pool: str) -> str:
         """What an engine of a pool says, with every setting as it is written in the file."""
@@ -382,6 +380,10 @@ class BatonConfig(Section):
         return settings_from(
             RouterSettings, self.router, metrics_compat=self.metrics.compat, promise=promise, roles=self.roles
         )
+
+    def tracing_settings(self) -> TracingSettings:
+        """Where routers and workers send spans, if anywhere."""
+        return settings_from(TracingSettings, self.tracing)
 
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""

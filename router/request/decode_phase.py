@@ -222,9 +222,10 @@ class DecodePhase:
                 kv_transfer=kv_transfer,
                 client_id=client_id,
                 max_recomputed_tokens=limit,
+                trace=generation.trace_context,
             )
 
-        return await self._link.run(reservation, make_request, on_delta)
+        return await self._link.run(reservation, make_request, on_delta, generation.note_timings)
 
 
 def _trace_stay(generation: Generation, journey: Journey, *, where: str, has_kv: bool) -> None:

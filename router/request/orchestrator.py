@@ -148,7 +148,9 @@ class Orchestrator:
                 )
                 generation.others = self._others(generation)
                 if not started and origin is not None and recorder is not None and demand.is_traced:
-                    generation.trace = recorder.begin(origin, num_prompt_tokens=demand.num_tokens)
+                    generation.trace = recorder.begin(
+                        origin, num_prompt_tokens=demand.num_tokens, sampling=request.sampling
+                    )
                 self._begin(generation)
                 leader = leader or generation
                 started.append(generation)

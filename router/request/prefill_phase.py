@@ -199,13 +199,19 @@ class PrefillPhase:
     async def _run_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         def make_request(client_id: str) -> GenerateRequest:
             request = _head(generation) if generation.num_head_tokens else generation.request
-            return replace(request, hand_over=True, client_id=client_id, prediction_token_ids=None)
+            return replace(
+                request,
+                hand_over=True,
+                client_id=client_id,
+                prediction_token_ids=None,
+                trace=generation.trace_context,
+            )
 
         timeout_s = self._settings.prefill_timeout_s
         reservation = self._turn(generation, replica)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._link.run(reservation, make_request, lambda _: None)
+                return await self._link.run(reservation, make_request, lambda _: None, generation.note_timings)
         except TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
             raise WorkerUnavailableError(replica_id=replica.replica_id, reason=reason) from None

@@ -25,7 +25,7 @@ def told(trace: RequestTrace) -> dict[str, Any]:
         "completion_tokens": trace.num_output_tokens,
         "cached_tokens": trace.num_cached_tokens or 0,
         "finish_reason": trace.finish_reason or None,
-        "trace_id": None,
+        "trace_id": None if trace.spans is None else trace.spans.trace_id,
         "spans": [_span(part, started_s, started_s + total_s) for part in trace.parts],
         "choices": [choice.told(started_s) for choice in trace.choices],
         "gaps": trace.gaps.told(started_s),
