@@ -377,9 +377,9 @@ class BatonConfig(Section):
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
         promise = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms)
-        return settings_from(
-            RouterSettings, self.router, metrics_compat=self.metrics.compat, promise=promise, roles=self.roles
-        )
+        others: dict[str, object] = {"metrics_compat": self.metrics.compat, "promise": promise, "roles": self.roles}
+        others["allows_faults"] = self.kv_transfer.allow_faults  # type: ignore[attr-defined]  # made at run time
+        return settings_from(RouterSettings, self.router, **others)
 
     def tracing_settings(self) -> TracingSettings:
         """Where routers and workers send spans, if anywhere."""

@@ -67,6 +67,9 @@ class KnownCluster(Protocol):
     def last_leaning(self) -> LeaningNote | None:
         """The last change of a leaning that a router made."""
 
+    def num_wanted(self) -> Mapping[str, int]:
+        """How many workers each pool should have, by its role."""
+
     def held_now(self) -> Mapping[str, float]:
         """The workers whose leaning an operator chose, and until when that stands."""
 
@@ -117,6 +120,8 @@ class Sampler:
             "router": self._router_id,
             "roles": "elastic" if self._settings.is_elastic else "fixed",
             "takes_orders": self._settings.admin_api,
+            "allows_faults": self._settings.allows_faults,
+            "wanted": dict(self._view.num_wanted()),
             "routers": {name: dict(row) for name, row in self._view.router_rows().items()},
             "workers": workers,
             "totals": _totals(routed, sums, workers),

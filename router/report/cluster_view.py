@@ -199,14 +199,20 @@ class ClusterView:
 
     async def metrics_text(self) -> bytes:
         """Everything measured, for Prometheus: rows of routers have the label ``router``, those of workers do not."""
-        routers, wanted = await asyncio.gather(self._routers(), self._ask_for_wanted())
+        routers, _ = await asyncio.gather(self._routers(), self._ask_for_wanted())
         workers = worker_families(self._pools)
-        return render([*_router_families(routers), wanted, *workers, *self._compatible(routers)])
+        return render([*_router_families(routers), self._wanted_family(), *workers, *self._compatible(routers)])
 
-    async def _ask_for_wanted(self) -> MetricFamily:
+    def num_wanted(self) -> dict[str, int]:
+        """How many workers each pool should have, as was heard last: nobody is asked."""
+        return dict(self._num_wanted)
+
+    async def _ask_for_wanted(self) -> None:
         """What was known last stays where nobody answers: a worker may be lost at that moment, too."""
         if self.wanted is not None:
             self._num_wanted.update(await self.wanted.numbers(timeout_s=self._settings.status_timeout_s))
+
+    def _wanted_family(self) -> MetricFamily:
         values: dict[Labels, float] = {(("role", role),): float(number) for role, number in self._num_wanted.items()}
         return gauge("baton:replicas_wanted", "Workers that the pool should have.", values)
 
@@ -234,9 +240,9 @@ class ClusterView:
         while True:
             await asyncio.sleep(self._settings.peer_period_s)
             try:
-                await self._meet()
+                await asyncio.gather(self._meet(), self._ask_for_wanted())
             except Exception:
-                logger.exception("asking the other routers failed")
+                logger.exception("asking the other routers, or how many workers there should be, failed")
 
 
 def _newest(changes: Sequence[LeaningNote | None]) -> LeaningNote | None:

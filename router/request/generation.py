@@ -127,13 +127,13 @@ class Generation:
     def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
         """Pass new tokens on to the consumer."""
         self.output_token_ids.extend(delta.token_ids)
-        if self.trace is not None:
-            self.trace.deliver(delta)
         if self.times.wants_tokens:
             self.begun.set()
             delta = self._with_cached_tokens(delta)
             if delta.token_ids or delta.beams:
                 self.times.token(delta.queue_s)
+        if self.trace is not None:
+            self.trace.deliver(delta)
         if finish_reason is not delta.finish_reason:
             delta = delta._replace(finish_reason=finish_reason, kv_transfer=None, error=None)
         if delta.beams:

@@ -37,6 +37,7 @@ from router.settings import RouterSettings
 from router.trace.origin import Origin
 from router.trace.policy_choice import placed_choice
 from router.trace.recorder import TraceRecorder
+from router.trace.request_trace import MAX_CHOICES
 from router.wire.mailbox import Mailbox
 from router.wire.pacer import Pacer
 from router.wire.worker_errors import KV_LOST
@@ -114,8 +115,8 @@ class Orchestrator:
 
         None of them is refused later because others are there; it waits. Requests of one ``session_id`` go to the same
         replicas where that is possible. Of the choices of a prompt the first one leads: the others wait until it has
-        its first token, and go where it went: the prompt is computed and moved once, and all share its blocks. The
-        first of all is traced as ``origin``.
+        its first token, and go where it went: the prompt is computed and moved once, and all share its blocks. They
+        are traced as ``origin``.
 
         Raises:
             NoReplicaError: Nobody could run them now.
@@ -124,8 +125,9 @@ class Orchestrator:
         num_choices = sum(map(len, prompts))
         self.check_room(num_choices)
         demands = [Demand(choices[0], session_id=session_id) for choices in prompts]
-        recorder = self._recorder
-        demands[0].is_traced = recorder is not None and recorder.wants(origin)
+        recorder = self._recorder if self._recorder is not None and self._recorder.wants(origin) else None
+        for demand in demands[:MAX_CHOICES]:
+            demand.is_traced = recorder is not None
         try:
             tickets = self._enter(prompts, demands)
         except QueueFullError:
@@ -147,10 +149,13 @@ class Orchestrator:
                     ticket=ticket,
                 )
                 generation.others = self._others(generation)
-                if not started and origin is not None and recorder is not None and demand.is_traced:
-                    generation.trace = recorder.begin(
-                        origin, num_prompt_tokens=demand.num_tokens, sampling=request.sampling
-                    )
+                if recorder is not None and origin is not None:
+                    num_tokens = demand.num_tokens if leader is None else 0
+                    if not started:
+                        sampling = request.sampling
+                        generation.trace = recorder.begin(origin, num_prompt_tokens=num_tokens, sampling=sampling)
+                    elif (first := started[0].trace) is not None:
+                        generation.trace = first.beside(num_prompt_tokens=num_tokens)
                 self._begin(generation)
                 leader = leader or generation
                 started.append(generation)
@@ -275,8 +280,7 @@ class Orchestrator:
             self._recorder.end(generation.trace, "failed", finish_reason="error")
 
     async def _live(self, generation: Generation) -> None:
-        if generation.leader is not None:
-            await generation.leader.begun.wait()
+        await _wait_for_leader(generation)
         reservation = await self._reserve(generation)
         try:
             if reservation is not None and self._local_prompts.takes(generation, reservation):
@@ -295,6 +299,8 @@ class Orchestrator:
             if generation.num_head_tokens:
                 generation.is_local = True  # the rest of the prompt is computed where its choices generate
                 generation.num_cached_tokens = delta.num_cached_tokens
+                if generation.trace is not None:
+                    generation.trace.finish_head(delta, num_tokens=generation.num_head_tokens)
             else:
                 generation.deliver(delta, None if is_handed_over else delta.finish_reason)
             if is_handed_over:
@@ -363,3 +369,11 @@ class Orchestrator:
                 journey.kv_transfer = delta.kv_transfer
             except PrefillLostError:
                 journey.kv_transfer = None
+
+
+async def _wait_for_leader(generation: Generation) -> None:
+    """Return once the first choice of the same prompt has begun, where this is another one."""
+    if generation.leader is not None:
+        await generation.leader.begun.wait()
+        if generation.trace is not None:
+            generation.trace.enter("queue")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import random
@@ -14,6 +15,9 @@ from router.trace.origin import Origin, Viewer
 from router.trace.request_spans import begin_spans
 from router.trace.request_trace import RequestTrace
 from router.trace.told import summary, told
+
+MAX_REASON_CHARACTERS = 500
+"""So much is kept of the reason for a refusal: it may repeat what the body said."""
 
 
 class TraceRecorder:
@@ -39,6 +43,7 @@ class TraceRecorder:
         self._draw = draw
         self._running: dict[RequestTrace, None] = {}
         self._ended: deque[RequestTrace] = deque(maxlen=max_count)
+        self._refused: deque[RequestTrace] = deque(maxlen=max_count)  # apart: many of them displace nothing else
 
     @property
     def makes_spans(self) -> bool:
@@ -65,11 +70,26 @@ class TraceRecorder:
         return trace
 
     def end(self, trace: RequestTrace, state: str, *, finish_reason: str = "") -> None:
-        """A request ended; only the first call for each counts."""
+        """A choice of a request ended; only the first call for each counts."""
         trace.end(state, finish_reason=finish_reason)
-        if trace in self._running:
-            del self._running[trace]
-            self._ended.append(trace)
+        first = trace.first
+        if first in self._running and first.is_over:
+            del self._running[first]
+            self._ended.append(first)
+
+    def refuse(self, origin: Origin, *, status: int, code: str | None, reason: str) -> None:
+        """A request was answered with an error before anything of it ran."""
+        is_kept = self._is_drawn()
+        if not is_kept and self._tracer is None:
+            return
+        trace = RequestTrace(origin, model=self._model, router_id=self._router_id, num_prompt_tokens=0)
+        trace.refuse(status=status, code=code, reason=reason[:MAX_REASON_CHARACTERS])
+        if self._tracer is not None:
+            trace.spans = begin_spans(self._tracer, origin, None, model=self._model, unix_ns=trace.unix_ns)
+            if trace.spans is not None:
+                trace.spans.end(trace)
+        if is_kept:
+            self._refused.append(trace)
 
     def find(self, request_id: str, *, viewer: Viewer) -> bytes | None:
         """The newest trace under an id, as JSON; None where there is none that the viewer may see."""
@@ -91,4 +111,5 @@ class TraceRecorder:
 
     def _newest_first(self) -> Iterator[RequestTrace]:
         yield from reversed(self._running)
-        yield from reversed(self._ended)
+        ended = (reversed(self._ended), reversed(self._refused))
+        yield from heapq.merge(*ended, key=lambda trace: -(trace.ended_s or 0.0))

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from engine.contract.messages import SamplingParams
 from engine.contract.tracing.request_timings import TraceContext
-from router.telemetry.span_names import SERVER, call_name
+from router.telemetry.span_names import SERVER
 from router.telemetry.tracer import AttributeValue, OpenSpan, ProcessTracer
 from router.trace.origin import Origin
 from router.trace.request_trace import Part, RequestTrace
 
 PROVIDER: Final = "baton"
 COMPLETIONS: Final = "/v1/completions"
+FIRST_SERVER_ERROR: Final = 500
 
 _QUEUES = frozenset({"queue", "prefill_queue"})
 
@@ -39,10 +40,9 @@ class RequestSpans:
         """What a worker gets with the request that is sent to it now."""
         return (self._call or self._server).context
 
-    def call(self, part: str, where: str, *, hands_over: bool, now_s: float) -> None:
+    def call(self, name: str, where: str, *, part: str, now_s: float) -> None:
         """The request is sent to a worker."""
         self.end_call(now_s)
-        name = call_name(hands_over=hands_over, goes_on=part != "prefill")
         attributes: dict[str, AttributeValue] = {"baton.worker": where, "baton.part": part}
         self._call = self._server.open(name, start_ns=self._unix_ns(now_s), kind="client", attributes=attributes)
 
@@ -55,7 +55,7 @@ class RequestSpans:
     def end(self, trace: RequestTrace) -> None:
         """The request ended: tell the rest of its trace."""
         assert trace.ended_s is not None
-        error = "" if trace.state != "failed" else str(trace.parts_in_order()[-1].attributes.get("error", "failed"))
+        error = _error(trace)
         self.end_call(trace.ended_s, error=error)
         for part in trace.parts_in_order():
             if trace.is_at_router(part) and part.end_s is not None:
@@ -130,6 +130,9 @@ def _outcome(trace: RequestTrace) -> dict[str, AttributeValue]:
         told["gen_ai.response.finish_reasons"] = [trace.finish_reason]
     if trace.state == "failed":
         told["error.type"] = trace.finish_reason or "error"
+    if trace.state == "refused":
+        refusal = trace.parts[0].attributes
+        told["error.type"], told["http.response.status_code"] = refusal["code"] or "error", refusal["status"]
     if trace.first_token_s is not None:
         parts = trace.parts_in_order()
         prefill_s = _seconds(part for part in parts if part.name == "prefill")
@@ -140,6 +143,14 @@ def _outcome(trace: RequestTrace) -> dict[str, AttributeValue]:
         told["gen_ai.latency.time_in_model_decode"] = decode_s
         told["gen_ai.latency.time_in_model_inference"] = prefill_s + decode_s
     return told
+
+
+def _error(trace: RequestTrace) -> str:
+    """Why the request failed; empty where it did not, or where the mistake was its sender's."""
+    last = trace.parts_in_order()[-1].attributes
+    if trace.state == "refused":
+        return str(last["reason"]) if last["status"] >= FIRST_SERVER_ERROR else ""
+    return str(last.get("error", trace.state)) if trace.state == "failed" else ""
 
 
 def _seconds(parts: Iterable[Part]) -> float:

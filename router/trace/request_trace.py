@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from engine.contract.messages import FinishReason, TokenDelta
 from engine.contract.tracing.request_timings import RequestTimings, TraceContext
+from router.telemetry.span_names import GENERATE
 from router.trace.choice import Choice
 from router.trace.gaps import Gaps
 from router.trace.origin import Origin
@@ -19,7 +20,10 @@ TRACED = TraceContext()
 MAX_PARTS = 128
 """More parts than this are one with the last: only a request that is refused over and over has so many."""
 
-STATES = ("running", "finished", "failed", "aborted")
+MAX_CHOICES = 16
+"""Of a body with more choices the first ones are traced."""
+
+STATES = ("running", "finished", "failed", "aborted", "refused")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class Spans(Protocol):
     def context(self) -> TraceContext:
         """What a worker gets with the request that is sent to it now."""
 
-    def call(self, part: str, where: str, *, hands_over: bool, now_s: float) -> None:
+    def call(self, name: str, where: str, *, part: str, now_s: float) -> None:
         """The request is sent to a worker."""
 
     def end_call(self, now_s: float, *, error: str = "") -> None:
@@ -61,7 +65,8 @@ class RequestTrace:
     """One request's. At any time exactly one of its parts without a parent goes on.
 
     What an engine says of itself are durations, since its clock is another one. Nothing is kept of single tokens but
-    the longest gaps.
+    the longest gaps. ``first`` is the trace of the body's first choice, which is asked for, and ``others`` are those of
+    the other choices, if this is the first one's.
     """
 
     __slots__ = (
@@ -74,6 +79,7 @@ class RequestTrace:
         "choices",
         "ended_s",
         "finish_reason",
+        "first",
         "first_token_s",
         "gaps",
         "model",
@@ -81,6 +87,7 @@ class RequestTrace:
         "num_output_tokens",
         "num_prompt_tokens",
         "origin",
+        "others",
         "parts",
         "spans",
         "started_unix_s",
@@ -94,15 +101,19 @@ class RequestTrace:
         model: str,
         router_id: str,
         num_prompt_tokens: int,
+        first: RequestTrace | None = None,
+        waits_in: str = "queue",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """The request was received and made ready; from now on it waits for room."""
+        """The request was received and made ready; from now on it waits, in the part ``waits_in``."""
         self.origin, self.model, self.num_prompt_tokens = origin, model, num_prompt_tokens
         self._clock, self._router = clock, f"router {router_id}"
+        self.first: RequestTrace = first or self
+        self.others: list[RequestTrace] = []
         now_s = clock()
         self.started_unix_s = time.time() - (now_s - origin.received_s)
-        first = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
-        self.parts = [first, Part(name="queue", start_s=now_s, where=self._router)]
+        ready = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
+        self.parts = [ready, Part(name=waits_in, start_s=now_s, where=self._router)]
         self._current = 1
         self._is_awaited = self._hands_over = False
         self._timings: RequestTimings | None = None
@@ -114,6 +125,26 @@ class RequestTrace:
         self.num_output_tokens = 0
         self.num_cached_tokens: int | None = None
         self.state, self.finish_reason = "running", ""
+
+    def beside(self, *, num_prompt_tokens: int) -> RequestTrace | None:
+        """The trace of another choice of the same body; None where there are enough.
+
+        ``num_prompt_tokens`` 0: an earlier choice has the same prompt, and this one follows it.
+        """
+        if len(self.others) + 1 >= MAX_CHOICES:
+            return None
+        router_id = self._router.removeprefix("router ")
+        other = RequestTrace(
+            self.origin,
+            model=self.model,
+            router_id=router_id,
+            num_prompt_tokens=num_prompt_tokens,
+            first=self,
+            waits_in="queue" if num_prompt_tokens else "first_choice",
+            clock=self._clock,
+        )
+        self.others.append(other)
+        return other
 
     def enter(self, name: str, *, where: str | None = None, **attributes: Any) -> None:
         """The part before is over and another one begins, at the router unless ``where`` names a worker."""
@@ -132,10 +163,13 @@ class RequestTrace:
         self._current = len(self.parts)
         self.parts.append(Part(name=name, start_s=now_s, where=where or self._router, attributes=attributes))
 
-    def enter_worker(self, name: str, *, where: str, hands_over: bool = False, **attributes: Any) -> None:
+    def enter_worker(
+        self, name: str, *, where: str, call: str = GENERATE, hands_over: bool = False, **attributes: Any
+    ) -> None:
         """The request goes to a worker, whose first token ends the part. What was waited for there goes on.
 
-        ``hands_over``: the worker computes the prompt only, and another one goes on.
+        ``call`` is what it is asked for (``router.telemetry.span_names``). ``hands_over``: the worker computes the
+        prompt only, and another one goes on.
         """
         current = self.parts[self._current]
         if current.name == name and current.where == self._router:
@@ -145,7 +179,7 @@ class RequestTrace:
             self._enter(name, self._clock(), where=where, **attributes)
         self._is_awaited, self._hands_over, self._timings = True, hands_over, None
         if self.spans is not None and len(self.parts) < MAX_PARTS:
-            self.spans.call(name, where, hands_over=hands_over, now_s=self.parts[self._current].start_s)
+            self.spans.call(call, where, part=name, now_s=self.parts[self._current].start_s)
 
     @property
     def context(self) -> TraceContext:
@@ -182,6 +216,15 @@ class RequestTrace:
                 self.enter("move")
         elif reason is not None:
             self.finish_reason = reason.value
+
+    def finish_head(self, delta: TokenDelta, *, num_tokens: int) -> None:
+        """Of a prompt that is split a worker computed the first ``num_tokens``; the token behind them is nobody's."""
+        current = self.parts[self._current]
+        current.attributes.update(head_tokens=num_tokens, num_cached_tokens=delta.num_cached_tokens or 0)
+        queue_s = min(delta.queue_s or 0.0, self._clock() - current.start_s)
+        self._split(current, queue_s)
+        self._note_work(current, sent_s=current.start_s - queue_s)
+        self._is_awaited = False
 
     def _began(self, delta: TokenDelta, now_s: float) -> None:
         """The first tokens of a worker: what it waited is told with them."""
@@ -276,7 +319,20 @@ class RequestTrace:
         """True where the request was at no worker."""
         return part.where == self._router
 
+    def refuse(self, **attributes: Any) -> None:
+        """Nothing of the request ran: all its time went into finding that out."""
+        now_s = self._clock()
+        received_s = self.origin.received_s
+        self.parts = [Part(name="refused", start_s=received_s, end_s=now_s, where=self._router, attributes=attributes)]
+        self._current, self.ended_s = 0, now_s
+        self.state, self.finish_reason = "refused", "error"
+
+    @property
+    def is_over(self) -> bool:
+        """True when no choice of the body goes on."""
+        return all(trace.ended_s is not None for trace in (self, *self.others))
+
     @property
     def total_s(self) -> float:
-        """From the request's first byte to its end, or until now."""
+        """From the request's first byte to the end of this choice, or until now."""
         return (self._clock() if self.ended_s is None else self.ended_s) - self.origin.received_s

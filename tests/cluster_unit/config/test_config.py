@@ -84,7 +84,7 @@ def test_override_equal_to_the_default_still_overrides() -> None:
         (SchedulerSection, SchedulerConfig, {"max_model_len"}),
         (GPUSection, GPUConfig, set()),
         (TransferSection, ConnectorOptions, set()),
-        (RouterSection, RouterSettings, {"metrics_compat", "promise", "roles"}),
+        (RouterSection, RouterSettings, {"metrics_compat", "promise", "roles", "allows_faults"}),
     ],
 )
 def test_every_setting_is_a_key_and_is_described(section: type, settings: type, omitted: set[str]) -> None:

@@ -171,3 +171,43 @@ async def test_client_that_leaves_ends_all_spans(model_dir: Path) -> None:
     whole = only(spans, "llm_request", "server")
     assert whole.attributes["gen_ai.response.finish_reasons"] == ["abort"]
     assert only(spans, "decode", "server").attributes["baton.finish_reason"] == "abort"
+
+
+async def test_refused_request_is_one_span_that_says_why(model_dir: Path) -> None:
+    with running_collector() as collector:
+        async with live_router(model_dir, tracing=TracingSettings(otlp_endpoint=collector.url)) as live:
+            answer = await live.complete(PROMPT, temperature=-1.0)
+            path = f"/v1/requests/{answer.headers['x-request-id']}/trace"
+            waterfall = (await live.client.get(path)).json()
+
+    whole = only(collector.spans, "llm_request", "server")
+    assert (answer.status_code, waterfall["state"], waterfall["trace_id"]) == (400, "refused", whole.trace_id)
+    assert (whole.attributes["http.response.status_code"], whole.attributes["error.type"]) == (400, "invalid_parameter")
+    assert whole.error is None  # it was its sender's
+    assert tree(collector.spans) == {"caller": ["router llm_request"], "router llm_request": ["router refused"]}
+
+
+async def test_spans_of_several_choices_are_those_of_the_first(model_dir: Path) -> None:
+    with running_collector() as collector:
+        async with live_router(model_dir, tracing=TracingSettings(otlp_endpoint=collector.url)) as live:
+            await ask(live, n=3, temperature=1.0, seed=1)
+
+    whole = only(collector.spans, "llm_request", "server")
+    assert whole.attributes["gen_ai.request.n"] == 3
+    assert {span.trace_id for span in collector.spans} == {whole.trace_id}
+    assert sum(span.kind == "server" for span in collector.spans) == 3
+
+
+async def test_calls_have_the_names_that_workers_give_them(model_dir: Path) -> None:
+    with running_collector() as collector:
+        settings = dataclasses.replace(FAST, local_prefill_tokens=20)
+        tracing = TracingSettings(otlp_endpoint=collector.url)
+        async with live_router(model_dir, settings=settings, tracing=tracing) as live:
+            await ask(live, prompt=PROMPT[:9])
+            await ask(live, max_tokens=1)
+            await ask(live)
+
+    by_id = {span.span_id: span for span in collector.spans}
+    served = [span for span in collector.spans if span.kind == "server" and span.name != "llm_request"]
+    assert sorted(span.name for span in served) == ["decode", "generate", "prefill", "prefill"]
+    assert all(by_id[span.parent_id].name == span.name for span in served)
