@@ -47,6 +47,9 @@ from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from router.attentive_clock import AttentiveClock
 from router.roles import ROLES, roles_met_by
+from router.telemetry.settings import NO_TRACING, TracingSettings
+from router.telemetry.tracer import make_tracer
+from router.telemetry.worker_spans import WorkerSpans
 from router.wire.frame_server import FrameOffer, FrameServer
 
 if TYPE_CHECKING:
@@ -71,6 +74,7 @@ class WorkerSettings:
     drain_timeout_s: float
     scaling: ScalingSection | None
     core_sharing: CoreSharing | None
+    tracing: TracingSettings = NO_TRACING
 
 
 class Worker:
@@ -87,15 +91,21 @@ class Worker:
         self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in ROLES}
         self._rendezvous = ServeRendezvous(tuple(self._callers.values()), loop=asyncio.get_running_loop())
         self._rendezvous.connect()
+        self._report("starting the engine")
+        try:
+            self._tracer = make_tracer(settings.tracing, role=settings.role.name, instance_id=self._replica_id)
+        except ConfigError as error:
+            self._report("failed", refusal=str(error))
+            raise
         self._engine = AsyncEngine(
             self._build,
             name=settings.role.name,
             report_period_s=settings.report_period_s,
             step_timeout_s=settings.step_timeout_s,
             clock=self._clock,
+            observer=None if self._tracer is None else WorkerSpans(self._tracer),
         )
         self._engine.leaning = settings.role.name
-        self._report("starting the engine")
         try:
             await self._engine.start()
         except (CheckpointError, ConfigError, KVTransferError) as error:
@@ -232,7 +242,13 @@ class Worker:
             if not self._engine.has_hung_read:  # a transport under such a read may not close
                 await self._engine.close()
             await self._frames.close()
+            await self._send_spans()
             os._exit(0)  # Serve finds the actor gone, and starts another one
+
+    async def _send_spans(self) -> None:
+        """Send the spans that were not sent yet."""
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     def _report(self, stage: str, *, refusal: str | None = None) -> None:
         publish_start_report(
@@ -333,3 +349,4 @@ class Worker:
             await self._engine.close()
         if hasattr(self, "_frames"):
             await self._frames.close()
+            await self._send_spans()

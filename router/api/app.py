@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -38,6 +37,7 @@ from router.api.traces import add_traces, tracing_refusals
 from router.errors import InternalError, InvalidRequestError, NoReplicaError, RouterError
 from router.security import SecuritySettings
 from router.service import RouterService
+from router.version import baton_version
 
 _PATHS = frozenset(
     {
@@ -73,14 +73,6 @@ _PATHS = frozenset(
         "/server_info",
     }
 )
-
-
-def baton_version() -> str:
-    """The installed version."""
-    try:
-        return version("baton-serve")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 def build_app(

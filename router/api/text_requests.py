@@ -72,7 +72,7 @@ def start_choices(
             name = f"{unique_id}-{index * num_each + choice}"
             choices.append(replace(text, request_id=name, seed=seed))
         prompts.append(choices)
-    origin = origin_of(request, answer_id=head.answer_id, num_choices=len(prompts) * num_each)
+    origin = origin_of(request, service, answer_id=head.answer_id, num_choices=len(prompts) * num_each)
     prompts[0][0] = replace(prompts[0][0], origin=origin)
     return service.generate_choices(prompts)
 

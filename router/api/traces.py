@@ -10,10 +10,11 @@ from fastapi import FastAPI, Query, Request, Response
 from router.api.errors import status_of
 from router.api.http.direct_routes import Endpoint
 from router.api.http.guard import is_admin, owner_of
+from router.api.http.headers import caller_context
 from router.api.request_id import RECEIVED_KEY, SCOPE_KEY
 from router.errors import RouterError
 from router.service import RouterService
-from router.trace.origin import Origin, Viewer
+from router.trace.origin import NO_CONTEXT, Origin, Viewer
 
 PATH = "/v1/requests"
 MAX_NUM_LISTED = 500
@@ -42,14 +43,16 @@ def tracing_refusals(endpoint: Endpoint, service: RouterService) -> Endpoint:
             return await endpoint(request)
         except RouterError as error:
             status, _ = status_of(error)
-            service.traces.recorder.refuse(origin_of(request), status=status, code=error.code, reason=error.message)
+            origin = origin_of(request, service)
+            service.traces.recorder.refuse(origin, status=status, code=error.code, reason=error.message)
             raise
 
     return answer
 
 
-def origin_of(request: Request, *, answer_id: str = "", num_choices: int = 1) -> Origin:
+def origin_of(request: Request, service: RouterService, *, answer_id: str = "", num_choices: int = 1) -> Origin:
     """What a request's trace is kept under."""
+    makes_spans = service.traces.recorder.makes_spans
     return Origin(
         request_id=request.scope.get(SCOPE_KEY, ""),
         answer_id=answer_id,
@@ -57,6 +60,7 @@ def origin_of(request: Request, *, answer_id: str = "", num_choices: int = 1) ->
         endpoint=request.scope["path"],
         received_s=request.scope.get(RECEIVED_KEY, time.perf_counter()),
         num_choices=num_choices,
+        context=caller_context(request) if makes_spans else NO_CONTEXT,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.versions import across_versions
+from engine.versions import across_versions
 
 MAX_ARRIVALS = 1024
 """So many are remembered. Where they come faster, those of a shorter time."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
+from engine.versions import across_versions
 from router.pool.pool_counters import DepartedWorker, ForgottenWorkers
 from router.pool.workers import WorkerError
 from router.report.arrivals import NO_ARRIVALS, ArrivalSample
@@ -17,7 +18,6 @@ from router.stored_responses.directory import ResponsePeers
 from router.stored_responses.store import Order, StoredResponse
 from router.trace.directory import TracePeers
 from router.trace.origin import Viewer
-from router.versions import across_versions
 
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
 
@@ -80,7 +80,7 @@ class RouterReport:
     operator chose, and until when that stands, in seconds since 1970. ``arrivals`` are its last requests, where pools
     follow the promises, and ``scaling`` the last changes of their sizes that it ordered, oldest first.
 
-    Routers of two versions tell each other of themselves during an update (``router.versions``).
+    Routers of two versions tell each other of themselves during an update (``engine.versions``).
     """
 
     router_id: str

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.tracing.request_timings import RequestTimings, TraceContext
 from router.errors import RouterError
 from router.pool.admission import Ticket
 from router.pool.demand import Demand
@@ -83,6 +84,16 @@ class Generation:
     def name_in_logs(self) -> str:
         """The id that the workers know, and the caller's, by which others find what is said of this request."""
         return f"{self.request_id} x_request_id={self.caller_id}" if self.caller_id else self.request_id
+
+    @property
+    def trace_context(self) -> TraceContext | None:
+        """What workers get with the request; None where it is not traced."""
+        return None if self.trace is None else self.trace.context
+
+    def note_timings(self, timings: RequestTimings) -> None:
+        """A worker tells what it did until its first tokens, which come next."""
+        if self.trace is not None:
+            self.trace.note_timings(timings)
 
     async def take(self) -> list[TokenDelta]:
         """All deltas that are waiting; an empty list once the request ended well.

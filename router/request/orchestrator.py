@@ -157,7 +157,8 @@ class Orchestrator:
                 if recorder is not None and origin is not None:
                     num_tokens = demand.num_tokens if leader is None else 0
                     if not started:
-                        generation.trace = recorder.begin(origin, num_prompt_tokens=num_tokens)
+                        sampling = request.sampling
+                        generation.trace = recorder.begin(origin, num_prompt_tokens=num_tokens, sampling=sampling)
                     elif (first := started[0].trace) is not None:
                         generation.trace = first.beside(num_prompt_tokens=num_tokens)
                 self._begin(generation)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from engine.contract.messages import FinishReason, TokenDelta
+from engine.contract.tracing.request_timings import RequestTimings, TraceContext
+from router.telemetry.span_names import GENERATE
 from router.trace.choice import Choice
 from router.trace.gaps import Gaps
 from router.trace.origin import Origin
+
+TRACED = TraceContext()
+"""A worker shall tell its timings, and make no spans."""
 
 MAX_PARTS = 128
 """More parts than this are one with the last: only a request that is refused over and over has so many."""
@@ -35,6 +40,27 @@ class Part:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
+class Spans(Protocol):
+    """The request as a collector gets it (``router.trace.request_spans``). Times are those of the trace."""
+
+    @property
+    def trace_id(self) -> str:
+        """Under which a collector has them."""
+
+    @property
+    def context(self) -> TraceContext:
+        """What a worker gets with the request that is sent to it now."""
+
+    def call(self, name: str, where: str, *, part: str, now_s: float) -> None:
+        """The request is sent to a worker."""
+
+    def end_call(self, now_s: float, *, error: str = "") -> None:
+        """The worker is done with it, or lost."""
+
+    def end(self, trace: RequestTrace) -> None:
+        """The request ended."""
+
+
 class RequestTrace:
     """One request's. At any time exactly one of its parts without a parent goes on.
 
@@ -49,6 +75,7 @@ class RequestTrace:
         "_hands_over",
         "_is_awaited",
         "_router",
+        "_timings",
         "choices",
         "ended_s",
         "finish_reason",
@@ -62,6 +89,7 @@ class RequestTrace:
         "origin",
         "others",
         "parts",
+        "spans",
         "started_unix_s",
         "state",
     )
@@ -88,6 +116,8 @@ class RequestTrace:
         self.parts = [ready, Part(name=waits_in, start_s=now_s, where=self._router)]
         self._current = 1
         self._is_awaited = self._hands_over = False
+        self._timings: RequestTimings | None = None
+        self.spans: Spans | None = None
         self.choices: list[Choice] = []
         self.gaps = Gaps()
         self.first_token_s: float | None = None
@@ -118,28 +148,47 @@ class RequestTrace:
 
     def enter(self, name: str, *, where: str | None = None, **attributes: Any) -> None:
         """The part before is over and another one begins, at the router unless ``where`` names a worker."""
+        now_s = self._clock()
+        if self.spans is not None:
+            self.spans.end_call(now_s, error=str(attributes.get("reason", "")))
+        self._enter(name, now_s, where=where, **attributes)
+
+    def _enter(self, name: str, now_s: float, *, where: str | None = None, **attributes: Any) -> None:
         self._is_awaited = self._hands_over = False
         current = self.parts[self._current]
         if len(self.parts) >= MAX_PARTS:
             current.attributes["num_more_parts"] = current.attributes.get("num_more_parts", 0) + 1
             return
-        now_s = self._clock()
         current.end_s = now_s
         self._current = len(self.parts)
         self.parts.append(Part(name=name, start_s=now_s, where=where or self._router, attributes=attributes))
 
-    def enter_worker(self, name: str, *, where: str, hands_over: bool = False, **attributes: Any) -> None:
+    def enter_worker(
+        self, name: str, *, where: str, call: str = GENERATE, hands_over: bool = False, **attributes: Any
+    ) -> None:
         """The request goes to a worker, whose first token ends the part. What was waited for there goes on.
 
-        ``hands_over``: the worker computes the prompt only, and another one goes on.
+        ``call`` is what it is asked for (``router.telemetry.span_names``). ``hands_over``: the worker computes the
+        prompt only, and another one goes on.
         """
         current = self.parts[self._current]
         if current.name == name and current.where == self._router:
             current.where = where
             current.attributes.update(attributes)
         else:
-            self.enter(name, where=where, **attributes)
-        self._is_awaited, self._hands_over = True, hands_over
+            self._enter(name, self._clock(), where=where, **attributes)
+        self._is_awaited, self._hands_over, self._timings = True, hands_over, None
+        if self.spans is not None and len(self.parts) < MAX_PARTS:
+            self.spans.call(call, where, part=name, now_s=self.parts[self._current].start_s)
+
+    @property
+    def context(self) -> TraceContext:
+        """What a worker gets with the request: that it is traced, and in which span."""
+        return TRACED if self.spans is None else self.spans.context
+
+    def note_timings(self, timings: RequestTimings) -> None:
+        """A worker tells what it did until its first tokens, which come now."""
+        self._timings = timings
 
     def note(self, **attributes: Any) -> None:
         """Say more of the part that goes on."""
@@ -172,7 +221,9 @@ class RequestTrace:
         """Of a prompt that is split a worker computed the first ``num_tokens``; the token behind them is nobody's."""
         current = self.parts[self._current]
         current.attributes.update(head_tokens=num_tokens, num_cached_tokens=delta.num_cached_tokens or 0)
-        self._split(current, min(delta.queue_s or 0.0, self._clock() - current.start_s))
+        queue_s = min(delta.queue_s or 0.0, self._clock() - current.start_s)
+        self._split(current, queue_s)
+        self._note_work(current, sent_s=current.start_s - queue_s)
         self._is_awaited = False
 
     def _began(self, delta: TokenDelta, now_s: float) -> None:
@@ -189,10 +240,32 @@ class RequestTrace:
             self._split(current, queue_s)
         elif delta.queue_s is not None:
             self._inside("decode_queue", at_s=current.start_s, duration_s=queue_s, where=current.where)
+        self._note_work(current, sent_s=current.start_s - (queue_s if current.name == "prefill" else 0.0))
         if self.first_token_s is None:
             self.first_token_s = now_s
             self._inside("first_token", at_s=now_s, where=current.where)
-        self.enter("transfer" if hands_over else "decode", where=None if hands_over else current.where)
+        if hands_over and self.spans is not None:
+            self.spans.end_call(now_s)
+        self._enter("transfer" if hands_over else "decode", now_s, where=None if hands_over else current.where)
+
+    def _note_work(self, current: Part, *, sent_s: float) -> None:
+        """Loads and steps of a worker, which got the request at ``sent_s``: where its clock is not ours, as near as
+        that."""
+        timings, self._timings = self._timings, None
+        if timings is None:
+            return
+        for load in timings.loads:
+            told: dict[str, Any] = {"bytes": load.num_bytes, "blocks": load.num_blocks, "source": load.source or None}
+            if load.num_failed_blocks:
+                told["failed_blocks"] = load.num_failed_blocks
+            self._work(current, "kv_transfer", sent_s + load.start_s, load.duration_s, told)
+        for step in timings.steps:
+            told = {"tokens": step.num_tokens} | ({"steps": step.num_steps} if step.num_steps > 1 else {})
+            self._work(current, "step", sent_s + step.start_s, step.duration_s, told)
+
+    def _work(self, current: Part, name: str, at_s: float, duration_s: float, attributes: dict[str, Any]) -> None:
+        if len(self.parts) < MAX_PARTS // 2:  # the other half is kept for where the request goes
+            self._inside(name, at_s=at_s, duration_s=duration_s, where=current.where, attributes=attributes)
 
     def _split(self, part: Part, queue_s: float) -> None:
         """What the worker let the request wait is a part of its own, before the one that goes on."""
@@ -231,6 +304,20 @@ class RequestTrace:
             self.ended_s = self.parts[self._current].end_s = self._clock()
             self.state = state
             self.finish_reason = finish_reason or self.finish_reason
+            if self.spans is not None:
+                self.spans.end(self)
+
+    def unix_ns(self, at_s: float) -> int:
+        """A time of the trace in nanoseconds of the wall clock."""
+        return round((self.started_unix_s + at_s - self.origin.received_s) * 1e9)
+
+    def parts_in_order(self) -> list[Part]:
+        """Those without a parent, which follow each other."""
+        return [part for part in self.parts if part.parent is None]
+
+    def is_at_router(self, part: Part) -> bool:
+        """True where the request was at no worker."""
+        return part.where == self._router
 
     def refuse(self, **attributes: Any) -> None:
         """Nothing of the request ran: all its time went into finding that out."""

@@ -30,7 +30,7 @@ def told(trace: RequestTrace) -> dict[str, Any]:
         "endpoint": trace.origin.endpoint,
         "num_choices": trace.origin.num_choices,
         "started_unix_s": round(trace.started_unix_s, 6),
-        "trace_id": None,
+        "trace_id": None if trace.spans is None else trace.spans.trace_id,
         **own,
         **_of_all(trace),
         OTHER_CHOICES: [{"index": index, **_of_choice(other)} for index, other in enumerate(trace.others, start=1)],

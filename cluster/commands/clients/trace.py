@@ -45,6 +45,8 @@ def print_waterfall(answer: dict[str, Any], console: Console) -> None:
     tokens = f"{answer['prompt_tokens']} + {answer['completion_tokens']} tokens, {answer['cached_tokens']} cached"
     head = f"{answer['id']}  {answer['state']}  {answer['endpoint']}  {tokens}"
     console.print(Text(head), soft_wrap=True)
+    if answer.get("trace_id") is not None:
+        console.print(Text(f"trace {answer['trace_id']}"), soft_wrap=True)
     _print_choice(answer, console, total_ms=answer["total_ms"])
     for other in answer["other_choices"]:
         console.print(Text(f"\nchoice {other['index'] + 1}  {other['state']}  {other['completion_tokens']} tokens"))
@@ -60,7 +62,7 @@ def _print_choice(answer: dict[str, Any], console: Console, *, total_ms: float) 
     for span in in_order(answer["spans"]):
         name = span["name"] if span["parent"] is None else f"  {span['name']}"
         bar = bar_of(span["start_ms"], span["duration_ms"], total_ms=total_ms)
-        table.add_row(Text(name), f"{span['duration_ms']:,.1f} ms", bar, Text(span["where"]))
+        table.add_row(Text(name), f"{span['duration_ms']:,.1f} ms", bar, Text(span["where"] + detail_of(span)))
     ttft = "" if answer.get("ttft_ms") is None else f"first token after {answer['ttft_ms']:,.1f} ms"
     table.add_row(Text("total"), f"{answer['total_ms']:,.1f} ms", Text(ttft, overflow="fold"), "")
     console.print(table)
@@ -85,6 +87,22 @@ def in_order(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, span in inside.get(None, []):
         ordered += [span, *(child for _, child in inside.get(index, []))]
     return ordered
+
+
+def detail_of(span: dict[str, Any]) -> str:
+    """What a worker's step computed, or how much KV it read and from whom."""
+    told = span["attributes"]
+    if span["name"] == "step":
+        steps = f" in {told['steps']} steps" if "steps" in told else ""
+        return f"  {_counted(told['tokens'], 'token')}{steps}"
+    if span["name"] == "kv_transfer":
+        source = "" if told["source"] is None else f" from {told['source']}"
+        return f"  {told['bytes'] / 2**20:,.1f} MiB, {_counted(told['blocks'], 'block')}{source}"
+    return ""
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def bar_of(start_ms: float, duration_ms: float, *, total_ms: float, width: int = BAR_WIDTH) -> str:

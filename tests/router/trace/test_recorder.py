@@ -26,7 +26,9 @@ def recorder(name: str = "r", *, max_count: int = 10) -> TraceRecorder:
 
 def ran(traces: TraceRecorder, request_id: str) -> None:
     origin = Origin(request_id=request_id, answer_id=f"cmpl-{request_id}", owner="", endpoint="/x", received_s=0.0)
-    traces.end(traces.begin(origin, num_prompt_tokens=1), "finished")
+    trace = traces.begin(origin, num_prompt_tokens=1)
+    assert trace is not None
+    traces.end(trace, "finished")
 
 
 async def test_only_the_last_ones_are_kept(model_dir: Path) -> None:

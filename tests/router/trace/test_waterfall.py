@@ -71,6 +71,27 @@ async def test_request_that_is_handed_over(model_dir: Path) -> None:
         assert prefill["reason"].startswith("policy ")
 
 
+async def test_workers_tell_their_steps_and_what_was_moved(model_dir: Path) -> None:
+    async with live_router(model_dir, chunk_tokens=16) as live:
+        trace = await trace_of(live, await live.complete(PROMPT))
+        inside = {
+            part["name"]: [span for span in trace["spans"] if span["parent"] == index]
+            for index, part in enumerate(trace["spans"])
+            if part["parent"] is None
+        }
+
+        steps = [span["attributes"]["tokens"] for span in inside["prefill"] if span["name"] == "step"]
+        assert steps == [16, 16, len(PROMPT) - 32]
+        [moved] = [span for span in inside["transfer"] if span["name"] == "kv_transfer"]
+        block_bytes = moved["attributes"]["bytes"] // moved["attributes"]["blocks"]
+        assert moved["attributes"] == {"bytes": 10 * block_bytes, "blocks": 10, "source": "prefill-0"}
+        assert block_bytes > 0
+        assert [span["attributes"] for span in inside["transfer"] if span["name"] == "step"] == [{"tokens": 1}]
+        assert {span["where"] for span in inside["prefill"] if span["name"] == "step"} == {"prefill-0"}
+        assert moved["where"] == "decode-0"
+        assert trace["trace_id"] is None
+
+
 async def test_total_is_the_latency_that_the_router_measures(model_dir: Path) -> None:
     async with live_router(model_dir) as live:
         loop = asyncio.get_running_loop()
