@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cluster.client_cli import clients
+from cluster.client_cli import clients, recorded_requests
 from cluster.commands.exits import EXIT_BAD_INPUT, EXIT_FAILURE, fail
 from cluster.commands.flags import (
+    AdminKey,
     Command,
     Model,
     Names,
@@ -225,7 +226,12 @@ def plan(
 
 @app.command(cls=Command)
 def whatif(
+    context: typer.Context,
     trace: Annotated[Path | None, typer.Option(help="Recorded arrivals, one JSON object a line.")] = None,
+    recorded: Annotated[
+        str | None, typer.Option(metavar="URL", help="Instead: the last requests of the cluster that runs there.")
+    ] = None,
+    api_key: AdminKey = "",
     start_s: Annotated[float, typer.Option(min=0.0, help="Where in the trace to begin.")] = 0.0,
     seconds: Annotated[
         float | None, typer.Option(help="How much of the trace, or how long a load lasts.  [default: all, or 60]")
@@ -247,8 +253,8 @@ def whatif(
     itl_ms: Annotated[float | None, typer.Option(help="Promise: milliseconds between tokens.")] = None,
     price: Annotated[float, typer.Option(help="What a worker costs an hour.")] = 1.0,
     calibration: Annotated[
-        str, typer.Option(help="What workers are: cpu_core, cpu_pair, gpu, or a file that was measured.")
-    ] = "cpu_core",
+        str, typer.Option(help="What workers are: cpu_host, cpu_core, cpu_pair, gpu, or a measured file.")
+    ] = "cpu_host",
     load_seed: Annotated[int, typer.Option(help="Same seed, same load and same answer.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Layouts that are simulated side by side.")] = 1,
     json_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the answer to FILE as JSON.")] = None,
@@ -259,9 +265,10 @@ def whatif(
     from cluster.commands.whatif import whatif as run
 
     stop_on_signals()
+    requests = None if recorded is None else recorded_requests(context, recorded, api_key)
     options = WhatIfOptions(
-        trace=trace, start_s=start_s, seconds=seconds, speed=speed, scale=scale, mix=mix, rate=rate, shape=shape,
-        layouts=layouts, is_search=search, max_workers=max_workers, attainment=attainment, ttft_ms=ttft_ms,
+        trace=trace, recorded=requests, start_s=start_s, seconds=seconds, speed=speed, scale=scale, mix=mix, rate=rate,
+        shape=shape, layouts=layouts, is_search=search, max_workers=max_workers, attainment=attainment, ttft_ms=ttft_ms,
         itl_ms=itl_ms, price=price, calibration=calibration, seed=load_seed, processes=processes, json_file=json_file,
         plots=plots,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.console import Console
 from cluster.commands.exits import EXIT_BAD_INPUT, EXIT_FAILURE, fail
 from cluster.commands.flags import DEFAULT_URL, AdminKey, Command, Key, Url, is_for_orders
 from cluster.commands.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from simulation.whatif.recorded import RecordedRequest
 
 T = TypeVar("T")
 
@@ -104,6 +107,13 @@ def _give(order: Callable[[str, str], T], context: typer.Context, url: str, api_
         return order(url, api_key)
     except httpx.HTTPError as error:
         raise typer.Exit(fail(explain(error, url), EXIT_FAILURE)) from error
+
+
+def recorded_requests(context: typer.Context, url: str, api_key: str) -> list[RecordedRequest]:
+    """What a cluster recorded of its last requests."""
+    from cluster.commands.clients.recorded import recorded_requests as run
+
+    return _give(lambda url, key: run(url, api_key=key), context, url, api_key)
 
 
 @clients.command(cls=Command)

@@ -38,6 +38,7 @@ class VirtualRouter:
         settings = layout.settings
         self.counters = RouterCounters()
         self._links = make_links(pools, settings=settings, clock=loop.time)
+        self._workers = {role: pool.workers for role, pool in pools.items()}
         self._distinct = tuple(dict.fromkeys(self._links.values()))
         self._period_s = min(settings.report_period_s, settings.backoff_min_s) / 2
         self.orchestrator = Orchestrator(
@@ -69,6 +70,14 @@ class VirtualRouter:
         await self.orchestrator.close()
         for link in self._distinct:
             await link.pool.close()
+
+    def hear_late_loads(self) -> None:
+        """Take in what workers did not tell because they make many steps in one: a request is to be placed."""
+        for role, link in self._links.items():
+            for name, worker in self._workers[role].items():
+                load = worker.late_load()
+                if load is not None:
+                    link.pool.note_load(name, load)
 
     async def _keep_refreshing(self) -> None:
         while True:
@@ -157,14 +166,17 @@ class VirtualCluster:
             arrival_s=loop.time(),
             promise=self.layout.promise,
         )
+        token_times = self.fabric.token_times
         try:
+            router.hear_late_loads()
             generation = router.orchestrator.start(request, timeout_s=self.layout.settings.default_timeout_s)
             generation.mailbox.joins_deltas = True
             while deltas := await generation.take():
                 num_tokens = sum(len(delta.token_ids) for delta in deltas)
                 if num_tokens:
                     outcome.num_tokens += num_tokens
-                    outcome.token_times_s.append(loop.time() + model.message_s)
+                    times_s = token_times.take(request.request_id, num_tokens=num_tokens, now_s=loop.time())
+                    outcome.token_times_s += [time_s + model.message_s for time_s in times_s]
         except RouterError as error:
             outcome.error = str(error)
         else:

@@ -13,12 +13,22 @@ EVERY_PROMPT = 1 << 20
 """``local_prefill_tokens`` of a cluster in which decode workers compute all prompts."""
 
 NO_BOUND = 1 << 20
-ROUTER = RouterSettings(max_num_requests=NO_BOUND, max_num_queued=NO_BOUND, default_timeout_s=3600.0)
-"""Routers that refuse nobody: what a load needs shows in its times."""
+ROUTER = RouterSettings(
+    max_num_requests=NO_BOUND, max_num_queued=NO_BOUND, default_timeout_s=3600.0, max_write_delay_s=0.0
+)
+"""Routers that refuse nobody: what a load needs shows in its times. They write each token at once: there are as many of
+them as that takes.
+"""
 
 LARGE_CHUNK = SchedulerConfig().max_num_batched_tokens
 MAX_NUM_SEQS = SchedulerConfig().max_num_seqs
 SMALL_CHUNK = 128
+REPORTING_WORKERS = 16
+"""So many workers report as often as deployed ones."""
+
+MAX_REPORT_FACTOR = 4.0
+MAX_JUMP = 4096
+"""Decode steps that are simulated in one."""
 
 
 class LayoutError(ValueError):
@@ -27,18 +37,31 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The workers of one role. ``chunk`` is the most tokens that a step computes."""
+    """The workers of one role. ``chunk`` is the most tokens that a step computes.
+
+    ``jump`` is how many decode steps are simulated in one at most, where nothing can change between them: it changes
+    how long a simulation takes, and not what comes of it.
+    ``tells_cache``: whether what is cached here could change where requests go.
+    """
 
     num_workers: int
     machine: Machine
     chunk: int = LARGE_CHUNK
+    jump: int = MAX_JUMP
+    tells_cache: bool = True
+
+    @property
+    def most_running(self) -> int:
+        """Requests that a worker runs at a time, at most."""
+        return min(self.chunk, MAX_NUM_SEQS)
 
     def scheduler(self, *, tells_cache: bool) -> SchedulerConfig:
         """The settings of each worker's scheduler. ``tells_cache``: routers mirror its prefix cache."""
         return SchedulerConfig(
             max_num_batched_tokens=self.chunk,
-            max_num_seqs=min(self.chunk, MAX_NUM_SEQS),
-            enable_cache_events=tells_cache,
+            max_num_seqs=self.most_running,
+            enable_cache_events=tells_cache and self.tells_cache,
+            max_decode_steps=self.jump,
         )
 
 
@@ -67,6 +90,12 @@ class Layout:
         return self.prefill.num_workers + self.decode.num_workers
 
 
+def _router(num_workers: int) -> RouterSettings:
+    """Routers to which idle workers of a large cluster report less often: nothing goes by these reports there."""
+    late = min(max(1.0, num_workers / REPORTING_WORKERS), MAX_REPORT_FACTOR)
+    return replace(ROUTER, report_period_s=late * ROUTER.report_period_s)
+
+
 def apart(num_prefill: int, num_decode: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> Layout:
     """Workers that only compute prompts, and others that only go on with them."""
     if num_prefill < 1:
@@ -75,6 +104,7 @@ def apart(num_prefill: int, num_decode: int, machine: Machine, *, chunk: int = L
         name=f"apart_{num_prefill}_{num_decode}",
         prefill=Pool(num_workers=num_prefill, machine=machine, chunk=chunk),
         decode=Pool(num_workers=num_decode, machine=machine),
+        settings=_router(num_prefill + num_decode),
     )
 
 
@@ -84,8 +114,8 @@ def unified(num_workers: int, machine: Machine, *, chunk: int = LARGE_CHUNK) -> 
     return Layout(
         name=f"unified_{num_workers}{size}",
         prefill=Pool(num_workers=0, machine=machine),
-        decode=Pool(num_workers=num_workers, machine=machine, chunk=chunk),
-        settings=replace(ROUTER, local_prefill_tokens=EVERY_PROMPT),
+        decode=Pool(num_workers=num_workers, machine=machine, chunk=chunk, tells_cache=False),
+        settings=replace(_router(num_workers), local_prefill_tokens=EVERY_PROMPT),
     )
 
 
@@ -94,8 +124,8 @@ def elastic(num_workers: int, machine: Machine, promise: Promise) -> Layout:
     num_prefill = max(1, num_workers // 2)
     return Layout(
         name=f"elastic_{num_workers}",
-        prefill=Pool(num_workers=num_prefill, machine=machine),
-        decode=Pool(num_workers=num_workers - num_prefill, machine=machine),
+        prefill=Pool(num_workers=num_prefill, machine=machine, jump=1),
+        decode=Pool(num_workers=num_workers - num_prefill, machine=machine, jump=1),
         settings=replace(ROUTER, roles="elastic"),
         promise=promise,
     )

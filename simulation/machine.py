@@ -19,11 +19,13 @@ class MachineFileError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferModel:
     """How long a read of KV takes: ``latency_s`` for each message on the way, and each byte at the rate of a worker's
-    link, which its reads and those from it share in their order.
+    link, which its reads and those from it share in their order. ``spread``: standard deviation of the logarithm of a
+    read's messages over the usual ones.
     """
 
     latency_s: float = 5e-4
     bytes_per_s: float = 2e9
+    spread: float = 0.0
 
     def seconds(self, num_bytes: int) -> float:
         """Time that a link is busy with so many bytes."""
@@ -49,7 +51,8 @@ class Machine:
 
     shared_step_time: of steps that begin while another worker of the same host computes; None: others do not matter.
     workers_per_host: how many share a host, where that makes a difference.
-    step_noise: standard deviation of the logarithm of a step's time over the predicted one.
+    step_noise: standard deviation of the logarithm of a step's time over the predicted one. step_skew: how many times
+        that is above the median, and what of it below: delays are longer than what was saved is.
     kv_bytes_per_token: of the model's KV cache. num_blocks: of ``block_size`` tokens each.
     """
 
@@ -60,6 +63,7 @@ class Machine:
     transfer: TransferModel = field(default_factory=TransferModel)
     router: RouterModel = field(default_factory=RouterModel)
     step_noise: float = 0.0
+    step_skew: float = 1.0
     kv_bytes_per_token: int = 12_288
     block_size: int = 16
     num_blocks: int = 4096
@@ -72,6 +76,8 @@ class Machine:
                 raise MachineFileError(f"{self.name}: {name} must be at least 1, got {getattr(self, name)}")
         if self.transfer.bytes_per_s <= 0.0:
             raise MachineFileError(f"{self.name}: bytes_per_s must be above 0, got {self.transfer.bytes_per_s}")
+        if self.step_skew <= 0.0:
+            raise MachineFileError(f"{self.name}: step_skew must be above 0, got {self.step_skew}")
         for model in (self.step_time, self.shared_step_time):
             if model is not None and model.num_steps < 1:
                 raise MachineFileError(
@@ -140,8 +146,7 @@ CPU_CORE = Machine(
     step_noise=0.12,
 )  # fmt: skip
 """A worker with one thread, deployed beside others on a machine of two cores, and a random Llama of 125 M parameters in
-bfloat16: what ``benchmarks.virtual_fit`` measured, times the least that deploying it cost in
-``benchmarks.virtual_check``.
+bfloat16: what ``benchmarks.virtual_fit`` measured, times what deploying it cost.
 """
 
 CPU_PAIR = replace(
@@ -153,6 +158,27 @@ CPU_PAIR = replace(
     ),
 )  # fmt: skip
 """A worker with two threads on such a machine, alone."""
+
+CPU_HOST = replace(
+    CPU_CORE,
+    name="cpu_host",
+    step_time=StepTimeModel(
+        base_s=0.0205, row_s=0.0003, context_token_s=3e-06, prompt_token_s=0.00026, prompt_read_s=5.3e-08,
+        error=0.08, num_steps=294,
+    ),
+    shared_step_time=StepTimeModel(
+        base_s=0.023, row_s=0.0004, context_token_s=4e-06, prompt_token_s=0.00029, prompt_read_s=6.4e-08,
+        error=0.08, num_steps=294,
+    ),
+    workers_per_host=2,
+    transfer=TransferModel(latency_s=0.0071, bytes_per_s=2000000000.0, spread=0.42),
+    router=RouterModel(accept_s=0.011),
+    step_noise=0.1,
+    step_skew=1.7,
+)  # fmt: skip
+"""Two workers with one thread each, deployed on a host of two cores with their router, and the same model: what
+``benchmarks.whatif_check --fit`` fitted to real runs. A worker uses the core of one that is idle.
+"""
 
 GPU = Machine(
     name="gpu",
@@ -169,4 +195,4 @@ GPU = Machine(
 GFLOP a prompt token at 40 % of 990 TFLOP/s, 128 KiB of KV a token. Computed, not measured.
 """
 
-MACHINES = {machine.name: machine for machine in (CPU_CORE, CPU_PAIR, GPU)}
+MACHINES = {machine.name: machine for machine in (CPU_HOST, CPU_CORE, CPU_PAIR, GPU)}

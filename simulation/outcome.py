@@ -26,7 +26,7 @@ class Outcome:
     sent_s: float
     kind: str = ""
     num_prompt_tokens: int = 0
-    token_times_s: list[float] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list, repr=False)
     num_tokens: int = 0
     error: str | None = None
 

@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.contract.step import ModelRunnerOutput, SchedulerOutput
+from engine.contract.messages import LoadReport
+from engine.contract.step import IntArray, ModelRunnerOutput, SchedulerOutput
 from engine.contract.step_time import StepWork
 from simulation.machine import Machine
+from simulation.step_noise import StepNoise
 
 VOCAB_SIZE = 32_000
 
 
-class WorkerClock:
-    """Time as one worker reads it: the loop's, and within a step as far on as the step is.
-
-    A step is run at once when it begins; what it brings is told to others when the loop's time has come there.
-    """
-
-    def __init__(self, loop_time: Callable[[], float]) -> None:
-        self._loop_time = loop_time
-        self._ahead_s: float | None = None
-
-    def __call__(self) -> float:
-        return self._loop_time() if self._ahead_s is None else self._ahead_s
-
-    def go_ahead(self) -> None:
-        """A step begins now."""
-        self._ahead_s = self._loop_time()
-
-    def pass_time(self, seconds: float) -> None:
-        """The step goes on for so long."""
-        assert self._ahead_s is not None, "time passes only within a step"
-        self._ahead_s += seconds
-
-    def return_to_loop(self) -> float:
-        """The step was run; returns when it ends."""
-        assert self._ahead_s is not None, "no step began"
-        end_s, self._ahead_s = self._ahead_s, None
-        return end_s
-
-
 def work_of(output: SchedulerOutput) -> StepWork:
-    """What a step computes, as its time is predicted from."""
+    """What a step computes, as its time is predicted from; of several decode steps in one, what the first does."""
     first = output.first_positions
-    if output.is_decode:
+    if output.is_decode or output.num_decode_steps > 1:
         return StepWork(num_rows=first.size, num_context_tokens=float(first.sum(dtype=np.int64)))
     counts = output.num_scheduled_tokens
     is_row = (counts == 1) & (output.num_samples == 1)
@@ -62,24 +35,83 @@ def work_of(output: SchedulerOutput) -> StepWork:
 
 
 class Host:
-    """The workers that share cores and memory: how many of them compute now."""
+    """The workers that share cores and memory: how many of them compute now.
+
+    Each says when a step of its own begins and ends, and when none follows; ``cut_step`` is called when the step after
+    the one that goes on may take another time, because another worker began to compute or does so no more.
+    """
 
     def __init__(self) -> None:
         self.num_computing = 0
+        self._busy: dict[Callable[[], object], bool] = {}
+
+    def join(self, cut_step: Callable[[], object]) -> None:
+        """A worker is there, by what it is called with."""
+        self._busy[cut_step] = False
+
+    def step_begins(self, cut_step: Callable[[], object]) -> None:
+        """A worker computes."""
+        self.num_computing += 1
+        self._set_busy(cut_step, is_busy=True)
+
+    def step_ends(self) -> None:
+        """A worker's step is over; another one may follow at once."""
+        self.num_computing -= 1
+
+    def rests(self, cut_step: Callable[[], object]) -> None:
+        """A worker has nothing to compute."""
+        self._set_busy(cut_step, is_busy=False)
+
+    def _set_busy(self, cut_step: Callable[[], object], *, is_busy: bool) -> None:
+        if self._busy[cut_step] is is_busy:
+            return
+        self._busy[cut_step] = is_busy
+        for other in self._busy:
+            if other != cut_step:
+                other()
 
 
-class _LaunchedStep:
-    """Implements ``PendingStep``: its time passes when somebody waits for it."""
+class LaunchedStep:
+    """Implements ``PendingStep``: one step, or several decode steps in one, until ``ends_s``, when each of them ends.
 
-    def __init__(self, output: ModelRunnerOutput, seconds: float, clock: WorkerClock) -> None:
-        self._output = output
-        self._seconds = seconds
-        self._clock = clock
+    Its owner waits for ``end_s`` before it takes the result, which has the first ``num_steps`` of them.
+    """
+
+    def __init__(self, runner: VirtualRunner, output: SchedulerOutput, begun_s: float, ends_s: Sequence[float]) -> None:
+        self._runner = runner
+        self.output = output
+        self.begun_s = begun_s
+        self.ends_s = ends_s
+        self.num_steps = len(ends_s)
+
+    @property
+    def end_s(self) -> float:
+        """When it is over."""
+        return self.ends_s[self.num_steps - 1]
+
+    def cut(self, now_s: float) -> bool:
+        """Let it end with the decode step that goes on at a time; False where that is its last one anyway."""
+        num_steps = min(int(np.searchsorted(self.ends_s, now_s, side="left")) + 1, self.num_steps)
+        is_shorter, self.num_steps = num_steps < self.num_steps, num_steps
+        return is_shorter
+
+    def load_at(self, now_s: float, load: LoadReport, *, block_size: int) -> LoadReport | None:
+        """A worker's load of before, as it is now that some of its decode steps are over; None where none is."""
+        num_ended = int(np.searchsorted(self.ends_s, now_s, side="right"))
+        if not 0 < num_ended < self.num_steps:
+            return None
+        before = self.output.first_positions.astype(np.int64) - 1
+        num_blocks = int(((before + num_ended) // block_size - before // block_size).sum())
+        return replace(
+            load,
+            num_free_blocks=load.num_free_blocks - num_blocks,
+            num_held_blocks=load.num_held_blocks + num_blocks,
+            num_context_tokens=load.num_context_tokens + num_ended * self.output.rows.size,
+        )
 
     def result(self) -> ModelRunnerOutput:
-        """Let the step's time pass."""
-        self._clock.pass_time(self._seconds)
-        return self._output
+        """The tokens of the steps that were made."""
+        return self._runner.finish(self)
 
 
 class VirtualRunner:
@@ -90,33 +122,69 @@ class VirtualRunner:
     second of the clock.
     """
 
-    def __init__(self, machine: Machine, clock: WorkerClock, *, host: Host, max_num_seqs: int, seed: int = 0) -> None:
+    def __init__(
+        self, machine: Machine, clock: Callable[[], float], *, host: Host, max_num_seqs: int, seed: int = 0
+    ) -> None:
         self.busy_s = 0.0
         self.busy_in_s: defaultdict[int, float] = defaultdict(float)
+        self.under_way: LaunchedStep | None = None
         self._machine = machine
         self._clock = clock
         self._host = host
-        self._noise = machine.step_noise
-        self._random = random.Random(seed)
+        self._noise = StepNoise(machine.step_noise, skew=machine.step_skew, seed=seed)
         self._seeds = np.zeros(max_num_seqs, dtype=np.int64)
 
-    def launch(self, output: SchedulerOutput) -> _LaunchedStep:
-        """Know the step's tokens and its time."""
+    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+        """Know the step's time."""
         for new_row in output.new_rows:
             self._seeds[new_row.row] = new_row.sampling.seed % VOCAB_SIZE
+        now_s = self._clock()
         if not output.has_work:
-            return _LaunchedStep(ModelRunnerOutput(sampled_token_ids=np.empty(0, np.int32)), 0.0, self._clock)
-        seconds = self._machine.step_time_beside(self._host.num_computing).seconds(work_of(output))
-        if self._noise:
-            seconds *= math.exp(self._random.gauss(-self._noise * self._noise / 2, self._noise))
-        self.busy_s += seconds
-        self.busy_in_s[int(self._clock())] += seconds
-        return _LaunchedStep(ModelRunnerOutput(sampled_token_ids=self._tokens(output)), seconds, self._clock)
+            return LaunchedStep(self, output, now_s, (now_s,))
+        self.under_way = LaunchedStep(self, output, now_s, self._ends_s(output, now_s))
+        return self.under_way
 
-    def _tokens(self, output: SchedulerOutput) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _ends_s(self, output: SchedulerOutput, now_s: float) -> Sequence[float]:
+        model, work = self._machine.step_time_beside(self._host.num_computing), work_of(output)
+        num_steps = output.num_decode_steps
+        factors = self._noise.next(num_steps)
+        if num_steps == 1:
+            return (now_s + model.seconds(work) * float(factors[0]),)
+        # As single steps would add it up, to the last digit: what the rows read grows by a token each.
+        contexts = work.num_context_tokens + work.num_rows * np.arange(num_steps, dtype=np.float64)
+        seconds = model.base_s + model.row_s * work.num_rows + model.context_token_s * contexts
+        ends_s: list[float] = np.cumsum(np.concatenate(([now_s], seconds * factors)))[1:].tolist()
+        return ends_s
+
+    def finish(self, step: LaunchedStep) -> ModelRunnerOutput:
+        """What a step brings that is over."""
+        output, num_steps = step.output, step.num_steps
+        if not output.has_work:
+            return ModelRunnerOutput(sampled_token_ids=np.empty(0, np.int32))
+        self.under_way = None
+        self._noise.use(num_steps)
+        self._count(step)
+        if output.num_decode_steps == 1:
+            return ModelRunnerOutput(sampled_token_ids=self._tokens(output))
+        num_rows = output.rows.size
+        positions = output.first_positions.astype(np.int64)[:, None] + np.arange(1, output.num_decode_steps + 1)
+        return ModelRunnerOutput(
+            sampled_token_ids=self._drawn(output.rows[:, None], positions).reshape(-1),
+            num_accepted=np.full(num_rows, num_steps - 1, np.int32),
+        )
+
+    def _count(self, step: LaunchedStep) -> None:
+        begun_s = step.begun_s
+        for end_s in step.ends_s[: step.num_steps]:
+            self.busy_in_s[int(begun_s)] += end_s - begun_s
+            begun_s = end_s
+        self.busy_s += step.end_s - step.begun_s
+
+    def _tokens(self, output: SchedulerOutput) -> IntArray:
         samples = output.num_samples > 0
         ends = output.first_positions[samples].astype(np.int64) + output.num_scheduled_tokens[samples]
-        tokens: np.ndarray[tuple[int], np.dtype[np.int32]] = (
-            (self._seeds[output.rows[samples]] * 7919 + ends) % VOCAB_SIZE
-        ).astype(np.int32)
+        return self._drawn(output.rows[samples], ends)
+
+    def _drawn(self, rows: IntArray, positions: npt.NDArray[np.int64]) -> IntArray:
+        tokens: IntArray = ((self._seeds[rows] * 7919 + positions) % VOCAB_SIZE).astype(np.int32)
         return tokens

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from kv_transfer.peer.notifications import Announce
 from kv_transfer.peer.scheduler_connector import PeerSchedulerConnector
 from kv_transfer.stats import TransferStats
 from simulation.machine import TransferModel
+from simulation.token_times import TokenTimes
 
 HOUSEKEEPING_PERIOD_S = 0.25
 """How often leases are looked at, as a real connector does."""
@@ -57,11 +60,14 @@ class _Renewals:
 
 
 class VirtualFabric:
-    """The workers that can read from each other, by their names."""
+    """What the workers of a cluster share: those that can read from each other by their names, and when tokens came
+    that they tell together.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.transfers: dict[str, VirtualTransfers] = {}
+        self.token_times = TokenTimes()
 
     def find(self, identity: PeerIdentity) -> VirtualTransfers | None:
         """That life of a worker, if it is there."""
@@ -72,8 +78,7 @@ class VirtualFabric:
 class VirtualTransfers:
     """Implements ``PeerWorkerConnector`` in virtual time: what is ordered ends when its model says.
 
-    ``clock`` is the worker's: orders and grants of a step carry the time at which the step makes them, which the loop
-    may not have reached. ``wake`` is called when there is something to collect.
+    ``wake`` is called when there is something to collect.
     """
 
     has_hung_read = False
@@ -110,6 +115,7 @@ class VirtualTransfers:
         self._wake = wake
         self._renewal_period_s = lease_ttl_s / RENEWALS_PER_TTL
         self._renewals = _Renewals()
+        self._random = random.Random(identity.engine_id)
         self._link_free_s = 0.0
         self._counters = TransferCounters()
         self._ended: deque[LoadEnded] = deque()
@@ -253,6 +259,7 @@ class VirtualTransfers:
         if source is None:
             self._at(now_s, lambda: self._end_load(order, now_s, error="its source is gone"))
             return
+        latency_s = self._model.latency_s * math.exp(self._model.spread * self._random.gauss(0.0, 1.0))
         num_missing, ready_s, num_streamed = len(order.block_ids), now_s, 0
         stream = self._take_stream(order)
         if stream is not None:
@@ -261,18 +268,18 @@ class VirtualTransfers:
             num_streamed = sum(covered.get(block_id) == source_id for block_id, source_id in wanted)
             num_missing, ready_s = num_missing - num_streamed, max(now_s, stream.ends_s)
         if num_missing:
-            ready_s = max(ready_s, self._use_links(source, num_missing, now_s + self._model.latency_s))
+            ready_s = max(ready_s, self._use_links(source, num_missing, now_s + latency_s))
         self._counters.num_streamed_blocks += num_streamed
         self._counters.num_streamed_bytes += num_streamed * self._block_bytes
-        self._at(ready_s + self._model.latency_s, lambda: self._confirm(order, now_s))
+        self._at(ready_s + latency_s, lambda: self._confirm(order, now_s, latency_s))
 
-    def _confirm(self, order: LoadOrder, begun_s: float) -> None:
+    def _confirm(self, order: LoadOrder, begun_s: float, latency_s: float) -> None:
         """The source hears that we are done, and says whether the lease held until then."""
         source = self._fabric.find(order.params.source)
         reader = f"{self.identity.engine_id}/{order.request_id}"
         is_good = source is not None and source.leases.complete(order.params.lease_id, reader=reader) is Completion.OK
         error = None if is_good else "its lease ended before it was read"
-        self._at(self._clock() + self._model.latency_s, lambda: self._end_load(order, begun_s, error=error))
+        self._at(self._clock() + latency_s, lambda: self._end_load(order, begun_s, error=error))
 
     def _end_load(self, order: LoadOrder, begun_s: float, *, error: str | None) -> None:
         self._loading.discard(order.request_id)

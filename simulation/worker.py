@@ -12,13 +12,13 @@ from engine.contract.errors import RequestRefusedError
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from engine.frontend.engine_core import EngineCore
-from engine.frontend.feeds import CacheFeed, LoadFeed
+from engine.frontend.feeds import LOAD_PERIOD_S, CacheFeed, LoadFeed
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import NOTHING_NEW, StepResult
 from kv_transfer.layout import KVCacheGroup, KVLayout
 from kv_transfer.params import PeerIdentity
 from simulation.machine import Machine
-from simulation.step_runner import VOCAB_SIZE, Host, VirtualRunner, WorkerClock
+from simulation.step_runner import VOCAB_SIZE, Host, VirtualRunner
 from simulation.transfers import VirtualFabric, VirtualTransfers
 
 INCARNATION = "1"
@@ -63,16 +63,18 @@ def layout_of(machine: Machine) -> KVLayout:
 class VirtualWorker:
     """An engine that steps itself on the event loop's time, and answers routers as a deployed worker does.
 
-    Its scheduler, block pool, prefix cache, leases and reports are the real ones. A step is run when it begins; its
-    tokens, its load and what it changed in the cache are told when it ends.
+    Its scheduler, block pool, prefix cache, leases and reports are the real ones. Tokens, load and changes of the cache
+    are told when a step ends. Several decode steps in one are cut short by whatever a worker looks at between two; when
+    their tokens came stands in ``fabric.token_times``.
     """
 
     def __init__(self, spec: WorkerSpec, fabric: VirtualFabric, host: Host | None = None) -> None:
         machine = spec.machine
         self.spec = spec
         self._host = host or Host()
+        self._host.join(self._cut_step)
         self._loop = fabric.loop
-        self._clock = WorkerClock(self._loop.time)
+        self._token_times = fabric.token_times
         identity = PeerIdentity(engine_id=spec.name, incarnation=INCARNATION)
         layout = layout_of(machine)
         self.transfers = VirtualTransfers(
@@ -80,13 +82,13 @@ class VirtualWorker:
             identity=identity,
             layout=layout,
             model=machine.transfer,
-            clock=self._clock,
+            clock=self._loop.time,
             wake=self._wake,
             lease_ttl_s=LEASE_TTL_S,
             streamed=spec.streamed,
         )
         self.runner = VirtualRunner(
-            machine, self._clock, host=self._host, max_num_seqs=spec.scheduler.max_num_seqs, seed=spec.seed
+            machine, self._loop.time, host=self._host, max_num_seqs=spec.scheduler.max_num_seqs, seed=spec.seed
         )
         self.core = EngineCore(
             scheduler=Scheduler(
@@ -95,26 +97,26 @@ class VirtualWorker:
                 num_blocks=machine.num_blocks,
                 max_model_len=machine.max_model_len,
                 connector=self.transfers.scheduler_half,
-                clock=self._clock,
+                clock=self._loop.time,
             ),
             runner=self.runner,
             connector=self.transfers,
-            clock=self._clock,
+            clock=self._loop.time,
         )
         self.info = _info(spec, layout, identity)
         self.is_gone = self._was_killed = False
-        self._load_feed = LoadFeed(self.core, clock=self._clock)
+        self._load_feed = LoadFeed(self.core, clock=self._loop.time)
         self._load = self._load_feed.now()
         self._told: tuple[LoadReport, tuple[bool, str], LoadReport] | None = None
         self._streams: dict[str, ClientStream] = {}
         self._requests_of: dict[str, set[str]] = {}
         self._commands: list[Callable[[], None]] = []
         self._next_turn: asyncio.Handle | None = None
-        self._is_computing = False
-        self._is_draining = False
+        self._end: asyncio.TimerHandle | None = None
+        self._late_at_s = 0.0
+        self._is_draining = self._moves_out = False
         self.leaning = spec.role
         """The role whose work it prefers now."""
-        self._moves_out = False
         self._emptied = asyncio.Event()
 
     @property
@@ -128,6 +130,14 @@ class VirtualWorker:
             self._told = (self._load, stands, load)
         return self._told[2]
 
+    def late_load(self) -> LoadReport | None:
+        """What the worker would have told meanwhile, if each of its decode steps were made by itself; None: nothing."""
+        step, now_s = self.runner.under_way, self._loop.time()
+        if step is None or now_s - max(self._load_feed.told_at_s, self._late_at_s) < LOAD_PERIOD_S:
+            return None
+        self._late_at_s = now_s
+        return step.load_at(now_s, self.load, block_size=self.spec.machine.block_size)
+
     async def rest(self) -> None:
         """Return when nothing is held here for anybody, or the worker is gone."""
         while not (self.is_gone or self._is_empty):
@@ -137,7 +147,7 @@ class VirtualWorker:
     @property
     def _is_empty(self) -> bool:
         """True when nothing is held here for anybody, and nothing happens."""
-        return self._load.is_empty and not (self._load.num_held_blocks or self._is_computing or self._commands)
+        return self._load.is_empty and not (self._load.num_held_blocks or self._end is not None or self._commands)
 
     # ---- what routers ask
 
@@ -298,9 +308,18 @@ class VirtualWorker:
 
     def _wake(self) -> None:
         """Look around as soon as the step that runs has ended."""
-        if self._is_computing or self.is_gone:
+        if self.is_gone:
             return
-        self._set_turn(self._loop.call_soon(self._take_turn))
+        if self._end is None:
+            self._set_turn(self._loop.call_soon(self._take_turn))
+            return
+        self._cut_step()
+
+    def _cut_step(self) -> None:
+        step = self.runner.under_way
+        if step is not None and self._end is not None and step.cut(self._loop.time()):
+            self._end.cancel()
+            self._end = self._loop.call_at(step.end_s, self._end_step)
 
     def _set_turn(self, turn: asyncio.Handle | None) -> None:
         if self._next_turn is not None:
@@ -320,26 +339,28 @@ class VirtualWorker:
         if core.has_work():
             self._make_step()
             return
+        self._host.rests(self._cut_step)
         self._tell(NOTHING_NEW, self._load_feed.now(), core.cache_changes())
         idle_s = core.scheduler.idle_timeout_s()
         if idle_s is not None and self._next_turn is None:
             self._set_turn(self._loop.call_later(max(idle_s, 1e-6), self._take_turn))
 
     def _make_step(self) -> None:
-        self._is_computing = True
-        self._clock.go_ahead()
-        result = self.core.step()
-        load, changes = self._load_feed.after_step(), self.core.cache_changes()
-        end_s = self._clock.return_to_loop()
-        self._host.num_computing += 1
-        self._loop.call_at(end_s, self._end_step, result, load, changes)
+        self.core.begin_step()
+        step = self.runner.under_way
+        self._host.step_begins(self._cut_step)
+        self._end = self._loop.call_at(self._loop.time() if step is None else step.end_s, self._end_step)
 
-    def _end_step(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:
-        self._host.num_computing -= 1
+    def _end_step(self) -> None:
+        self._host.step_ends()
         if self.is_gone:
             return
-        self._is_computing = False
-        self._tell(result, load, changes)
+        self._end, step = None, self.runner.under_way
+        result = self.core.end_step()
+        if step is not None and len(step.ends_s) > 1:
+            for request in result.requests:
+                self._token_times.add(request.request_id, step.ends_s[: step.num_steps])
+        self._tell(result, self._load_feed.after_step(), self.core.cache_changes())
         self._take_turn()
 
     def _tell(self, result: StepResult, load: LoadReport, changes: CacheChanges | None) -> None:

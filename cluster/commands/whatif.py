@@ -21,7 +21,9 @@ from simulation.whatif.answer import Judge, Question, Verdict, judging
 from simulation.whatif.calibration import FIGURES, Calibration, find_calibration
 from simulation.whatif.cheapest import search_cheapest
 from simulation.whatif.layouts import MAX_WORKERS, layouts_of_size, parse_layouts
+from simulation.whatif.parts import Part
 from simulation.whatif.plots import PlotsUnavailableError, check_plots, draw
+from simulation.whatif.recorded import RecordedRequest, RecordedSource
 from simulation.whatif.source import DescribedSource, Source, TraceSource
 
 DEFAULT_SECONDS = 60.0
@@ -36,6 +38,7 @@ class WhatIfOptions:
     """The flags of the command, unchecked; None where a flag was not given."""
 
     trace: Path | None
+    recorded: Sequence[RecordedRequest] | None
     start_s: float
     seconds: float | None
     speed: float
@@ -67,19 +70,28 @@ class WhatIfOptions:
         Raises:
             WhatIfError: Two were, or none.
         """
-        if self.trace is not None:
+        if self.trace is not None and self.recorded is not None:
+            raise WhatIfError("--trace and --recorded are two loads: give one of them")
+        if self.trace is not None or self.recorded is not None:
             if self.mix is not None or self.rate is not None:
-                raise WhatIfError("--trace is a load by itself: leave out --mix and --rate")
-            seconds = math.inf if self.seconds is None else self.seconds
+                name = "--recorded" if self.trace is None else "--trace"
+                raise WhatIfError(f"{name} is a load by itself: leave out --mix and --rate")
+            return self._recorded_source(math.inf if self.seconds is None else self.seconds)
+        if self.mix is None or self.rate is None:
+            raise WhatIfError("say what load: --trace FILE, --recorded URL, or --mix and --rate")
+        if (self.start_s, self.speed, self.scale) != (0.0, 1.0, 1):
+            raise WhatIfError("--start-s, --speed and --scale are of a --trace or of --recorded")
+        seconds = DEFAULT_SECONDS if self.seconds is None else self.seconds
+        return DescribedSource(mix=self.mix, shape=self.shape, rate=self.rate, seconds=seconds, seed=self.seed)
+
+    def _recorded_source(self, seconds: float) -> Source:
+        if self.trace is not None:
             return TraceSource(
                 file=self.trace, start_s=self.start_s, seconds=seconds, speed=self.speed, scale=self.scale
             )
-        if self.mix is None or self.rate is None:
-            raise WhatIfError("say what load: --trace FILE, or --mix and --rate")
-        if (self.start_s, self.speed, self.scale) != (0.0, 1.0, 1):
-            raise WhatIfError("--start-s, --speed and --scale are of a --trace")
-        seconds = DEFAULT_SECONDS if self.seconds is None else self.seconds
-        return DescribedSource(mix=self.mix, shape=self.shape, rate=self.rate, seconds=seconds, seed=self.seed)
+        assert self.recorded is not None
+        part = Part(start_s=self.start_s, seconds=seconds, speed=self.speed, scale=self.scale)
+        return RecordedSource(requests=tuple(self.recorded), part=part)
 
     def check(self) -> None:
         """Raise what is wrong with the flags.

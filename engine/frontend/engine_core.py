@@ -140,10 +140,26 @@ class EngineCore:
         self._let_go()
         has_launched = self._launch() if not self._in_flight or self._may_launch() else False
         is_ahead = has_launched and len(self._in_flight) <= self._num_ahead and not self.scheduler.wants_newest_tokens
-        result = self._take_result() if self._in_flight and not is_ahead else self.scheduler.take_finished()
-        if result.special or result.finished:
+        result = self.scheduler.take_finished() if is_ahead else self.end_step()
+        if is_ahead and result.finished:
             self.num_load_changes += 1
         self._counters.step_s += self._clock() - started
+        return result
+
+    def begin_step(self) -> bool:
+        """Launch a step, whose result :meth:`end_step` takes; False when there is nothing to compute.
+
+        For an owner that does other things meanwhile, though nothing with this engine.
+        """
+        self.collect()
+        self._let_go()
+        return self._launch()
+
+    def end_step(self) -> StepResult:
+        """The result of the oldest step that was begun, or what ended between steps where none was."""
+        result = self._take_result() if self._in_flight else self.scheduler.take_finished()
+        if result.special or result.finished:
+            self.num_load_changes += 1
         return result
 
     def _let_go(self) -> None:

@@ -53,18 +53,18 @@ class LoadFeed:
         self._core = core
         self._clock = clock
         self._report = core.load_report()
-        self._told_at_s = clock()
+        self.told_at_s = clock()
         self._num_changes = core.num_load_changes
 
     def after_step(self) -> LoadReport:
         """The report, a new one if requests came, started, ended or moved, or if it is ``LOAD_PERIOD_S`` old."""
-        if self._core.num_load_changes == self._num_changes and self._clock() - self._told_at_s < LOAD_PERIOD_S:
+        if self._core.num_load_changes == self._num_changes and self._clock() - self.told_at_s < LOAD_PERIOD_S:
             return self._report
         return self.now()
 
     def now(self) -> LoadReport:
         """A new report."""
         self._num_changes = self._core.num_load_changes
-        self._told_at_s = self._clock()
+        self.told_at_s = self._clock()
         self._report = self._core.load_report()
         return self._report

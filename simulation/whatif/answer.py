@@ -14,6 +14,7 @@ from simulation.layout import Layout
 from simulation.loads import Arrival, LoadError
 from simulation.machine import Machine
 from simulation.outcome import Figures, figures
+from simulation.whatif.large_blocks import with_large_blocks
 from simulation.whatif.series import Series, series_of
 from simulation.whatif.source import Source, warm_up_of
 
@@ -84,7 +85,8 @@ def load_of(question: Question, machine: Machine) -> list[Arrival]:
 
 def judge_one(question: Question, arrivals: Sequence[Arrival], layout: Layout) -> Verdict:
     """The verdict on one layout, whose workers learnt before what steps take."""
-    return verdict_of(question, layout, simulate(layout, arrivals, seed=question.seed, warm_up=warm_up_of(arrivals)))
+    coarse = with_large_blocks(layout, arrivals)
+    return verdict_of(question, layout, simulate(coarse, arrivals, seed=question.seed, warm_up=warm_up_of(arrivals)))
 
 
 @contextlib.contextmanager

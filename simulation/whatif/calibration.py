@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from pydantic import TypeAdapter, ValidationError
 
-from simulation.machine import CPU_CORE, MACHINES, Machine, MachineFileError, load_machine, parse_machine
+from simulation.machine import CPU_HOST, MACHINES, Machine, MachineFileError, load_machine, parse_machine
 
 FIGURES = ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms", "goodput")
 """The figures that were compared with real runs."""
@@ -38,18 +38,18 @@ class Calibration:
 
 
 PACKAGED = Calibration(
-    machine=CPU_CORE,
+    machine=CPU_HOST,
     errors=MappingProxyType(
         {
-            "ttft_p50_ms": FigureError(mean=12.2, worst=18.8),
-            "ttft_p90_ms": FigureError(mean=13.0, worst=30.3),
-            "itl_p50_ms": FigureError(mean=7.9, worst=15.2),
-            "itl_p99_ms": FigureError(mean=22.9, worst=69.4),
-            "goodput": FigureError(mean=15.8, worst=103.6),
+            "ttft_p50_ms": FigureError(mean=5.6, worst=15.7),
+            "ttft_p90_ms": FigureError(mean=6.4, worst=18.4),
+            "itl_p50_ms": FigureError(mean=4.1, worst=10.6),
+            "itl_p99_ms": FigureError(mean=13.1, worst=39.3),
+            "goodput": FigureError(mean=1.4, worst=12.1),
         }
     ),
 )
-"""One thread of the machine that it was measured on (``benchmarks/results/virtual_check.json``)."""
+"""Workers of one thread, two on a host (``benchmarks/results/whatif_check.json``)."""
 
 _ERRORS = TypeAdapter(dict[str, FigureError])
 
@@ -60,7 +60,7 @@ def find_calibration(text: str) -> Calibration:
     Raises:
         MachineFileError: There is none; names what is wrong.
     """
-    if text == CPU_CORE.name:
+    if text == CPU_HOST.name:
         return PACKAGED
     if text in MACHINES:
         return Calibration(machine=MACHINES[text])

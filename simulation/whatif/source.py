@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engine.contract.token_ids import TokenIds
-from simulation.loads import TRACE_BLOCK_TOKENS, Arrival, LoadError, LoadSpec, make_load, parse_trace_row
-from simulation.step_runner import VOCAB_SIZE
+from simulation.loads import Arrival, LoadError, LoadSpec, make_load, parse_trace_row
+from simulation.whatif.parts import Part, tokens_named
+from simulation.whatif.recorded import RecordedSource
 
 WARM_UP_S = 10.0
 MAX_WARM_UP = 200
@@ -65,21 +65,13 @@ class TraceSource:
         Raises:
             LoadError: There is no such file, or a line is not a request.
         """
-        if not 0.0 < self.speed < math.inf:
-            raise LoadError(f"speed must be above 0, got {self.speed}")
-        if self.scale < 1 or TRACE_BLOCK_TOKENS % self.scale:
-            raise LoadError(f"scale must divide {TRACE_BLOCK_TOKENS}, got {self.scale}")
-        found: list[Arrival] = []
-        for number, line in enumerate(self._lines(), start=1):
-            if not line.strip():
-                continue
-            arrival = self._read(line, number)
-            at_s = arrival.at_s - self.start_s
-            if 0.0 <= at_s < self.seconds:
-                found.append(replace(arrival, at_s=at_s / self.speed))
+        part = Part(start_s=self.start_s, seconds=self.seconds, speed=self.speed, scale=self.scale)
+        part.check()
+        lines = enumerate(self._lines(), start=1)
+        found = part.of(self._read(line, number) for number, line in lines if line.strip())
         if not found:
             raise LoadError(f"{self.file} has no requests from second {self.start_s:g} on for {self.seconds:g} s")
-        return sorted(found, key=lambda arrival: arrival.at_s)
+        return found
 
     def _lines(self) -> list[str]:
         try:
@@ -107,22 +99,16 @@ class TraceSource:
 
 def _plain(row: ArrivalRow, number: int, scale: int) -> Arrival:
     num_prompt = max(2, row.prompt_tokens // scale)
-    tokens = _tokens(f"request/{number}", num_prompt)
+    tokens = tokens_named(f"request/{number}", num_prompt)
     if row.prefix is not None:
         num_shared = num_prompt if row.prefix_tokens is None else min(row.prefix_tokens // scale, num_prompt)
-        tokens = np.concatenate([_tokens(f"prefix/{row.prefix}", num_shared), tokens[num_shared:]])
+        tokens = np.concatenate([tokens_named(f"prefix/{row.prefix}", num_shared), tokens[num_shared:]])
     return Arrival(
         at_s=row.t,
         prompt=TokenIds(tokens.astype("<i4").tobytes()),
         num_output_tokens=max(2, row.output_tokens // scale),
         kind="trace",
     )
-
-
-def _tokens(name: str, num_tokens: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Tokens that go by the name alone, however many: the shorter of two is how the longer one begins."""
-    start = zlib.crc32(name.encode())
-    return (start + np.arange(num_tokens, dtype=np.int64) * (2 * (start % 4096) + 1)) % (VOCAB_SIZE - 1) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +141,7 @@ class DescribedSource:
         return arrivals
 
 
-Source = TraceSource | DescribedSource
+Source = TraceSource | RecordedSource | DescribedSource
 
 
 def warm_up_of(arrivals: Sequence[Arrival]) -> list[Arrival]:

@@ -18,7 +18,7 @@ from simulation.layout import Layout, apart, unified
 from simulation.loads import Arrival
 from simulation.machine import CPU_CORE, Machine
 from simulation.outcome import Outcome
-from simulation.step_runner import Host, VirtualRunner, WorkerClock, work_of
+from simulation.step_runner import Host, VirtualRunner, work_of
 from simulation.virtual_loop import run_virtually
 
 STEADY = StepTimeModel(base_s=0.01, row_s=0.001, context_token_s=0.0, prompt_token_s=0.0005, num_steps=1)
@@ -67,20 +67,17 @@ def test_a_prompt_reads_what_is_behind_it_and_half_of_itself() -> None:
 
 
 def test_a_step_takes_the_predicted_time() -> None:
-    clock = WorkerClock(lambda: 5.0)
-    runner = VirtualRunner(SMALL, clock, host=Host(), max_num_seqs=4)
-    clock.go_ahead()
+    runner = VirtualRunner(SMALL, lambda: 5.0, host=Host(), max_num_seqs=4)
 
-    runner.launch(output(first=[0], counts=[100], samples=[1])).result()
+    step = runner.launch(output(first=[0], counts=[100], samples=[1]))
+    step.result()
 
-    assert clock.return_to_loop() == pytest.approx(5.0 + 0.01 + 100 * 0.0005)
-    assert clock() == 5.0
+    assert step.end_s == pytest.approx(5.0 + 0.01 + 100 * 0.0005)
+    assert runner.busy_s == pytest.approx(0.01 + 100 * 0.0005)
 
 
 def test_noise_spreads_the_times_of_steps_and_leaves_their_mean() -> None:
-    clock = WorkerClock(lambda: 0.0)
-    runner = VirtualRunner(replace(SMALL, step_noise=0.3), clock, host=Host(), max_num_seqs=4)
-    clock.go_ahead()
+    runner = VirtualRunner(replace(SMALL, step_noise=0.3), lambda: 0.0, host=Host(), max_num_seqs=4)
     for _ in range(4000):
         runner.launch(output(first=[0], counts=[100], samples=[1])).result()
 

@@ -12,15 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.token_ids import TokenIds
 from simulation.layout import Layout, LayoutError
-from simulation.loads import LoadError
+from simulation.loads import Arrival, LoadError
 from simulation.machine import CPU_CORE, GPU, MachineFileError
 from simulation.outcome import figures
 from simulation.whatif.answer import Question, Verdict, judging
 from simulation.whatif.calibration import FIGURES, PACKAGED, Calibration, FigureError, find_calibration
 from simulation.whatif.cheapest import search_cheapest
+from simulation.whatif.large_blocks import with_large_blocks
 from simulation.whatif.layouts import layouts_of_size, parse_layouts
+from simulation.whatif.parts import Part
 from simulation.whatif.plots import draw
+from simulation.whatif.recorded import RecordedRequest, RecordedSource
 from simulation.whatif.series import Series
 from simulation.whatif.source import DescribedSource, TraceSource, warm_up_of
 
@@ -90,6 +94,42 @@ def test_both_forms_of_lines_may_stand_in_a_file(tmp_path: Path) -> None:
 def test_a_line_that_is_no_request_is_named(row: object, text: str, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=text):
         TraceSource(file=rows_file(tmp_path, plain_row(0, 5), row)).load()
+
+
+def recorded(at_s: float, num_prompt: int, num_cached: int = 0) -> RecordedRequest:
+    return RecordedRequest(at_s=at_s, num_prompt_tokens=num_prompt, num_output_tokens=8, num_cached_tokens=num_cached)
+
+
+def test_recorded_requests_share_what_was_cached_with_the_last_one_that_is_long_enough() -> None:
+    requests = [recorded(1000.0, 300), recorded(1001.0, 50), recorded(1002.0, 400, 200), recorded(999.0, 80, 60)]
+
+    oldest, long, short, again = RecordedSource(requests=requests).load()
+
+    assert [arrival.at_s for arrival in (oldest, long, short, again)] == [0.0, 1.0, 2.0, 3.0]
+    assert again.prompt.tolist()[:200] == long.prompt.tolist()[:200]
+    assert again.prompt[200] != long.prompt[200]
+    assert len({arrival.prompt[0] for arrival in (oldest, long, short)}) == 3
+
+
+def test_a_part_of_recorded_requests_is_taken_as_of_a_trace() -> None:
+    source = RecordedSource(requests=[recorded(5.0 + number, 64) for number in range(6)])
+
+    part = replace(source, part=Part(start_s=2.0, seconds=3.0, speed=2.0, scale=4)).load()
+
+    assert [(arrival.at_s, len(arrival.prompt)) for arrival in part] == [(0.0, 16), (0.5, 16), (1.0, 16)]
+    with pytest.raises(LoadError, match="recorded 0 requests that ended well"):
+        RecordedSource(requests=()).load()
+
+
+def test_long_prompts_are_simulated_in_large_blocks_of_as_many_tokens_in_all() -> None:
+    machine = replace(GPU, num_blocks=24_000)
+    (layout, pools, roles) = parse_layouts("unified:2,apart:1+1,elastic:2", machine, PROMISE)
+    short, long = ([Arrival(at_s=0.0, prompt=TokenIds.of([1] * size), num_output_tokens=2)] for size in (999, 9000))
+
+    assert with_large_blocks(layout, short) == layout
+    assert with_large_blocks(roles, long) == roles
+    for pool in (with_large_blocks(layout, long).decode, with_large_blocks(pools, long).prefill):
+        assert (pool.machine.block_size, pool.machine.num_blocks) == (128, 3000)
 
 
 def test_loads_without_requests_are_refused(tmp_path: Path) -> None:
@@ -162,17 +202,17 @@ def test_a_calibration_is_read_as_it_was_saved(tmp_path: Path) -> None:
 
     assert find_calibration(str(tmp_path / "kept.json")) == kept
     assert find_calibration(str(tmp_path / "machine.json")) == Calibration(machine=GPU)
-    assert find_calibration("cpu_core") is PACKAGED
+    assert find_calibration("cpu_host") is PACKAGED
 
 
 def test_the_packaged_errors_are_those_of_the_kept_results() -> None:
     rows = {
-        row["name"]: row["value"] for row in json.loads((ROOT / "benchmarks/results/virtual_check.json").read_text())
+        row["name"]: row["value"] for row in json.loads((ROOT / "benchmarks/results/whatif_check.json").read_text())
     }
 
     for name in FIGURES:
-        assert PACKAGED.errors[name].mean == pytest.approx(rows[f"error/{name}/mean"], abs=0.1)
-        assert PACKAGED.errors[name].worst == pytest.approx(rows[f"error/{name}/worst"], abs=0.1)
+        assert PACKAGED.errors[name].mean == pytest.approx(rows[f"{name}/mean"], abs=0.1)
+        assert PACKAGED.errors[name].worst == pytest.approx(rows[f"{name}/worst"], abs=0.1)
 
 
 @pytest.mark.parametrize(

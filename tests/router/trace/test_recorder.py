@@ -58,7 +58,7 @@ async def test_both_ids_of_an_answer_find_its_trace_and_lists_name_it(model_dir:
         assert by_body.json()["id"] == request_id
         [row] = listed
         assert (row["id"], row["state"], row["endpoint"]) == (request_id, "finished", "/v1/completions")
-        assert (row["prompt_tokens"], row["completion_tokens"]) == (9, 3)
+        assert (row["prompt_tokens"], row["completion_tokens"], row["cached_tokens"]) == (9, 3, 0)
         assert (row["prefill"], row["decode"]) == ("prefill-0", "decode-0")
         assert (await rig.client.get("/v1/requests", params={"limit": 0})).status_code == 400
 

@@ -1,0 +1,83 @@
+"""Loads on layouts of two threads: those that a calibration is fitted to, and six others that it is checked by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from simulation.loads import Arrival, LoadSpec, Shape, make_load
+from simulation.outcome import Outcome
+
+APART, UNIFIED = "apart:1+1", "unified:2"
+LAYOUTS = (APART, UNIFIED)
+CAPACITY = {"prompt_heavy": 2.4, "balanced": 4.2, "decode_heavy": 4.2}
+"""About what two workers of one thread each serve of a mix, in requests a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One load: ``share`` of what the workers could serve."""
+
+    name: str
+    mix: str
+    shape: Shape
+    share: float
+    seed: int
+
+    def load(self, seconds: float) -> list[Arrival]:
+        """Its requests."""
+        rates = {mix: self.share * rate for mix, rate in CAPACITY.items()}
+        return make_load(LoadSpec(mix=self.mix, shape=self.shape, rates=rates, seconds=seconds, seed=self.seed))
+
+
+FITTED = (
+    Case(name="fit/low/balanced/steady", mix="balanced", shape="steady", share=0.3, seed=501),
+    Case(name="fit/mid/prompt_heavy/steady", mix="prompt_heavy", shape="steady", share=0.45, seed=502),
+    Case(name="fit/mid/decode_heavy/bursts", mix="decode_heavy", shape="bursts", share=0.5, seed=503),
+)
+CHECKED = (
+    Case(name="low/balanced/steady", mix="balanced", shape="steady", share=0.35, seed=601),
+    Case(name="mid/decode_heavy/steady", mix="decode_heavy", shape="steady", share=0.6, seed=602),
+    Case(name="mid/prompt_heavy/steady", mix="prompt_heavy", shape="steady", share=0.5, seed=603),
+    Case(name="high/balanced/steady", mix="balanced", shape="steady", share=0.75, seed=604),
+    Case(name="mid/balanced/bursts", mix="balanced", shape="bursts", share=0.5, seed=605),
+    Case(name="mid/decode_heavy/step", mix="decode_heavy", shape="step", share=0.5, seed=606),
+)
+CASES = {case.name: case for case in (*FITTED, *CHECKED)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a case's requests really got from a layout."""
+
+    layout: str
+    case: str
+    seconds: float
+    outcomes: Sequence[Outcome]
+
+
+def save(measured: Sequence[Measured], file: Path) -> None:
+    """Write all of it as JSON, one run a line."""
+    file.write_text("".join(json.dumps(asdict(run)) + "\n" for run in measured))
+
+
+def read(files: Sequence[Path]) -> list[Measured]:
+    """What was saved.
+
+    Raises:
+        SystemExit: A file is not there, or is none.
+    """
+    found: list[Measured] = []
+    for file in files:
+        try:
+            for line in file.read_text().splitlines():
+                row = json.loads(line)
+                outcomes = [Outcome(**outcome) for outcome in row.pop("outcomes")]
+                found.append(Measured(outcomes=outcomes, **row))
+        except OSError as error:
+            raise SystemExit(f"{file} cannot be read: {error.strerror}") from error
+        except (TypeError, ValueError, KeyError) as error:
+            raise SystemExit(f"{file} has no measured runs: {error!r}") from error
+    return found

@@ -1,0 +1,17 @@
+"""What is predicted of the requests of a real run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.whatif_parts.cases import CASES, Measured
+from engine.contract.promise import NO_PROMISE
+from simulation.cluster import simulate
+from simulation.machine import Machine
+from simulation.outcome import Outcome
+from simulation.whatif.layouts import parse_layout
+
+
+def predicted(run: Measured, machine: Machine) -> Sequence[Outcome]:
+    """What the same requests at the same times get from such workers, virtually."""
+    return simulate(parse_layout(run.layout, machine, NO_PROMISE), CASES[run.case].load(run.seconds)).outcomes

@@ -1,0 +1,38 @@
+"""The requests that a running cluster recorded, for `baton whatif`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from cluster.client import NotBatonError, answer_of, bearer
+from simulation.whatif.recorded import RecordedRequest
+
+TIMEOUT_S = 30.0
+NUM_ASKED = 500
+"""As many as a cluster lists at once."""
+
+
+def recorded_requests(url: str, *, api_key: str = "") -> list[RecordedRequest]:
+    """The last requests that ended well, oldest first; all with an admin key, otherwise one's own.
+
+    Raises:
+        httpx.HTTPError: The cluster does not answer, or is none.
+    """
+    with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False) as client:
+        rows = answer_of(client.get("/v1/requests", params={"limit": NUM_ASKED}), "data")["data"]
+    try:
+        found = [_recorded(row) for row in rows if row["state"] == "finished" and row["completion_tokens"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotBatonError(f"the requests that {url} lists are not as this version knows them: {error!r}") from error
+    return sorted(found, key=lambda request: request.at_s)
+
+
+def _recorded(row: dict[str, Any]) -> RecordedRequest:
+    return RecordedRequest(
+        at_s=float(row["started_unix_s"]),
+        num_prompt_tokens=int(row["prompt_tokens"]),
+        num_output_tokens=int(row["completion_tokens"]),
+        num_cached_tokens=int(row["cached_tokens"]),
+    )

@@ -1,0 +1,50 @@
+"""What all recorded loads have in common: the part that is taken of them, and tokens that go by names."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from simulation.loads import TRACE_BLOCK_TOKENS, Arrival, LoadError
+from simulation.step_runner import VOCAB_SIZE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What leaves in ``seconds`` behind ``start_s``, ``speed`` times as fast, lengths divided by ``scale``."""
+
+    start_s: float = 0.0
+    seconds: float = math.inf
+    speed: float = 1.0
+    scale: int = 1
+
+    def check(self) -> None:
+        """Raise what is wrong with it.
+
+        Raises:
+            LoadError: Something is.
+        """
+        if not 0.0 < self.speed < math.inf:
+            raise LoadError(f"speed must be above 0, got {self.speed}")
+        if self.scale < 1 or TRACE_BLOCK_TOKENS % self.scale:
+            raise LoadError(f"scale must divide {TRACE_BLOCK_TOKENS}, got {self.scale}")
+
+    def of(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        """Those of some arrivals, in the order of their times; the first second of the part is their 0."""
+        found = [
+            replace(arrival, at_s=at_s / self.speed)
+            for arrival in arrivals
+            if 0.0 <= (at_s := arrival.at_s - self.start_s) < self.seconds
+        ]
+        return sorted(found, key=lambda arrival: arrival.at_s)
+
+
+def tokens_named(name: str, num_tokens: int) -> npt.NDArray[np.int64]:
+    """Tokens that go by the name alone, however many: the shorter of two is how the longer one begins."""
+    start = zlib.crc32(name.encode())
+    return (start + np.arange(num_tokens, dtype=np.int64) * (2 * (start % 4096) + 1)) % (VOCAB_SIZE - 1) + 1

@@ -1,0 +1,74 @@
+"""What a cluster's routers recorded of their last requests, as a load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.contract.token_ids import TokenIds
+from simulation.loads import Arrival, LoadError
+from simulation.whatif.parts import Part, tokens_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRequest:
+    """One request that ended well. ``at_s`` is on any clock that all have; ``num_cached_tokens`` of its prompt were not
+    computed, since they were cached.
+    """
+
+    at_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSource:
+    """Requests with the lengths, the times and the cached prefixes that they had.
+
+    What was cached is taken to be how the last earlier request began that was long enough: routers know how much of a
+    prompt was cached, and not whose. What had been cached before the first of them is computed anew.
+    """
+
+    requests: Sequence[RecordedRequest]
+    part: Part = field(default_factory=Part)
+
+    def load(self) -> list[Arrival]:
+        """The arrivals in the order of their times; the first request's is 0.
+
+        Raises:
+            LoadError: There are none.
+        """
+        self.part.check()
+        found = self.part.of(self._arrivals())
+        if not found:
+            seconds = "" if math.isinf(self.part.seconds) else f" for {self.part.seconds:g} s"
+            raise LoadError(
+                f"the cluster recorded {len(self.requests)} requests that ended well, none of them from second "
+                f"{self.part.start_s:g} on{seconds}; routers keep the last `router.trace_requests`"
+            )
+        return found
+
+    def _arrivals(self) -> list[Arrival]:
+        """All of them."""
+        scale, arrivals = self.part.scale, list[Arrival]()
+        ordered = sorted(self.requests, key=lambda request: request.at_s)
+        for number, request in enumerate(ordered):
+            num_prompt = max(2, request.num_prompt_tokens // scale)
+            tokens = tokens_named(f"recorded/{number}", num_prompt).astype("<i4")
+            num_cached = min(request.num_cached_tokens // scale, num_prompt)
+            earlier = (arrival.prompt for arrival in reversed(arrivals) if len(arrival.prompt) >= num_cached)
+            if num_cached and (same := next(earlier, None)) is not None:
+                tokens = np.concatenate([same.array[:num_cached], tokens[num_cached:]]).astype("<i4")
+            arrivals.append(
+                Arrival(
+                    at_s=request.at_s - ordered[0].at_s,
+                    prompt=TokenIds(tokens.tobytes()),
+                    num_output_tokens=max(2, request.num_output_tokens // scale),
+                    kind="recorded",
+                )
+            )
+        return arrivals

@@ -1,0 +1,122 @@
+"""Several decode steps simulated in one bring what the same steps bring one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.contract.promise import Promise
+from engine.contract.step_time import StepTimeModel
+from engine.contract.token_ids import TokenIds
+from simulation.cluster import Run, simulate
+from simulation.layout import Layout, apart, unified
+from simulation.loads import Arrival, LoadSpec, Shape, make_load
+from simulation.machine import CPU_CORE
+from simulation.outcome import figures
+from simulation.step_noise import StepNoise
+
+MACHINE = replace(
+    CPU_CORE,
+    step_time=StepTimeModel(
+        base_s=0.01, row_s=0.001, context_token_s=1e-6, prompt_token_s=5e-4, prompt_read_s=1e-8, num_steps=1
+    ),
+    step_noise=0.1,
+    step_skew=1.5,
+    max_model_len=512,
+)
+SHARED = replace(
+    MACHINE,
+    shared_step_time=replace(MACHINE.step_time, base_s=0.015, prompt_token_s=8e-4),
+    workers_per_host=2,
+    transfer=replace(MACHINE.transfer, latency_s=0.004, spread=0.3),
+)
+NANOSECOND = 1e-9
+
+
+def prompt(number: int, num_tokens: int) -> TokenIds:
+    return TokenIds.of([(number * 1000 + position) % 30_000 + 1 for position in range(num_tokens)])
+
+
+def arrivals(requests: Sequence[tuple[float, int, int, bool]]) -> list[Arrival]:
+    """Requests by time, length of the prompt and of the output, and whether the prompt begins as others do."""
+    return [
+        Arrival(at_s=at_s, prompt=prompt(0 if is_shared else number + 1, num_prompt), num_output_tokens=num_output)
+        for number, (at_s, num_prompt, num_output, is_shared) in enumerate(requests)
+    ]
+
+
+def step_by_step(layout: Layout) -> Layout:
+    return replace(layout, prefill=replace(layout.prefill, jump=1), decode=replace(layout.decode, jump=1))
+
+
+def token_times(run: Run) -> list[float]:
+    return [time_s for outcome in run.outcomes for time_s in outcome.token_times_s]
+
+
+@given(
+    requests=st.lists(
+        st.tuples(st.floats(0.0, 3.0), st.integers(2, 250), st.integers(2, 120), st.booleans()), min_size=1, max_size=10
+    ),
+    num_workers=st.sampled_from([(0, 1), (1, 1)]),
+    chunk=st.sampled_from([32, 512]),
+    num_blocks=st.sampled_from([128, 160, 4096]),
+    streamed=st.booleans(),
+    is_shared=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_one_worker_of_a_kind_gives_every_token_at_the_same_time(
+    requests: list[tuple[float, int, int, bool]],
+    num_workers: tuple[int, int],
+    chunk: int,
+    num_blocks: int,
+    streamed: bool,
+    is_shared: bool,
+) -> None:
+    machine = replace(SHARED if is_shared else MACHINE, num_blocks=num_blocks)
+    num_prefill, num_decode = num_workers
+    layout = apart(num_prefill, num_decode, machine, chunk=chunk) if num_prefill else unified(1, machine, chunk=chunk)
+    layout, load = replace(layout, streamed=streamed), arrivals(requests)
+
+    jumping, stepping = simulate(layout, load), simulate(step_by_step(layout), load)
+
+    assert [outcome.num_tokens for outcome in jumping.outcomes] == [request[2] for request in requests]
+    assert token_times(jumping) == pytest.approx(token_times(stepping), abs=NANOSECOND)
+    assert jumping.busy_s == pytest.approx(stepping.busy_s, abs=NANOSECOND)
+    assert jumping.busy_in_s == pytest.approx(stepping.busy_in_s, abs=NANOSECOND)
+
+
+@pytest.mark.parametrize("layout", [unified(4, MACHINE), apart(2, 3, MACHINE)], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("shape", ["steady", "bursts"])
+def test_several_workers_give_about_the_same_figures(layout: Layout, shape: Shape) -> None:
+    """Routers hear at other times how full workers are, and may choose another of two that are alike."""
+    load = make_load(LoadSpec(mix="decode_heavy", shape=shape, rates={"decode_heavy": 12.0}, seconds=20.0))
+    promise = Promise(ttft_ms=200.0, itl_ms=30.0)
+
+    jumping, stepping = (
+        figures(run.outcomes, promise, busy_s=run.busy_s).values()
+        for run in (simulate(layout, load), simulate(step_by_step(layout), load))
+    )
+
+    for name in ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "itl_p99_ms", "goodput", "tokens_per_s", "utilisation"):
+        assert jumping[name] == pytest.approx(stepping[name], rel=0.06), name
+
+
+@pytest.mark.parametrize("looked_at", [1, 5, 300, 1000])
+def test_noise_is_the_same_however_much_of_it_is_looked_at_before_it_is_used(looked_at: int) -> None:
+    ahead, one_by_one = StepNoise(0.2, seed=3), StepNoise(0.2, seed=3)
+    used: list[float] = []
+    while len(used) < 900:
+        used.append(float(ahead.next(looked_at)[0]))
+        ahead.use(1)
+
+    assert used == [_next(one_by_one) for _ in range(900)]
+
+
+def _next(noise: StepNoise) -> float:
+    (factor,) = noise.next(1)
+    noise.use(1)
+    return float(factor)
