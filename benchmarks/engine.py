@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.arguments import count
 from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
-from benchmarks.peers.process import PEERS, PeerProcess
+from benchmarks.peers.process import PeerProcess, engine_peers
 from benchmarks.random_llama import VOCAB_SIZE, write_random_llama, write_random_mixture
 from benchmarks.report import Row, add_json_option, publish
 from engine.contract.config import ModelCode
@@ -174,7 +174,7 @@ def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path, st
         sides["native"] = BatonSide(directory, dtype_name, args.threads, ModelCode(impl="native"))
     if "transformers" in args.peer:
         sides["transformers"] = TransformersSide(directory, dtype)
-    for name in PEERS:
+    for name in engine_peers():
         if name in args.peer:
             sides[name] = stack.enter_context(PeerProcess(name, directory, dtype_name, args.threads))
     generator = torch.Generator().manual_seed(1)
@@ -224,7 +224,7 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--peer", nargs="+", choices=("transformers", "native", *PEERS, "none"), default=["transformers"]
+        "--peer", nargs="+", choices=("transformers", "native", *engine_peers(), "none"), default=["transformers"]
     )
     parser.add_argument("--model", choices=tuple(MODELS), default="llama")
     parser.add_argument("--model-impl", choices=("auto", "native", "transformers"), default="auto")

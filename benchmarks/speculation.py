@@ -1,7 +1,7 @@
 """What draft tokens gain and cost: output a second with them and without, in turn.
 
     python -m benchmarks.speculation --json benchmarks/results/speculation.json
-    python -m benchmarks.speculation --http --json benchmarks/results/speculation_http.json
+    python -m benchmarks.speculation --quoting --json benchmarks/results/speculation_quoting.json
 
 Engines of the 125 M random Llama, one for each side (the methods ``none``, ``ngram`` and ``suffix``, with as many
 drafts as pay, and ``prediction``), answer the same requests in turn, several rounds. Texts: ``looping``, greedy
@@ -15,7 +15,8 @@ a prediction, or one that is all wrong. Rows: ``<side>/<text>/<batch>`` in token
 ``--sides none draft_model`` measures a draft model of two layers beside a model whose other layers do little
 (benchmarks/drafted_llama.py): some 7 in 10 of its greedy drafts are right.
 
-With ``--http`` see benchmarks/speculation_http.py.
+``--quoting`` takes the model of benchmarks/quoting_llama.py and the texts ``quoting``, answers that say the prompt
+again with an edit about every 30 tokens, and ``new``. Over HTTP: benchmarks/speculation_http.py.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ import torch
 from benchmarks.arguments import count
 from benchmarks.drafted_llama import write_draft_model, write_worded_llama
 from benchmarks.edited_answers import before_edits
+from benchmarks.quoting_llama import DOCUMENT_TOKENS, document_from, write_quoting_llama
 from benchmarks.random_llama import VOCAB_SIZE
 from benchmarks.report import Row, add_json_option, publish
-from benchmarks.speculation_http import measure_http
 from engine.build import build_engine
 from engine.contract.config import (
     CacheConfig,
@@ -50,14 +51,15 @@ from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
 from engine.frontend.engine_core import EngineCore
 
-Text = Literal["looping", "again", "new", "misleading", "edited", "wrong"]
+Text = Literal["looping", "again", "new", "misleading", "edited", "wrong", "quoting"]
 Side = SpeculativeMethod | Literal["prediction"]
 
 PREDICTION: Final = "prediction"
 SIDES: Final[tuple[Side, ...]] = (*get_args(SpeculativeMethod), PREDICTION)
 USUAL_SIDES: Final[tuple[Side, ...]] = ("none", "ngram", "suffix", PREDICTION)
 TEXTS: Final[tuple[Text, ...]] = get_args(Text)
-PROMPT_TOKENS = 128
+QUOTING_TEXTS: Final[tuple[Text, ...]] = ("quoting", "new")
+PROMPT_TOKENS = DOCUMENT_TOKENS
 TEMPERATURES: dict[Text, float] = {"looping": 0.0, "again": 0.2, "misleading": 2.0}
 FEW_TOKENS = tuple(range(100, 108))
 
@@ -115,18 +117,22 @@ class Engine:
         )
 
 
-def requests_of(text: Text, *, batch: int, number: int, max_tokens: int) -> list[GenerateRequest]:
+def requests_of(
+    text: Text, *, batch: int, number: int, max_tokens: int, quoting: bool = False
+) -> list[GenerateRequest]:
     """Requests for such answers; those of two rounds differ, but where a text comes again."""
     round_number = 0 if text == "again" else number
     generator = torch.Generator().manual_seed(1000 * TEXTS.index(text) + round_number)
     requests: list[GenerateRequest] = []
     for index in range(batch):
         prompt = torch.randint(3, VOCAB_SIZE, (PROMPT_TOKENS,), generator=generator).tolist()
+        if text == "quoting":
+            prompt = document_from(prompt[0])
         sampling = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
-            temperature=TEMPERATURES.get(text, 1.0),
-            seed=index,
+            temperature=2.0 if quoting and text == "new" else TEMPERATURES.get(text, 1.0),
+            seed=1000 * number + index if text == "new" else index,
             allowed_token_ids=FEW_TOKENS if text == "misleading" else None,
         )
         name = f"{text}/{batch}/{number}/{index}"
@@ -152,7 +158,7 @@ def measure(engines: dict[Side, Engine], text: Text, batch: int, args: argparse.
     for number in range(args.rounds + 1):
         plain: dict[str, list[int]] = {}
         for side in sides:
-            requests = requests_of(text, batch=batch, number=number, max_tokens=args.max_tokens)
+            requests = requests_of(text, batch=batch, number=number, max_tokens=args.max_tokens, quoting=args.quoting)
             done = engines[side].answer(with_predictions(requests, text, plain) if side == PREDICTION else requests)
             plain = plain or done.answers
             if number:
@@ -171,27 +177,25 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=count, nargs="+", default=[1, 32])
-    parser.add_argument("--texts", choices=TEXTS, nargs="+", default=list(TEXTS))
+    parser.add_argument("--texts", choices=TEXTS, nargs="+")
     parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(USUAL_SIDES))
-    parser.add_argument("--http", action="store_true", help="measure a cluster instead of engines in this process")
-    parser.add_argument("--peer", action="store_true", help="with --http: vLLM's look-up in the prompt beside it")
+    parser.add_argument("--quoting", action="store_true", help="a model whose answers quote their prompts")
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--max-tokens", type=count, default=192)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     add_json_option(parser)
     args = parser.parse_args()
+    texts = args.texts or (QUOTING_TEXTS if args.quoting else [text for text in TEXTS if text != "quoting"])
     with tempfile.TemporaryDirectory() as directory:
         model, draft_model = Path(directory) / "model", Path(directory) / "draft"
-        write_worded_llama(model, torch.float32 if args.dtype == "float32" else torch.bfloat16)
+        write = write_quoting_llama if args.quoting else write_worded_llama
+        write(model, torch.float32 if args.dtype == "float32" else torch.bfloat16)
         if "draft_model" in args.sides:
             write_draft_model(model, draft_model)
-        if args.http:
-            measure_http(model, args)
-            return
         engines = {side: Engine(model, draft_model, side, args) for side in SIDES if side in args.sides}
         gc.collect()
-        rows = [row for batch in args.batches for text in args.texts for row in measure(engines, text, batch, args)]
+        rows = [row for batch in args.batches for text in texts for row in measure(engines, text, batch, args)]
     publish(
         rows, packages=("torch", "numpy"), json_file=args.json, title=f"draft tokens: random Llama, 125 M, {args.dtype}"
     )

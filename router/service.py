@@ -32,9 +32,11 @@ from router.request.generation import Generation
 from router.request.orchestrator import Orchestrator
 from router.request.text_output import TextOutput
 from router.request.text_request import TextRequest
+from router.scaling.control import ScalingControl
 from router.settings import RouterSettings
 from router.stored_responses.directory import ResponseDirectory
 from router.stored_responses.store import ResponseStore
+from router.telemetry.tracer import ProcessTracer
 from router.text.chat_renderer import ChatRenderer
 from router.text.chat_template import load_chat_template
 from router.text.detokenizer import Detokenizer, DetokenizerFactory
@@ -66,17 +68,18 @@ class RouterService:
         node_ip: str | None = None,
         aliases: Sequence[str] = (),
         params: type[SamplingParams] = SamplingParams,
+        tracer: ProcessTracer | None = None,
     ) -> None:
         """Load what turns text into tokens.
 
         ``pools`` are the workers of every role, by its name; ``peers`` know this router by its id, clients the model
-        by ``aliases`` too. ``params`` declare what requests may say to logits processors.
+        by ``aliases`` too. ``params`` declare what requests may say to logits processors; ``tracer`` makes their spans.
 
         Raises:
             ModelDirectoryError: The directory has no usable tokenizer or template.
         """
         self.model_name, self._names = model_name, (model_name, *aliases)
-        self.settings, self.params = settings or RouterSettings(), params
+        self.settings, self.params, peers = settings or RouterSettings(), params, peers or NoPeers()
         self.body_room = self._body_room()
         self.router_id = router_id or uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)
@@ -92,7 +95,7 @@ class RouterService:
         self.prefill_pool, self.decode_pool = self._links["prefill"].pool, self._links["decode"].pool
         self.metrics = RouterMetrics(self.counters)
         streams = LiveStreams()
-        self.traces = trace_directory(self.settings, peers or NoPeers(), model=model_name, router_id=self.router_id)
+        self.traces = trace_directory(self.settings, peers, model=model_name, router_id=self.router_id, tracer=tracer)
         self._orchestrator = self._make_orchestrator(streams)
         self.rebalancer = Rebalancer(self.decode_pool, streams, settings=self.settings, counters=self.counters)
         self.view = ClusterView(
@@ -102,45 +105,40 @@ class RouterService:
             pools=role_views(self._links),
             metrics=self.metrics,
             counters=self.counters,
-            peers=peers or NoPeers(),
+            peers=peers,
             settings=self.settings,
             node_ip=node_ip,
         )
         self._watch()
         self.live = self._live_feed()
         self.leanings = self._leaning_control(self.decode_pool)
+        self.scaling = self._scaling_control()
         self.administration = self._administration()
-        self.responses = self._directory(peers or NoPeers())
+        self.responses = self._directory(peers)
         self._refreshing: asyncio.Task[None] | None = None
 
     def _watch(self) -> None:
         running = self._orchestrator
+        self.view.own_arrivals = running.arrivals
         self.metrics.watch(in_progress=lambda: running.num_alive, waiting=lambda: running.num_waiting)
 
     def _live_feed(self) -> LiveFeed:
-        sampler = Sampler(
-            role_views(self._links),
-            self.view,
-            model=self.model_name,
-            router_id=self.router_id,
-            settings=self.settings,
-        )
-        return LiveFeed(sampler)
+        pools, settings = role_views(self._links), self.settings
+        return LiveFeed(Sampler(pools, self.view, model=self.model_name, router_id=self.router_id, settings=settings))
 
     def _leaning_control(self, pool: ReplicaPool) -> LeaningControl:
         return LeaningControl(
             pool, pool.workers, view=self.view, own_id=self.router_id, settings=self.settings, counters=self.counters
         )
 
+    def _scaling_control(self) -> ScalingControl:
+        pools, view, counters = role_views(self._links), self.view, self.counters
+        return ScalingControl(pools, view=view, own_id=self.router_id, settings=self.settings, counters=counters)
+
     def _administration(self) -> Administration:
         timeout_s, is_elastic = self.settings.abort_timeout_s, self.settings.is_elastic
-        return Administration(
-            role_views(self._links),
-            self.rebalancer,
-            timeout_s=timeout_s,
-            is_elastic=is_elastic,
-            on_leaned=self.leanings.hold,
-        )
+        pools, hold = role_views(self._links), self.leanings.hold
+        return Administration(pools, self.rebalancer, timeout_s=timeout_s, is_elastic=is_elastic, on_leaned=hold)
 
     def _body_room(self) -> BodyRoom:
         settings = self.settings
@@ -199,6 +197,7 @@ class RouterService:
         await self.view.start()
         self.rebalancer.start()
         self.leanings.start()
+        self.scaling.start()
 
     async def close(self) -> None:
         """End all requests, tell the workers, stop. Idempotent."""
@@ -209,10 +208,12 @@ class RouterService:
         self.live.close()
         await self.rebalancer.close()
         await self.leanings.close()
+        await self.scaling.close()
         await self._orchestrator.close()
         await self.chat_renderer.close()
         self.grammars.close()
         await self.view.close()
+        await self.traces.close()
         for pool in self._pools:
             await pool.close()
 

@@ -1,7 +1,8 @@
 """Pictures of the live page of a running cluster: python -m scripts.live_page --url http://127.0.0.1:8000
 
-Needs playwright and Debian's chromium. The cluster has at least two workers a role, and one of them is killed, so it is
-one of this machine's.
+Needs playwright, Debian's chromium, and pillow, which comes with matplotlib. The cluster has at least two workers a
+role, and one of them is killed, so it is one of this machine's. Those that are kept are of `roles: elastic`, 2 + 2
+workers of 400 blocks, and `kv_transfer.allow_faults: true`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
@@ -23,6 +25,8 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
 QUESTION = "The code of the blue fox is 4827. The code of the red bear is 1356. What is the code of the blue fox?"
 NUM_CLIENTS = 6
 UNDER_LOAD_MS = 9000
+UNTIL_KNOWN_S = 8.0
+NUM_COLOURS = 128
 TIMEOUT_MS = 60_000
 
 
@@ -41,7 +45,7 @@ def ask(page: Page) -> None:
     """Have the playground answer, and show where the time went."""
     page.fill("#message", QUESTION)
     page.press("#message", "Enter")
-    page.wait_for_selector("#waterfall:not(:empty)")
+    page.wait_for_selector("#waterfall .span")
     page.evaluate("document.activeElement.blur()")
     page.wait_for_timeout(1500)
 
@@ -71,6 +75,14 @@ def load(url: str) -> Iterator[None]:
             client.join()
 
 
+def keep(page: Page, file: Path, *, is_whole: bool = False) -> None:
+    """A picture of the page, or of what is seen of it, in 128 colours: a third of the bytes."""
+    page.screenshot(path=file, full_page=is_whole)
+    with Image.open(file) as picture:
+        few = picture.convert("RGB").quantize(NUM_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(file, optimize=True)
+
+
 def kill_a_worker(url: str) -> str:
     """End one decode worker at once; its id."""
     rows = httpx.get(f"{url}/status", timeout=10.0, trust_env=False).json()["pools"]["decode"]
@@ -83,24 +95,26 @@ def take_all(url: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        with load(url):  # so that workers' steps are known, and predictions can be shown
+            time.sleep(UNTIL_KNOWN_S)
         for scheme in ("light", "dark"):
             page = page_of(browser, url, scheme=scheme)
             ask(page)
-            page.screenshot(path=folder / f"live-{scheme}.png", full_page=True)
+            keep(page, folder / f"live-{scheme}.png", is_whole=True)
             page.close()
         page = page_of(browser, url, scheme="light", width=390, height=844)
-        page.screenshot(path=folder / "live-small.png")
+        keep(page, folder / "live-small.png")
         page.close()
         with load(url):
             page = page_of(browser, url, scheme="light")
             page.wait_for_timeout(UNDER_LOAD_MS)
-            page.screenshot(path=folder / "live-load.png")
+            keep(page, folder / "live-load.png")
             killed = kill_a_worker(url)
             killed_at_s = time.monotonic()
             page.wait_for_selector(f'.card.left_out[data-replica="{killed}"], .card.gone[data-replica="{killed}"]')
             print(f"the page followed the killed worker after {time.monotonic() - killed_at_s:.1f} s")
             page.wait_for_timeout(1200)
-            page.screenshot(path=folder / "live-killed.png")
+            keep(page, folder / "live-killed.png")
         browser.close()
 
 

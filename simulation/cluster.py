@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from engine.contract.messages import GenerateRequest, SamplingParams
 from router.balance.streams import LiveStreams
 from router.errors import RouterError
+from router.pool.role_view import RoleReplicas
 from router.report.counters import RouterCounters
 from router.request.orchestrator import Orchestrator
 from router.roles import ROLES
-from router.wire.links import make_links
+from router.wire.links import make_links, role_views
 from simulation.layout import Layout, Pool
 from simulation.loads import Arrival
 from simulation.machine import Machine
@@ -46,8 +47,13 @@ class VirtualRouter:
             streams=LiveStreams(clock=loop.time),
             settings=settings,
             counters=self.counters,
+            clock=loop.time,
         )
         self._refreshing: asyncio.Task[None] | None = None
+
+    def role_views(self) -> Sequence[RoleReplicas]:
+        """The workers as this router knows them, by their roles."""
+        return role_views(self._links)
 
     async def start(self) -> None:
         """Meet the workers, and keep following them."""
@@ -99,20 +105,30 @@ class VirtualCluster:
         self._numbers = itertools.count()
 
     def _pool(self, role: str, pool: Pool, seed: int) -> VirtualPool:
-        workers: dict[str, VirtualWorker] = {}
-        for number in range(pool.num_workers):
-            spec = WorkerSpec(
-                name=f"{role}-{number:03}",
-                role=role,
-                machine=pool.machine,
-                scheduler=pool.scheduler(tells_cache=self.layout.settings.mirrors_cache(ROLES[role])),
-                streamed=self.layout.streamed,
-                report_period_s=self.layout.settings.report_period_s,
-                seed=seed * 1009 + len(self.workers) + number,
-            )
-            workers[spec.name] = VirtualWorker(spec, self.fabric, self._next_host(pool.machine))
-        self.workers |= workers
-        return VirtualPool(workers, pool.machine.router, moves_out=ROLES[role].moves_out)
+        self._seed = seed
+        workers = [self._worker(role, pool) for _ in range(pool.num_workers)]
+        members = {worker.spec.name: worker for worker in workers}
+        return VirtualPool(members, pool.machine.router, moves_out=ROLES[role].moves_out)
+
+    def _worker(self, role: str, pool: Pool) -> VirtualWorker:
+        number = sum(worker.spec.role == role for worker in self.workers.values())
+        spec = WorkerSpec(
+            name=f"{role}-{number:03}",
+            role=role,
+            machine=pool.machine,
+            scheduler=pool.scheduler(tells_cache=self.layout.settings.mirrors_cache(ROLES[role])),
+            streamed=self.layout.streamed,
+            report_period_s=self.layout.settings.report_period_s,
+            seed=self._seed * 1009 + len(self.workers),
+        )
+        worker = self.workers[spec.name] = VirtualWorker(spec, self.fabric, self._next_host(pool.machine))
+        return worker
+
+    def add_worker(self, role: str) -> VirtualWorker:
+        """One worker more, which routers meet when they look next."""
+        worker = self._worker(role, self.layout.prefill if role == "prefill" else self.layout.decode)
+        self.pools[role].workers[worker.spec.name] = worker
+        return worker
 
     def _next_host(self, machine: Machine) -> Host:
         """Workers fill hosts in the order in which they are made."""

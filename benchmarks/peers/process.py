@@ -29,6 +29,12 @@ def openvino_variables(num_threads: int) -> dict[str, str]:
     return {"CI": "true", "NNCF_CI": "1"}
 
 
+def llama_cpp_variables(num_threads: int) -> dict[str, str]:
+    """None: its threads are told as options. It comes as source, and is built for this machine's instructions."""
+    del num_threads
+    return {}
+
+
 def vllm_variables(num_threads: int) -> dict[str, str]:
     """As vLLM's manual sets the CPU build up: every thread on its own core, and the OpenMP that its wheel brings.
 
@@ -49,18 +55,23 @@ def vllm_variables(num_threads: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A module of this package that serves the protocol, and what its environment holds.
+    """A module of this package that serves the protocol (None: it serves HTTP only), and what its environment holds.
 
     ``unwanted`` packages come with the requirements, and fail to load where there is no CUDA.
     """
 
-    module: str
+    module: str | None
     requirements: tuple[str, ...]
     variables: Callable[[int], dict[str, str]]
     unwanted: tuple[str, ...] = ()
 
 
 PEERS = {
+    "llama-cpp": Peer(
+        module=None,
+        requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors==0.8.0"),
+        variables=llama_cpp_variables,
+    ),
     "openvino": Peer(
         module="benchmarks.peers.openvino_genai",
         requirements=("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0"),
@@ -80,6 +91,11 @@ def peer_environment(name: str, num_threads: int) -> dict[str, str]:
     ours = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "LD_PRELOAD")}
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": str(num_threads)}
     return {**ours, **offline, **PEERS[name].variables(num_threads)}
+
+
+def engine_peers() -> list[str]:
+    """Those that ``PeerProcess`` runs."""
+    return [name for name, peer in PEERS.items() if peer.module is not None]
 
 
 def has_exactly(python: Path, requirements: Sequence[str]) -> bool:
@@ -111,7 +127,9 @@ class PeerProcess:
     """One engine in its own process; measures as ``benchmarks.engine.Side`` does."""
 
     def __init__(self, name: str, directory: Path, dtype: str, num_threads: int) -> None:
-        command = [str(peer_python(name)), "-m", PEERS[name].module, str(directory), dtype, str(num_threads)]
+        module = PEERS[name].module
+        assert module is not None, f"{name} serves HTTP only"
+        command = [str(peer_python(name)), "-m", module, str(directory), dtype, str(num_threads)]
         environment = peer_environment(name, num_threads)
         environment.update(PYTHONPATH=str(ROOT), VLLM_LOGGING_LEVEL="ERROR")
         self._process = subprocess.Popen(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -12,20 +13,43 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from cluster.serve.start_report import StartReport
 
+LINE_PERIOD_S = 10.0
+"""Elsewhere than on a terminal, how often there is a line about a stage that goes on and says how far it is."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pace:
+    """A stage as it was seen first, and when it was told of last."""
+
+    stage: str
+    since_s: float
+    first_done: int
+    told_at_s: float
+
+    def left(self, *, done: int, total: int, now_s: float) -> str:
+        """How long the rest takes, at the pace so far; empty where that is not known."""
+        more, passed_s = done - self.first_done, now_s - self.since_s
+        if more <= 0 or passed_s <= 0 or done >= total:
+            return ""
+        left_s = round((total - done) * passed_s / more)
+        return f"about {left_s // 60} min {left_s % 60} s left" if left_s >= 60 else f"about {left_s} s left"
+
 
 class StartDisplay:
     """One bar for the whole, and one for each worker that said something."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
-        self._started_at_s = time.monotonic()
-        self._said: dict[str, str] = {}
+        self._clock = clock
+        self._started_at_s = clock()
+        self._paces: dict[str, _Pace] = {}
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[stage]}"),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -52,16 +76,31 @@ class StartDisplay:
         self._show("baton", f"starting workers and router, {num_ready} workers ready ({status.lower()})")
 
     def _show(self, name: str, stage: str, *, done: int = 0, total: int = 0) -> None:
+        now_s = self._clock()
+        pace = self._paces.get(name)
+        is_new = pace is None or pace.stage != stage
+        if pace is None or is_new:
+            pace = self._paces[name] = _Pace(stage=stage, since_s=now_s, first_done=done, told_at_s=now_s)
+        left = pace.left(done=done, total=total, now_s=now_s)
         if self._console.is_terminal:
-            if name not in self._bars:
-                self._bars[name] = self._progress.add_task(name, stage=stage, total=None)
-            finished = stage == "ready"
-            self._progress.update(
-                self._bars[name],
-                stage=stage,
-                completed=1 if finished else done,
-                total=1 if finished else (total or None),
-            )
-        elif self._said.get(name) != stage:
-            self._console.print(f"[{time.monotonic() - self._started_at_s:5.1f} s] {name}: {stage}", markup=False)
-        self._said[name] = stage
+            self._draw(name, stage, done=done, total=total, left=left)
+        elif is_new:
+            self._print(name, stage)
+        elif left and now_s - pace.told_at_s >= LINE_PERIOD_S:
+            pace.told_at_s = now_s
+            self._print(name, f"{stage}, {100 * done // total} %, {left}")
+
+    def _draw(self, name: str, stage: str, *, done: int, total: int, left: str) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, stage=stage, left=left, total=None)
+        finished = stage == "ready"
+        self._progress.update(
+            self._bars[name],
+            stage=stage,
+            left=left,
+            completed=1 if finished else done,
+            total=1 if finished else (total or None),
+        )
+
+    def _print(self, name: str, text: str) -> None:
+        self._console.print(f"[{self._clock() - self._started_at_s:5.1f} s] {name}: {text}", markup=False)

@@ -6,13 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from cluster.config.booking import check_amount, check_custom_resource
 from cluster.config.config_section import Section, settings_from
 from cluster.config.health import HealthSection
 from cluster.config.key_names import with_keys
-from cluster.config.scaling import MAX_REPLICAS, ScalingSection
+from cluster.config.pool import PoolSection
+from cluster.config.scaling import MAX_REPLICAS, promise_rules
 from cluster.config.settings_sections import (
     CacheSection,
     GPUSection,
@@ -23,6 +23,7 @@ from cluster.config.settings_sections import (
     TransferSection,
 )
 from cluster.config.slo import SLOSection
+from cluster.config.telemetry import MetricsSection, TracingSection
 from engine.contract.config import (
     CacheConfig,
     CoreSharing,
@@ -46,68 +47,10 @@ from kv_transfer.options import ConnectorOptions
 from router.host_rule import is_loopback_name
 from router.roles import ROLES
 from router.security import SecuritySettings
-from router.settings import DEFAULT_ROLES, MetricsCompat, RolesMode, RouterSettings
+from router.settings import DEFAULT_ROLES, RolesMode, RouterSettings
+from router.telemetry.settings import TracingSettings
 
 HttpProxy = Literal["auto", "none", "serve", "haproxy"]
-
-MAX_PER_NODE = 100
-"""Serve's own limit."""
-
-
-class MetricsSection(Section):
-    """What `/metrics` offers."""
-
-    compat: MetricsCompat = Field(
-        default="none", description="Add the names of another system, for dashboards made for it."
-    )
-
-
-class PoolSection(Section):
-    """What differs between pools; everything is optional."""
-
-    num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of one worker; null shares the machine's cores evenly."
-    )
-    num_cpus: float | None = Field(
-        default=None, ge=0, description="CPUs that Ray reserves for one worker; null takes a small fraction."
-    )
-    num_gpus: float | None = Field(
-        default=None, ge=0, description="GPUs that Ray reserves for one worker; null takes what the device asks for."
-    )
-    resources: dict[str, float] = Field(
-        default_factory=dict,
-        description="Custom Ray resources that one worker takes: `{baton_prefill: 0.001}` keeps a pool on the machines "
-        "whose Ray was started with `baton_prefill`.",
-    )
-    max_per_node: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_PER_NODE,
-        description="Workers of this pool on one machine at most, so that no machine takes too many along when it "
-        "dies; the replacement of a worker then waits for a machine with fewer. Null: spread as well as Ray can.",
-    )
-    cache: CacheSection = Field(default_factory=CacheSection, description="Overrides `cache` for this pool.")  # type: ignore[valid-type]
-    scheduler: SchedulerSection = Field(  # type: ignore[valid-type]
-        default_factory=SchedulerSection, description="Overrides `scheduler` for this pool."
-    )
-    gpu: GPUSection = Field(default_factory=GPUSection, description="Overrides `gpu` for this pool.")  # type: ignore[valid-type]
-    scaling: ScalingSection | None = Field(
-        default=None, description="Let the pool follow its load; null keeps its number of workers."
-    )
-
-    @field_validator("num_cpus", "num_gpus")
-    @classmethod
-    def _check_amount(cls, value: float | None, info: ValidationInfo) -> float | None:
-        if value is not None:
-            check_amount(info.field_name or "", value)
-        return value
-
-    @field_validator("resources")
-    @classmethod
-    def _check_resources(cls, value: dict[str, float]) -> dict[str, float]:
-        for name, amount in value.items():
-            check_custom_resource(name, amount)
-        return value
 
 
 class BatonConfig(Section):
@@ -195,6 +138,9 @@ class BatonConfig(Section):
         description="What requests are promised that ask for nothing else: docs/promises.md.",
     )
     metrics: MetricsSection = Field(default_factory=MetricsSection, description="What `/metrics` offers.")
+    tracing: TracingSection = Field(  # type: ignore[valid-type]
+        default_factory=TracingSection, description="Spans for an OpenTelemetry collector: docs/tracing.md."
+    )
     prefill: PoolSection = Field(default_factory=PoolSection, description="Prefill workers only.")
     decode: PoolSection = Field(default_factory=PoolSection, description="Decode workers only.")
 
@@ -278,8 +224,9 @@ class BatonConfig(Section):
     def _check_router(self) -> None:
         try:
             self.router_settings()
+            self.tracing_settings()
         except ValueError as error:
-            raise ValueError(with_keys(str(error), ("router", self.router))) from error
+            raise ValueError(with_keys(str(error), ("router", self.router), ("tracing", self.tracing))) from error
 
     def with_keys(self, message: str, pool: str) -> str:
         """What an engine of a pool says, with every setting as it is written in the file."""
@@ -379,9 +326,15 @@ class BatonConfig(Section):
     def router_settings(self) -> RouterSettings:
         """The settings of every router."""
         promise = Promise(ttft_ms=self.slo.ttft_ms, itl_ms=self.slo.itl_ms)
-        return settings_from(
-            RouterSettings, self.router, metrics_compat=self.metrics.compat, promise=promise, roles=self.roles
-        )
+        others: dict[str, object] = {"metrics_compat": self.metrics.compat, "promise": promise, "roles": self.roles}
+        others["allows_faults"] = self.kv_transfer.allow_faults  # type: ignore[attr-defined]  # made at run time
+        scaling = {pool: self.pool(pool).scaling for pool in ROLES}
+        others["scaling"] = promise_rules(scaling, roles=self.roles, promise=promise)
+        return settings_from(RouterSettings, self.router, **others)
+
+    def tracing_settings(self) -> TracingSettings:
+        """Where routers and workers send spans, if anywhere."""
+        return settings_from(TracingSettings, self.tracing)
 
     def security_settings(self) -> SecuritySettings:
         """Keys and limits of every router, with key files not yet read."""

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from cluster.config.config_section import Section
 from engine.contract.messages import LoadReport
+from engine.contract.promise import Promise
 from engine.contract.role import LoadMeasure, Role
+from router.roles import ROLES
+from router.scaling_rules import PoolBounds, ScalingRules
+from router.settings import RolesMode
+
+ScalingBy = Literal["load", "promise"]
 
 MAX_RATIO = 4.0
 MAX_REPLICAS = 10_000
 """Of anything: a slip of the keyboard would keep the arithmetic busy for hours."""
 
 
+_OF_LOAD = ("target_queued_tokens", "target_kv_usage", "look_back_s", "up_delay_s")
+_OF_PROMISE = ("target", "window_s", "start_s")
+"""Keys that mean something only where ``by`` says so."""
+
+
 class ScalingSection(Section):
     """How a pool follows its load. Without it a pool keeps the number of replicas that it was given."""
 
+    by: ScalingBy = Field(
+        default="load",
+        description="`load`: as many workers as have the load between them, by `target_queued_tokens` or "
+        "`target_kv_usage`. `promise`: as many as are predicted to keep what `slo` promises "
+        "([promises.md](promises.md)).",
+    )
     min_replicas: int = Field(default=1, ge=1, description="Fewest workers.")
     max_replicas: int = Field(ge=1, le=MAX_REPLICAS, description="Most workers.")
     target_queued_tokens: int = Field(
@@ -31,11 +49,32 @@ class ScalingSection(Section):
     down_delay_s: float = Field(
         default=120.0, ge=0, description="How long it must be too low before workers are drained."
     )
+    target: float = Field(
+        default=0.99,
+        gt=0,
+        le=1,
+        description="With `by: promise`, of the requests that any number of workers could serve in time the share that "
+        "should be.",
+    )
+    window_s: float = Field(
+        default=60.0, ge=10, le=600, description="With `by: promise`, what came in so much time is taken to come again."
+    )
+    start_s: float = Field(
+        default=30.0, gt=0, description="With `by: promise`, how long a worker takes to start, until one was seen to."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas ({self.min_replicas}) is more than max_replicas ({self.max_replicas})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        for name in _OF_PROMISE if self.by == "load" else _OF_LOAD:
+            if name in self.model_fields_set:
+                other = "promise" if self.by == "load" else "load"
+                raise ValueError(f"{name} is of `by: {other}`, but by is {self.by!r}: leave it out")
         return self
 
     def first(self, num_replicas: int) -> int:
@@ -49,3 +88,52 @@ class ScalingSection(Section):
             LoadMeasure.KV_USAGE: self.target_kv_usage,
         }
         return min(role.measure.of(load) / targets[role.measure], MAX_RATIO)
+
+
+def promise_rules(
+    sections: Mapping[str, ScalingSection | None], *, roles: RolesMode, promise: Promise
+) -> ScalingRules | None:
+    """The rules of the pools that follow the promises; None where none does.
+
+    Raises:
+        ValueError: Nothing was promised that a pool could follow, or pools contradict each other.
+    """
+    following = {role: section for role, section in sections.items() if section is not None and section.by == "promise"}
+    if not following:
+        return None
+    is_elastic = roles == "elastic"
+    for role, section in sections.items():
+        if is_elastic and section is not None and section.by == "load":
+            raise ValueError(
+                f"{role}.scaling is by load and {next(iter(following))}.scaling by promise, but with roles elastic all "
+                "workers are sized together: say `by: promise` for both, or keep one pool's number"
+            )
+    for role in following:
+        _check_promise(role, is_elastic=is_elastic, promise=promise)
+    (first, section), *others = following.items()
+    for name in (*_OF_PROMISE, "down_delay_s"):
+        for role, other in others:
+            if getattr(other, name) != getattr(section, name):
+                raise ValueError(
+                    f"{first}.scaling.{name} ({getattr(section, name):g}) and {role}.scaling.{name} "
+                    f"({getattr(other, name):g}) differ: pools that follow the promises have these in common"
+                )
+    return ScalingRules(
+        pools={role: PoolBounds(least=item.min_replicas, most=item.max_replicas) for role, item in following.items()},
+        target=section.target,
+        window_s=section.window_s,
+        hold_s=section.down_delay_s,
+        start_s=section.start_s,
+    )
+
+
+def _check_promise(role: str, *, is_elastic: bool, promise: Promise) -> None:
+    """Refuse to follow what was not promised."""
+    if promise.ttft_ms is None and promise.itl_ms is None:
+        raise ValueError(f"{role}.scaling is by promise, but nothing is promised: set slo.ttft_ms and slo.itl_ms")
+    if is_elastic:
+        return
+    decodes = ROLES[role].decodes
+    if (promise.itl_ms if decodes else promise.ttft_ms) is None:
+        name = "itl_ms" if decodes else "ttft_ms"
+        raise ValueError(f"{role}.scaling is by promise, but slo.{name}, which its workers are there for, is not set")

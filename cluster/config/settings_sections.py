@@ -138,7 +138,7 @@ TransferSection = section_of(
 RouterSection = section_of(
     "RouterSection",
     RouterSettings,
-    omit={"metrics_compat", "promise", "roles"},
+    omit={"metrics_compat", "promise", "roles", "allows_faults", "scaling"},
     descriptions={
         "max_body_bytes": "Largest request body.",
         "max_body_values": "JSON values of a request body at most; an object counts as 25 of them.",
@@ -187,7 +187,7 @@ RouterSection = section_of(
         "max_stored_responses": "Responses of /v1/responses that each router keeps; 0 keeps none.",
         "max_stored_response_bytes": "What they may take together; the oldest ones go first.",
         "stored_response_ttl_s": "How long a response is kept.",
-        "trace_requests": "Requests that ended of which each router keeps a trace (docs/tracing.md); 0 keeps none.",
+        "trace_requests": "Traces of ended and of refused requests that each router keeps (docs/tracing.md); 0: none.",
         "trace_sample_rate": "The share of all requests that is traced, 0 to 1.",
         "max_prefill_attempts": "Prefill workers tried for one request at most.",
         "write_timeout_s": "How long a client may leave an event unread before its request is given up.",

@@ -7,8 +7,9 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from cluster.config.config import MAX_PER_NODE, BatonConfig
+from cluster.config.config import BatonConfig
 from cluster.config.names import ROUTER
+from cluster.config.pool import MAX_PER_NODE
 from cluster.plan.change import Change, Key
 from cluster.plan.inventory import Node
 from cluster.plan.placement import POOLS, SMALL_CPU_SHARE, Placed, Placement, first_replicas

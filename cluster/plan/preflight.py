@@ -17,6 +17,7 @@ from engine.model.weights.shards import check_shards
 from router.errors import ModelDirectoryError
 from router.roles import ROLES
 from router.security import SecurityError
+from router.telemetry.availability import TracingUnavailableError, check_available
 from router.text.chat_template import load_chat_template
 from router.text.generation_config import load_generation_defaults
 from router.text.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ def preflight(config: BatonConfig) -> ServedModel:
         CheckpointError, PreflightError: One line that says what is wrong.
     """
     check_keys(config)
+    check_tracing(config)
     model = served_model(config)
     check_checkpoint(model.path, config.model_code)
     check_model_len(config.max_model_len, model.path, config.model_code)
@@ -61,6 +63,18 @@ def check_keys(config: BatonConfig) -> None:
     try:
         config.security_settings().loaded()
     except SecurityError as error:
+        raise PreflightError(str(error)) from error
+
+
+def check_tracing(config: BatonConfig) -> None:
+    """Look whether spans could be made here, if they are to be.
+
+    Raises:
+        PreflightError: They could not.
+    """
+    try:
+        check_available(config.tracing_settings())
+    except TracingUnavailableError as error:
         raise PreflightError(str(error)) from error
 
 

@@ -1,6 +1,8 @@
-"""Pools that grow and shrink on their own signals: prefill by the prompts that wait, decode by the KV in use.
+"""Pools that grow and shrink on their own signals: prefill by the prompts that wait, decode by the KV in use; or as a
+router orders, which predicts what the promises need.
 
-Serve's autoscaler asks each replica for its load, adds its own bounds and delays, and stops replicas by draining them.
+Serve's autoscaler asks each replica for its load, or for what it was told, adds its own bounds and delays, and stops
+replicas by draining them.
 """
 
 from __future__ import annotations
@@ -15,11 +17,25 @@ from cluster.config.scaling import ScalingSection
 LOAD = "load"
 """A replica's load as a share of what it should have: 1 means just right."""
 
+ORDERED = "ordered"
+ORDERED_AT = "ordered_at_s"
+"""How many replicas a replica was told that there should be, and when."""
+
 POLICY = "cluster.serve.autoscale:wanted_replicas"
+ORDERS_POLICY = "cluster.serve.autoscale:ordered_replicas"
 
 
 def autoscaling_config(scaling: ScalingSection, *, num_replicas: int) -> AutoscalingConfig:
     """The settings as Serve takes them, beginning with ``num_replicas``."""
+    if scaling.by == "promise":  # a router has waited as long as it should
+        return AutoscalingConfig(
+            min_replicas=scaling.min_replicas,
+            max_replicas=scaling.max_replicas,
+            initial_replicas=scaling.first(num_replicas),
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            policy=AutoscalingPolicy(policy_function=ORDERS_POLICY),  # type: ignore[no-untyped-call]
+        )
     return AutoscalingConfig(
         min_replicas=scaling.min_replicas,
         max_replicas=scaling.max_replicas,
@@ -41,3 +57,18 @@ def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     if not loads:
         return context.target_num_replicas, {}
     return max(math.ceil(sum(loads.values()) - 1e-9), 1), {}
+
+
+def ordered_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """As many replicas as the newest order says that any of them was told; Serve calls it in its controller.
+
+    Returns:
+        The number, before Serve's bounds; and no state of our own.
+    """
+    told = context.raw_metrics or {}
+    newest = {replica: series[-1].value for replica, series in told.get(ORDERED_AT, {}).items() if series}
+    numbers = {replica: series[-1].value for replica, series in told.get(ORDERED, {}).items() if series}
+    known = [replica for replica in newest if replica in numbers]
+    if not known:
+        return context.target_num_replicas, {}
+    return round(numbers[max(known, key=newest.__getitem__)]), {}

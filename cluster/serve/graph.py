@@ -62,6 +62,7 @@ def build_graph(
         router=router,
         security=security,
         listen=_listen_settings(config),
+        tracing=config.tracing_settings(),
     )
     ingress = serve.deployment(
         name=ROUTER,
@@ -105,6 +106,7 @@ def _bind_worker(
         drain_timeout_s=config.health.drain_timeout_s,
         scaling=config.pool(pool).scaling,
         core_sharing=config.core_sharing(pool),
+        tracing=config.tracing_settings(),
     )
     # Threads follow from what else runs on a machine: no reason to replace a worker that runs.
     threadless = dataclasses.replace(settings.engine.model, num_threads=config.pool(pool).num_threads)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -28,6 +29,9 @@ from router.wire.frame_server import FrameOffer
 from router.wire.linked_calls import LinkedCalls
 
 RESYNC_TIMEOUT_S = 10.0
+
+TELL_AGAIN_S = 10.0
+"""So often replicas are told again how many of them there should be."""
 
 
 class RayWorkerPool:
@@ -194,6 +198,47 @@ class RayRouterPeers:
         """Ask a router for the summaries of its last requests; raises WorkerUnavailableError."""
         found: bytes = await self._caller.call(router_id, "last_traces", limit, viewer, timeout_s=timeout_s)
         return found
+
+
+class ServeSizes:
+    """``router.scaling.control.ScalingOrders``: tells the replicas of a pool how many there should be, of which Serve's
+    autoscaler asks them (``cluster/serve/autoscale.py``).
+    """
+
+    def __init__(
+        self,
+        callers: Mapping[str, Caller],
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._callers = callers
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._orders: dict[str, tuple[int, float]] = {}
+        self._told_s: dict[str, dict[str, float]] = {role: {} for role in callers}
+
+    async def want(self, role: str, number: int) -> None:
+        """Tell those that do not know it yet, and all of them now and then: another router may have told them something
+        else meanwhile. Raises WorkerUnavailableError where one cannot be told.
+        """
+        caller, order, now_s = self._callers[role], self._orders.get(role), self._clock()
+        if order is None or order[0] != number:
+            order = self._orders[role] = (number, self._wall_clock())
+            self._told_s[role] = {}
+        replica_ids = caller.replica_ids()
+        told_s = self._told_s[role] = {name: at_s for name, at_s in self._told_s[role].items() if name in replica_ids}
+        due = [name for name in replica_ids if name not in told_s or now_s - told_s[name] >= TELL_AGAIN_S]
+        calls = [caller.call(name, "want", *order, timeout_s=self._timeout_s) for name in due]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for name, answer in zip(due, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                told_s[name] = now_s
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
 
 
 class ServeTargets:

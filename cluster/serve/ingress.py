@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from cluster.config.names import APP_NAME, ROUTER
-from cluster.serve.handles import RayRouterPeers, RayWorkerPool, ServeTargets
+from cluster.serve.handles import RayRouterPeers, RayWorkerPool, ServeSizes, ServeTargets
 from cluster.serve.listener import Lifespan, ListenSettings, RouterListener
 from cluster.serve.replica_caller import FIRST_LISTS_S, Caller, ReplicaCaller, wait_for_lists
 from cluster.serve.server_info import ServerFacts
@@ -26,6 +26,8 @@ from router.security import SecuritySettings
 from router.service import RouterService
 from router.settings import RouterSettings
 from router.stored_responses.store import Order, StoredResponse
+from router.telemetry.settings import NO_TRACING, TracingSettings
+from router.telemetry.tracer import make_tracer
 from router.trace.origin import Viewer
 
 GC_THRESHOLDS = (10_000, 20, 20)
@@ -42,6 +44,7 @@ class IngressSettings:
     router: RouterSettings
     security: SecuritySettings
     listen: ListenSettings | None = None
+    tracing: TracingSettings = NO_TRACING
 
 
 @serve.ingress()
@@ -72,8 +75,10 @@ class RouterIngress:
             peers=RayRouterPeers(routers, own_id=router_id),
             node_ip=get_node_ip_address(),  # type: ignore[no-untyped-call]
             aliases=settings.model_aliases,
+            tracer=make_tracer(settings.tracing, role=ROUTER, instance_id=router_id),
         )
         service.view.wanted = ServeTargets.of_this_cluster()
+        service.scaling.orders = ServeSizes(self._callers, timeout_s=settings.router.abort_timeout_s)
         # What was loaded stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()

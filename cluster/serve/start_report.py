@@ -15,6 +15,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 NAMESPACE = b"baton"
 PREFIX = "start:"
 MIN_PERIOD_S = 0.2
+PREPARING = "preparing kernels (compiled once on a machine)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +47,19 @@ def clear_start_reports() -> None:
     _internal_kv_del(PREFIX, del_by_prefix=True, namespace=NAMESPACE)
 
 
-def weights_progress(role: str, replica_id: str) -> Callable[[int, int], None]:
-    """A callback that reports loaded bytes, at most once per ``MIN_PERIOD_S``."""
+def weights_progress(
+    role: str, replica_id: str, *, publish: Callable[[StartReport], None] = publish_start_report
+) -> Callable[[int, int], None]:
+    """A callback that reports loaded bytes, at most once per ``MIN_PERIOD_S``, and what comes behind the last one."""
     reported_at_s = 0.0
 
     def report(done: int, total: int) -> None:
         nonlocal reported_at_s
         now_s = time.monotonic()
-        if done < total and now_s - reported_at_s < MIN_PERIOD_S:
-            return
-        reported_at_s = now_s
-        publish_start_report(
-            StartReport(role=role, replica_id=replica_id, stage="loading weights", done=done, total=total)
-        )
+        if done >= total:
+            publish(StartReport(role=role, replica_id=replica_id, stage=PREPARING))
+        elif now_s - reported_at_s >= MIN_PERIOD_S:
+            reported_at_s = now_s
+            publish(StartReport(role=role, replica_id=replica_id, stage="loading weights", done=done, total=total))
 
     return report

@@ -18,7 +18,7 @@ from ray.util import get_node_ip_address
 
 from cluster.config.names import APP_NAME
 from cluster.config.scaling import ScalingSection
-from cluster.serve.autoscale import LOAD
+from cluster.serve.autoscale import LOAD, ORDERED, ORDERED_AT
 from cluster.serve.hung_reads import HungReads
 from cluster.serve.introductions import Introductions, ServeRendezvous
 from cluster.serve.loading import loading
@@ -47,6 +47,9 @@ from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from router.attentive_clock import AttentiveClock
 from router.roles import ROLES, roles_met_by
+from router.telemetry.settings import NO_TRACING, TracingSettings
+from router.telemetry.tracer import make_tracer
+from router.telemetry.worker_spans import WorkerSpans
 from router.wire.frame_server import FrameOffer, FrameServer
 
 if TYPE_CHECKING:
@@ -71,6 +74,7 @@ class WorkerSettings:
     drain_timeout_s: float
     scaling: ScalingSection | None
     core_sharing: CoreSharing | None
+    tracing: TracingSettings = NO_TRACING
 
 
 class Worker:
@@ -79,6 +83,7 @@ class Worker:
     async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_worker_logging()
         self._settings = settings
+        self._ordered: dict[str, float] = {}
         self._met = asyncio.Event()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         # A worker that was stopped for a while has no step to answer for in that time.
@@ -86,15 +91,21 @@ class Worker:
         self._callers = {name: ReplicaCaller(serve.get_deployment_handle(name, APP_NAME)) for name in ROLES}
         self._rendezvous = ServeRendezvous(tuple(self._callers.values()), loop=asyncio.get_running_loop())
         self._rendezvous.connect()
+        self._report("starting the engine")
+        try:
+            self._tracer = make_tracer(settings.tracing, role=settings.role.name, instance_id=self._replica_id)
+        except ConfigError as error:
+            self._report("failed", refusal=str(error))
+            raise
         self._engine = AsyncEngine(
             self._build,
             name=settings.role.name,
             report_period_s=settings.report_period_s,
             step_timeout_s=settings.step_timeout_s,
             clock=self._clock,
+            observer=None if self._tracer is None else WorkerSpans(self._tracer),
         )
         self._engine.leaning = settings.role.name
-        self._report("starting the engine")
         try:
             await self._engine.start()
         except (CheckpointError, ConfigError, KVTransferError) as error:
@@ -231,7 +242,13 @@ class Worker:
             if not self._engine.has_hung_read:  # a transport under such a read may not close
                 await self._engine.close()
             await self._frames.close()
+            await self._send_spans()
             os._exit(0)  # Serve finds the actor gone, and starts another one
+
+    async def _send_spans(self) -> None:
+        """Send the spans that were not sent yet."""
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     def _report(self, stage: str, *, refusal: str | None = None) -> None:
         publish_start_report(
@@ -284,7 +301,15 @@ class Worker:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool follows its load."""
         scaling = self._settings.scaling
-        return {} if scaling is None else {LOAD: scaling.load_of(self._settings.role, self._engine.load)}
+        if scaling is None:
+            return {}
+        if scaling.by == "promise":
+            return self._ordered
+        return {LOAD: scaling.load_of(self._settings.role, self._engine.load)}
+
+    async def want(self, number: int, ordered_at_s: float) -> None:
+        """Tell Serve, when it asks next, that the pool should have so many replicas."""
+        self._ordered = {ORDERED: float(number), ORDERED_AT: ordered_at_s}
 
     async def drain(self) -> None:
         """Take no more requests, let those that are here finish or move, then exit. Returns at once."""
@@ -324,3 +349,4 @@ class Worker:
             await self._engine.close()
         if hasattr(self, "_frames"):
             await self._frames.close()
+            await self._send_spans()

@@ -15,6 +15,8 @@ from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.stats import Gauges
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
 from engine.contract.token_ids import TokenIds
+from engine.contract.tracing.request_timings import RequestTimings, TraceContext
+from engine.versions import across_versions
 from kv_transfer.params import KVStreamParams, KVTransferParams
 
 TOO_MANY_BEAMS: Final = "too_many_beams"
@@ -85,6 +87,7 @@ class SamplingParams(LogitBiasParams, PenaltyParams, BadWordsParams, AllowedToke
         return self.temperature == 0.0
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One sequence to generate.
@@ -100,7 +103,7 @@ class GenerateRequest:
     ``prediction_token_ids`` are what the caller expects of the output: where it comes true, it takes fewer steps.
     ``max_recomputed_tokens``: when more KV than that could not be loaded, the request ends with the error ``kv_lost``
     instead of being computed here; None computes it here, however much it is.
-    ``promise`` bounds when its tokens should come.
+    ``promise`` bounds when its tokens should come. ``trace``: the engine tells what it spent its time on.
     """
 
     request_id: str
@@ -117,6 +120,7 @@ class GenerateRequest:
     prediction_token_ids: TokenIds | None = None
     max_recomputed_tokens: int | None = None
     promise: Promise = NO_PROMISE
+    trace: TraceContext | None = None
 
 
 class FinishReason(StrEnum):
@@ -295,11 +299,14 @@ class CacheReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMessage:
-    """What one engine step brought for one front end: new tokens, the engine's load, changes of its prefix cache."""
+    """What one engine step brought for one front end: new tokens, the engine's load, changes of its prefix cache, and
+    ``timings`` of traced requests whose first token is among the new ones.
+    """
 
     deltas: tuple[TokenDelta, ...]
     load: LoadReport
     cache: tuple[CacheChanges, ...] = ()
+    timings: tuple[RequestTimings, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

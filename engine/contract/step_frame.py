@@ -11,12 +11,13 @@ import msgspec
 import numpy as np
 
 from engine.contract.messages import CacheChanges, LoadReport, StepMessage, TokenDelta, joined
+from engine.contract.tracing.request_timings import RequestTimings
 
 FRAME_VERSION = 2
 """The first byte of every frame: which fields follow, and what they mean.
 
-1: ``StepMessage`` in MessagePack. Fields that are written by name may be added with a default; anything else that
-changes in it is another version.
+1: ``StepMessage`` in MessagePack. Fields that are written by name may be added with a default, and so may fields of the
+message behind all others, which an older reader leaves out; anything else that changes in it is another version.
 2: a delta may have the outputs of a beam search.
 """
 
@@ -31,11 +32,13 @@ class _Content(msgspec.Struct, array_like=True, gc=False):
     deltas: tuple[TokenDelta, ...]
     load: LoadReport
     cache: tuple[CacheChanges, ...]
+    timings: tuple[RequestTimings, ...] = ()
 
 
 def pack_step(message: StepMessage) -> bytes:
     """A message as a frame, in which consecutive deltas of a request are one wherever nothing is lost by that."""
-    return _VERSION_BYTE + _encoder.encode(_Content(_compact(message.deltas), message.load, message.cache))
+    content = _Content(_compact(message.deltas), message.load, message.cache, message.timings)
+    return _VERSION_BYTE + _encoder.encode(content)
 
 
 def unpack_step(frame: object) -> StepMessage:
@@ -53,7 +56,7 @@ def unpack_step(frame: object) -> StepMessage:
         content = _decoder.decode(memoryview(frame)[1:])
     except msgspec.DecodeError as error:
         raise FrameError(f"a step's frame of {len(frame)} bytes cannot be read: {error}") from error
-    return StepMessage(deltas=content.deltas, load=content.load, cache=content.cache)
+    return StepMessage(deltas=content.deltas, load=content.load, cache=content.cache, timings=content.timings)
 
 
 def _compact(deltas: tuple[TokenDelta, ...]) -> tuple[TokenDelta, ...]:

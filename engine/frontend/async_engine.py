@@ -10,11 +10,13 @@ from functools import partial
 
 from engine.contract.errors import ConnectorDeadError, EngineDeadError, RequestRefusedError
 from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage, TokenDelta
+from engine.contract.tracing.request_timings import RequestTimings
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.engine_thread import STEP_TIMEOUT_S, EngineThread
 from engine.frontend.feeds import CacheFeed
 from engine.frontend.outbox import FrameSink, Outbox
+from engine.frontend.request_observer import RequestObserver
 from engine.scheduler.step_result import StepResult
 from kv_transfer.connector import PeerWorkerConnector
 from kv_transfer.params import Hello
@@ -42,7 +44,9 @@ class AsyncEngine:
         report_period_s: float = REPORT_PERIOD_S,
         step_timeout_s: float = STEP_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
+        observer: RequestObserver | None = None,
     ) -> None:
+        self._observer = observer
         self._thread = EngineThread(build, self, name=name, step_timeout_s=step_timeout_s, clock=clock)
         self._report_period_s = report_period_s
         self._load = self._delivered_load = LoadReport()
@@ -143,11 +147,15 @@ class AsyncEngine:
         ]
         for request in new:
             self._requests_of.setdefault(request.client_id, set()).add(request.request_id)
+            if self._observer is not None:
+                self._observer.came(request)
         answers = await self._thread.call(partial(self._add_all, requests))
         refused = {request.request_id for request, answer in zip(requests, answers, strict=True) if answer is not None}
         for request in new:
             if request.request_id in refused:
                 self._forget(request.client_id, request.request_id)
+                if self._observer is not None:
+                    self._observer.refused(request.request_id)
         return answers
 
     async def outputs(self, client_id: str, *, mirrors_cache: bool = False) -> AsyncIterator[StepMessage]:
@@ -167,8 +175,9 @@ class AsyncEngine:
             yield StepMessage(deltas=(), load=self.load, cache=cache)
             while not stream.is_closed:
                 deltas = await stream.take(timeout_s=self._report_period_s)
+                timings = stream.take_timings()
                 cache = await self._take_cache_changes(stream.cache)
-                yield StepMessage(deltas=tuple(deltas), load=self.load, cache=cache)
+                yield StepMessage(deltas=tuple(deltas), load=self.load, cache=cache, timings=timings)
         finally:
             if stream.cache is not None and stream.cache.snapshot is not None:
                 stream.cache.snapshot.cancel()
@@ -329,15 +338,16 @@ class AsyncEngine:
         is_news = load is not self._load or changes is not None or bool(result.special) or bool(result.finished)
         self._load = load
         by_client, outboxes = result.deltas_by_client(), self._outboxes
+        timings = result.timings_by_client() if result.timings else {}
         for client_id, outbox in outboxes.items():
             if changes is not None:
                 outbox.put_cache(changes)
             if (deltas := by_client.get(client_id)) is not None:
-                outbox.put(deltas)
+                outbox.put(deltas, timings.get(client_id, ()))
             if outbox.wants_snapshot:
                 outbox.tell_snapshot(core.cache_snapshot())
         if is_news or not by_client.keys() <= outboxes.keys():
-            self._thread.to_loop(self._deliver, by_client, outboxes, load, changes)
+            self._thread.to_loop(self._deliver, by_client, outboxes, load, changes, timings)
 
     def _deliver(
         self,
@@ -345,6 +355,7 @@ class AsyncEngine:
         written: Container[str],
         load: LoadReport,
         changes: CacheChanges | None,
+        timings: Mapping[str, Sequence[RequestTimings]],
     ) -> None:
         """Take note of a step, and pass on what is for clients that were not written to."""
         self._delivered_load = load
@@ -353,12 +364,14 @@ class AsyncEngine:
             for stream in self._streams.values():
                 if stream.cache is not None:
                     stream.cache.put(changes)
+        if self._observer is not None:
+            self._observer.saw([item for told in timings.values() for item in told], by_client.values())
         for client_id, deltas in by_client.items():
             for delta in deltas:
                 if delta.finish_reason is not None:
                     self._forget(client_id, delta.request_id)
             if client_id not in written and (stream_of_client := self._streams.get(client_id)) is not None:
-                stream_of_client.put(deltas)
+                stream_of_client.put(deltas, timings.get(client_id, ()))
 
     def on_end(self) -> None:
         """End every unfinished request with an error: this engine will never do it."""
@@ -366,7 +379,7 @@ class AsyncEngine:
             ends = [dead_delta(request_id) for request_id in request_ids]
             if (outbox := self._outboxes.get(client_id)) is not None:
                 outbox.put(ends)
-            self._deliver({client_id: ends}, self._outboxes, self._delivered_load, None)
+            self._deliver({client_id: ends}, self._outboxes, self._delivered_load, None, {})
         self._end_streams()
 
     def _forget(self, client_id: str, request_id: str) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from engine.contract.messages import CacheChanges, LoadReport, StepMessage, TokenDelta
 from engine.contract.step_frame import pack_step
+from engine.contract.tracing.request_timings import RequestTimings
 from engine.frontend.client_stream import MESSAGE_GAP_S, is_pressing
 from engine.frontend.feeds import CacheFeed
 
@@ -60,6 +61,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[TokenDelta] = []
+        self._timings: list[RequestTimings] = []
         self._is_pressing = False
         self._is_due = False
         self._sent_at_s = -math.inf
@@ -71,10 +73,11 @@ class Outbox:
         """True when the router knows too little of the prefix cache, and could take a snapshot now."""
         return self.cache is not None and self.cache.needs_snapshot and not self._sink.is_behind
 
-    def put(self, deltas: Sequence[TokenDelta]) -> None:
+    def put(self, deltas: Sequence[TokenDelta], timings: Sequence[RequestTimings] = ()) -> None:
         """Send these behind all others: now, or when the gap is over and the reader has taken what is before them."""
         with self._lock:
             self._waiting += deltas
+            self._timings += timings
             self._is_pressing = self._is_pressing or any(map(is_pressing, deltas))
             if not self._sink.is_behind and (self._is_pressing or self._left_s() <= 0):
                 self._send()
@@ -127,9 +130,11 @@ class Outbox:
     def _send(self, *snapshot: CacheChanges) -> None:
         """Send what waits, behind a snapshot of the prefix cache if there is one. The caller holds the lock."""
         deltas, self._waiting, self._is_pressing = tuple(self._waiting), [], False
+        timings, self._timings = tuple(self._timings), []
         self._sent_at_s = self._clock()
         cache = self.cache.take() if self.cache is not None and not self.cache.needs_snapshot else ()
-        self._sink.send(pack_step(StepMessage(deltas=deltas, load=self._load(), cache=(*snapshot, *cache))))
+        message = StepMessage(deltas=deltas, load=self._load(), cache=(*snapshot, *cache), timings=timings)
+        self._sink.send(pack_step(message))
 
     def _wait_and_flush(self) -> None:
         """Come back when there is a chance to send; on the event loop, as what follows."""

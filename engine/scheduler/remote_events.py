@@ -70,6 +70,7 @@ class RemoteEvents:
             self._kv_cache.release_tables(ended.load.block_tables)
             return
         request = ended.load.request
+        self._note_load(request, ended.load, event)
         request.state = RequestState.READY
         self._live_requests.ready.push(request)
         num_failed = len(ended.damaged_blocks)
@@ -85,6 +86,18 @@ class RemoteEvents:
             self._resume(request, ended.load, ended.damaged_blocks)
         else:
             self._compute_all(request, ended.load)
+
+    def _note_load(self, request: Request, load: Load, event: LoadEnded) -> None:
+        """Keep when the load of a traced request was."""
+        if request.timeline is not None:
+            handed_over = request.message.kv_transfer
+            request.timeline.note_load(
+                duration_s=event.duration_s,
+                num_bytes=event.num_bytes,
+                num_blocks=load.end_block - load.first_block,
+                num_failed_blocks=len(event.failed_block_ids),
+                source=handed_over.source.engine_id if handed_over is not None else "",
+            )
 
     def _give_up_load(self, request_id: str) -> None:
         """A load ran out of time: its request is computed here, its destination stays held until the load ended."""

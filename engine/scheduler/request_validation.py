@@ -14,6 +14,7 @@ from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests.request import Request
+from engine.scheduler.requests.timeline import Timeline
 
 BeamLimit: TypeAlias = Callable[[int, int], int]
 """How many tokens of KV an output can have, by the number of tokens of its prompt and of beams."""
@@ -95,6 +96,8 @@ class RequestValidator:
             message, arrival_index=self._next_arrival_index, full_limit=full_limit, queued_at_s=self._clock()
         )
         self._next_arrival_index += 1
+        if message.trace is not None:
+            request.timeline = Timeline(arrived_s=request.queued_at_s, clock=self._clock)
         return request
 
     def _check(self, message: GenerateRequest) -> None:

@@ -246,9 +246,22 @@ class Scheduler:
         seconds = self._timer.step_returned(step)
         if self._speculation is not None:
             self._speculation.step_returned(step, seconds)
+        if self._table.unanswered_rows:
+            self._note_steps(step.batch, seconds)
         if result.has_nan is not None:
             self._counters.num_nan_logits += int(np.count_nonzero(result.has_nan))
         return self._step_output.apply(step, result)
+
+    def _note_steps(self, batch: Batch, seconds: float) -> None:
+        """Keep when the step was that returned last, of traced requests that it computed known tokens of."""
+        table, end_s = self._table, self._timer.returned_s
+        for row in table.unanswered_rows:
+            timeline = table.owner(row).timeline
+            if timeline is None:
+                continue
+            for index in np.flatnonzero((batch.rows == row) & (batch.epochs == table.epoch[row])).tolist():
+                num_tokens = int(batch.num_scheduled_tokens[index])
+                timeline.note_step(start_s=end_s - seconds, end_s=end_s, num_tokens=num_tokens)
 
     # ---- the connector
 

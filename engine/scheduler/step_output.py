@@ -20,6 +20,7 @@ from engine.contract.step import (
     PromptLogprobsChunk,
     SampledLogprobs,
 )
+from engine.contract.tracing.request_timings import RequestTimings
 from engine.scheduler.beam_rows import BeamRows
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
@@ -191,11 +192,12 @@ class StepOutputProcessor:
         self._counters.num_generated_tokens += token_ids.size
         owners = table.requests_of(rows)
         special: dict[int, TokenDelta] = {}
+        timings: list[tuple[str, RequestTimings]] = []
         if table.unanswered_rows:
             unanswered = table.unanswered_rows
             for index, row in enumerate(rows.tolist()):
                 if row in unanswered:
-                    special[index] = self._first(owners[index], tokens_of(index, token_ids, starts))
+                    special[index] = self._first(owners[index], tokens_of(index, token_ids, starts), timings)
             unanswered.difference_update(rows.tolist())
         if table.wide_rows:
             last_token_ids = token_ids if starts is None else token_ids[starts[1:] - 1]
@@ -206,7 +208,7 @@ class StepOutputProcessor:
             length = int(table.num_tokens[rows[index]])
             new_tokens = tokens_of(index, token_ids, starts)
             special[index] = self._last(owners[index], new_tokens, length, special.get(index))
-        step_result = StepResult(owners, token_ids, starts, special, self._live_requests.take_finished())
+        step_result = StepResult(owners, token_ids, starts, special, self._live_requests.take_finished(), timings)
         return step_result if logprobs is None else self._with_logprobs(step_result, rows, logprobs)
 
     def _fail(
@@ -227,8 +229,11 @@ class StepOutputProcessor:
         return [index for index in ended if index not in failed]
 
     @staticmethod
-    def _first(request: Request, token_ids: tuple[int, ...]) -> TokenDelta:
+    def _first(request: Request, token_ids: tuple[int, ...], timings: list[tuple[str, RequestTimings]]) -> TokenDelta:
         request.is_unanswered = False
+        if request.timeline is not None:
+            timings.append((request.client_id, request.timeline.told(request.request_id, queue_s=request.queue_s)))
+            request.timeline = None
         return TokenDelta(
             request_id=request.request_id,
             token_ids=token_ids,
@@ -241,7 +246,7 @@ class StepOutputProcessor:
     @staticmethod
     def _with_logprobs(step_result: StepResult, rows: RowArray, logprobs: SampledLogprobs) -> StepResult:
         """The same with deltas that say it for the rows that asked."""
-        requests, token_ids, starts, special, _ = step_result
+        requests, token_ids, starts, special, *_ = step_result
         deltas = dict(special)
         first_entries: dict[int, int] = {}
         for number, row in enumerate(logprobs.rows.tolist()):

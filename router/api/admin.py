@@ -19,6 +19,7 @@ from router.api.errors import error_body, invalid_body
 from router.api.http.request_body import read_body
 from router.api.openapi import body_schema, query_schema
 from router.errors import AdminClosedError, BodyNotJsonError, InvalidRequestError
+from router.live.timeline import Happening
 from router.roles import ROLES
 from router.service import RouterService
 
@@ -110,7 +111,9 @@ def add_admin(app: FastAPI, service: RouterService) -> None:
         check_open(service)
         async with read_body(request, FaultsBody, settings=service.settings, room=service.body_room) as body:
             options = fault_options(body)
-            return {"replicas": await service.administration.set_faults(options, role=body.role)}
+            replicas = await service.administration.set_faults(options, role=body.role)
+            service.live.tell(Happening(kind="fault", text=faults_text(body), count=len(replicas)))
+            return {"replicas": replicas}
 
     @app.post("/reset_prefix_cache", openapi_extra=body_schema(ResetBody, is_required=False) | query_schema(ResetBody))
     async def reset_prefix_cache(request: Request) -> JSONResponse:
@@ -180,6 +183,14 @@ def check_open(service: RouterService) -> None:
     """
     if not service.settings.admin_api:
         raise AdminClosedError
+
+
+def faults_text(body: FaultsBody) -> str:
+    """What an operator asked for, in words."""
+    asked = [f"{name} {value:g}" for name, value in body.faults.items()]
+    asked += [f"{item.fault} at occasion {item.nth}" for item in body.schedule]
+    who = f"{body.role} workers" if body.role is not None else "all workers"
+    return f"{who} suffer faults on purpose: {', '.join(asked)}" if asked else f"{who} suffer no more faults on purpose"
 
 
 def fault_options(body: FaultsBody) -> FaultOptions:

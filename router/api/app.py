@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -34,10 +33,11 @@ from router.api.prompts import check_vocabulary, encode, render_chat
 from router.api.request_id import RequestIdMiddleware
 from router.api.responses.endpoints import add_responses
 from router.api.server_info import Facts, add_server_info, no_facts
-from router.api.traces import add_traces
+from router.api.traces import add_traces, tracing_refusals
 from router.errors import InternalError, InvalidRequestError, NoReplicaError, RouterError
 from router.security import SecuritySettings
 from router.service import RouterService
+from router.version import baton_version
 
 _PATHS = frozenset(
     {
@@ -75,14 +75,6 @@ _PATHS = frozenset(
 )
 
 
-def baton_version() -> str:
-    """The installed version."""
-    try:
-        return version("baton-serve")
-    except PackageNotFoundError:
-        return "0+unknown"
-
-
 def build_app(
     service: RouterService,
     *,
@@ -107,7 +99,8 @@ def build_app(
     app = FastAPI(title="Baton", version=baton_version(), lifespan=lifespan)
     security = security or SecuritySettings()
     describe(app, security)
-    endpoints = {**_add_generation(app, service), **add_responses(app, service), **add_messages(app, service)}
+    generating = {**_add_generation(app, service), **add_responses(app, service), **add_messages(app, service)}
+    endpoints = {path: tracing_refusals(endpoint, service) for path, endpoint in generating.items()}
     # Inside of all other middleware: these are added from the inside out.
     app.add_middleware(MethodsMiddleware, routes=app.router.routes)
     app.add_middleware(DirectRoutes, endpoints=endpoints, write_timeout_s=service.settings.write_timeout_s)

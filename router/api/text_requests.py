@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,18 +14,17 @@ from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.token_ids import TokenIds
 from router.api.answers.answer_format import AnswerHead
 from router.api.bodies.generate_body import GenerateBody
-from router.api.http.guard import owner_of
 from router.api.http.headers import promise_headers, session_header, timeout_header
 from router.api.output_limit import OutputLimit
 from router.api.parameters.logprobs_wish import LogprobsWish
 from router.api.parameters.sampling import sampling_params, stop_strings
-from router.api.request_id import RECEIVED_KEY, SCOPE_KEY
+from router.api.request_id import SCOPE_KEY
+from router.api.traces import origin_of
 from router.errors import InvalidRequestError
 from router.request.text_output import TextOutput
 from router.request.text_request import TextRequest
 from router.service import RouterService
 from router.tools.turn_reader import TurnRules
-from router.trace.origin import Origin
 
 MAX_PROMPT_LOGPROBS = 400_000
 """Log-probabilities of prompt tokens in one answer: some 30 MB of JSON."""
@@ -74,19 +72,9 @@ def start_choices(
             name = f"{unique_id}-{index * num_each + choice}"
             choices.append(replace(text, request_id=name, seed=seed))
         prompts.append(choices)
-    prompts[0][0] = replace(prompts[0][0], origin=_origin(request, head, num_choices=len(prompts) * num_each))
+    origin = origin_of(request, service, answer_id=head.answer_id, num_choices=len(prompts) * num_each)
+    prompts[0][0] = replace(prompts[0][0], origin=origin)
     return service.generate_choices(prompts)
-
-
-def _origin(request: Request, head: AnswerHead, *, num_choices: int) -> Origin:
-    return Origin(
-        request_id=request.scope.get(SCOPE_KEY, ""),
-        answer_id=head.answer_id,
-        owner=owner_of(request.scope),
-        endpoint=request.scope["path"],
-        received_s=request.scope.get(RECEIVED_KEY, time.perf_counter()),
-        num_choices=num_choices,
-    )
 
 
 def _check_size(ask: Ask, *, num_choices: int) -> None:

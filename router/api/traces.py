@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import FastAPI, Query, Request, Response
 
+from router.api.errors import status_of
+from router.api.http.direct_routes import Endpoint
 from router.api.http.guard import is_admin, owner_of
+from router.api.http.headers import caller_context
+from router.api.request_id import RECEIVED_KEY, SCOPE_KEY
+from router.errors import RouterError
 from router.service import RouterService
-from router.trace.origin import Viewer
+from router.trace.origin import NO_CONTEXT, Origin, Viewer
 
 PATH = "/v1/requests"
 MAX_NUM_LISTED = 500
@@ -27,6 +33,35 @@ def add_traces(app: FastAPI, service: RouterService) -> None:
         """Where a request waited, where it went and why, and how its tokens came."""
         found = await service.traces.find(request_id, viewer=_viewer(request))
         return Response(found, media_type="application/json")
+
+
+def tracing_refusals(endpoint: Endpoint, service: RouterService) -> Endpoint:
+    """The same endpoint; what it answers with an error before anything runs leaves a trace, too."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except RouterError as error:
+            status, _ = status_of(error)
+            origin = origin_of(request, service)
+            service.traces.recorder.refuse(origin, status=status, code=error.code, reason=error.message)
+            raise
+
+    return answer
+
+
+def origin_of(request: Request, service: RouterService, *, answer_id: str = "", num_choices: int = 1) -> Origin:
+    """What a request's trace is kept under."""
+    makes_spans = service.traces.recorder.makes_spans
+    return Origin(
+        request_id=request.scope.get(SCOPE_KEY, ""),
+        answer_id=answer_id,
+        owner=owner_of(request.scope),
+        endpoint=request.scope["path"],
+        received_s=request.scope.get(RECEIVED_KEY, time.perf_counter()),
+        num_choices=num_choices,
+        context=caller_context(request) if makes_spans else NO_CONTEXT,
+    )
 
 
 def _viewer(request: Request) -> Viewer:

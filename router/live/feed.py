@@ -14,7 +14,7 @@ from router.errors import TooManyWatchersError
 from router.live.happenings import happenings
 from router.live.merge_patch import merge_patch
 from router.live.sampler import Sampler, State
-from router.live.timeline import Timeline
+from router.live.timeline import Happening, Timeline
 
 logger = logging.getLogger(f"baton.{__name__}")
 
@@ -49,11 +49,13 @@ class LiveFeed:
         *,
         period_s: float = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.timeline = Timeline()
         self._sampler = sampler
         self._period_s = period_s
         self._clock = clock
+        self._wall_clock = wall_clock
         self._looked_at_s = -math.inf
         self._state: State | None = None
         self._number = 0
@@ -72,6 +74,10 @@ class LiveFeed:
     def is_sampling(self) -> bool:
         """True while somebody watches."""
         return self._sampling is not None
+
+    def tell(self, happening: Happening) -> None:
+        """Note what no state shows, such as why something was decided. Watchers read it with the next change."""
+        self.timeline.add(happening, at_unix_s=self._wall_clock())
 
     def look_if_due(self) -> None:
         """Keep the timeline while nobody watches: costs something every ``UNWATCHED_PERIOD_S`` only."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from router.live.sampler import TIERS, State
 from router.live.timeline import Happening, Kind
+from router.placement.reason import Reason
 
 _MOVES: tuple[tuple[str, Kind, str], ...] = (
     ("drain_moves", "move", "left a draining worker, with their KV"),
@@ -17,12 +18,24 @@ _MOVES: tuple[tuple[str, Kind, str], ...] = (
     ("local_prefills", "recovery", "had their prompt computed where they generate"),
     ("failed_moves", "fault", "were told to move and did not"),
     ("failed", "fault", "ended with an error"),
+    ("refused", "refusal", "refused: as many as may wait already"),
 )
+
+
+_REASONS = {
+    Reason.MODELS_UNKNOWN.value: "without predictions",
+    Reason.OVERRIDE.value: "as a setting says",
+    Reason.SESSION.value: "where their session is",
+    Reason.LEADER.value: "behind their first choice",
+}
+"""What does not read well behind a number."""
 
 
 def happenings(before: State, after: State) -> Iterator[Happening]:
     """What a person would want to know, the workers first; what happened many times is one entry."""
     yield from _of_workers(before["workers"], after["workers"], after)
+    yield from _of_targets(before["wanted"], after)
+    yield from _of_sizes(before["sizes"], after["sizes"])
     old, new = before["totals"], after["totals"]
     for name, kind, text in _MOVES:
         if (count := new[name] - old[name]) > 0:
@@ -48,6 +61,22 @@ def _of_workers(old: Mapping[str, State], new: Mapping[str, State], after: State
             yield Happening(kind="worker_up", text=f"{role} worker {came}", replica=name)
         if row["leaning"] != was["leaning"]:
             yield Happening(kind="lean", text=_leaning_text(name, row, after), replica=name)
+
+
+def _of_targets(old: Mapping[str, int], after: State) -> Iterator[Happening]:
+    """Pools that should have more or fewer workers than before: their load, or a configuration, asks for it. Where a
+    router decided it, its reason is told instead."""
+    decided = {(row["role"], row["wanted"]) for row in after["sizes"].values()}
+    for role, number in after["wanted"].items():
+        if (was := old.get(role, number)) != number and (role, number) not in decided:
+            yield Happening(kind="scale", text=f"{role} workers wanted: {number}, {was} before")
+
+
+def _of_sizes(old: Mapping[str, State], new: Mapping[str, State]) -> Iterator[Happening]:
+    for name in sorted(new.keys() - old.keys()):
+        row = new[name]
+        text = f"{row['role']}: {row['wanted']} workers instead of {row['before']}, {row['reason']}"
+        yield Happening(kind="scale", text=text)
 
 
 def _leaning_text(name: str, row: State, after: State) -> str:
@@ -91,5 +120,5 @@ def _of_hand_overs(before: State, after: State) -> Iterator[Happening]:
 def _of_choices(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[Happening]:
     more = {reason: new[reason] - old[reason] for reason in new if new[reason] > old[reason]}
     if more:
-        text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in more.items())
+        text = ", ".join(f"{count} {_REASONS.get(reason, reason.replace('_', ' '))}" for reason, count in more.items())
         yield Happening(kind="choice", text=f"placed: {text}", count=sum(more.values()))

@@ -11,7 +11,7 @@ from router.placement.reason import Reason
 from router.pool.replica import Replica
 from router.pool.role_view import RoleReplicas
 from router.report.counters import RouterCounters
-from router.report.router_report import LeaningNote
+from router.report.router_report import LeaningNote, ScalingNote
 from router.settings import RouterSettings
 
 State: TypeAlias = dict[str, Any]
@@ -67,6 +67,12 @@ class KnownCluster(Protocol):
     def last_leaning(self) -> LeaningNote | None:
         """The last change of a leaning that a router made."""
 
+    def num_wanted(self) -> Mapping[str, int]:
+        """How many workers each pool should have, by its role."""
+
+    def scaling_notes(self) -> Sequence[ScalingNote]:
+        """The last changes of the pools' sizes that routers made."""
+
     def held_now(self) -> Mapping[str, float]:
         """The workers whose leaning an operator chose, and until when that stands."""
 
@@ -117,6 +123,8 @@ class Sampler:
             "router": self._router_id,
             "roles": "elastic" if self._settings.is_elastic else "fixed",
             "takes_orders": self._settings.admin_api,
+            "allows_faults": self._settings.allows_faults,
+            "wanted": dict(self._view.num_wanted()),
             "routers": {name: dict(row) for name, row in self._view.router_rows().items()},
             "workers": workers,
             "totals": _totals(routed, sums, workers),
@@ -126,6 +134,7 @@ class Sampler:
                 tier: {name: _whole(sums.get(f"num_{tier}_{name}", 0)) for name in _TIER_COUNTS} for tier in TIERS
             },
             "leanings": self._leanings(),
+            "sizes": {_scaling_key(note): _scaling_row(note) for note in self._view.scaling_notes()},
         }
 
     def _leanings(self) -> State:
@@ -175,6 +184,15 @@ class Sampler:
         if replica.load.is_draining:
             return "draining"
         return "running" if pool.age_s(replica) < 2 * self._settings.stale_after_s else "silent"
+
+
+def _scaling_key(note: ScalingNote) -> str:
+    """What tells one change of a pool's size from another."""
+    return f"{note.changed_at_s:.3f}/{note.role}"
+
+
+def _scaling_row(note: ScalingNote) -> State:
+    return {"role": note.role, "wanted": note.wanted, "before": note.before, "reason": note.reason}
 
 
 def blocks_by_owner(replica: Replica) -> dict[str, int]:

@@ -15,15 +15,19 @@ Kind: TypeAlias = Literal[
     "worker_up",
     "worker_gone",
     "worker_left_out",
+    "scale",
     "drain",
     "move",
     "rebalance",
     "lean",
+    "scale",
     "recovery",
     "fault",
+    "refusal",
     "hand_over",
     "choice",
 ]
+"""docs/live-page.md says what each is. Readers show those that they do not know as any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,16 @@ class Plan:
         """True when one replica does both."""
         return self.prompt == self.stream
 
+    @property
+    def is_split(self) -> bool:
+        """True when the one that generates computes the end of the prompt."""
+        return self.num_head_tokens > 0
+
+    @property
+    def way(self) -> tuple[int, int, bool]:
+        """What tells plans for one request apart."""
+        return self.prompt, self.stream, self.is_split
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
@@ -177,18 +187,22 @@ def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | No
         cost = float(apart_prompt[prompt_at] + apart_stream[stream_at])
         if cost < best.cost:
             best = Plan(prompt=prompt_at, stream=stream_at, cost=cost)
-    if wish.least_head_tokens and fleet.num_rows.size > 1:
-        best = _split(fleet, wish, cached_tokens, stream, best) or best
+    split = _split(fleet, wish, cached_tokens, stream, best)
+    if split is not None and split.cost * (1.0 + TIE_MARGIN) < best.cost:
+        best = split
     return best if best.cost < NEVER else None
 
 
 def _split(fleet: Standings, wish: Wish, cached_tokens: FloatArray, stream: FloatArray, best: Plan) -> Plan | None:
-    """The plan by which one replica hands over what it has cached, and another does all the rest, if it costs less.
+    """The plan by which one replica hands over what it has cached, and another does all the rest; None where ``best``,
+    the best one that cuts nothing, leaves nothing worth a cut.
 
     Only what is cached is worth a cut: the second replica waits for the first, so that a token that both could compute
     comes sooner from either of them alone. The first one computes a single token, behind the cached ones.
     ``stream``: what it costs to generate at each replica; never where there is no room.
     """
+    if not wish.least_head_tokens or fleet.num_rows.size < 2:
+        return None
     at = int(cached_tokens.argmax())
     num_cached = int(cached_tokens[at])
     num_more = num_cached - cached_tokens[best.prompt]
@@ -202,8 +216,6 @@ def _split(fleet: Standings, wish: Wish, cached_tokens: FloatArray, stream: Floa
     together[at] = NEVER
     stream_at = int(together.argmin())
     cost = float(together[stream_at] + fleet.num_rows[at] * head.prompt_s[at])
-    if cost * (1.0 + TIE_MARGIN) >= best.cost:
-        return None
     return Plan(prompt=at, stream=stream_at, cost=cost, num_head_tokens=num_cached + 1)
 
 
@@ -217,7 +229,8 @@ class Weighed(NamedTuple):
 def weigh(fleet: Standings, wish: Wish, cached_tokens: FloatArray, chosen: Plan, *, limit: int) -> list[Weighed]:
     """The chosen plan, and up to ``limit`` others that cost least among those that ``choose`` compares.
 
-    Of each replica the plan that does all there, and the pairs of the best for either work.
+    Of each replica the plan that does all there, the pairs of the best for either work, and the one that splits the
+    prompt.
     """
     prompt, stream, joining = costs(fleet, wish, cached_tokens)
     has_room = (fleet.num_available_blocks >= wish.num_blocks) | (fleet.is_idle > 0)
@@ -229,11 +242,24 @@ def weigh(fleet: Standings, wish: Wish, cached_tokens: FloatArray, chosen: Plan,
             if prompt_at != stream_at:
                 cost = float(prompt[prompt_at] + stream[stream_at] + joining[stream_at])
                 plans.append(Plan(prompt=prompt_at, stream=stream_at, cost=cost))
-    places = (chosen.prompt, chosen.stream)
-    others = sorted((item for item in plans if (item.prompt, item.stream) != places), key=lambda item: item.cost)
+    whole = min(plans, key=lambda item: item.cost)
+    if (split := _split(fleet, wish, cached_tokens, stream, whole)) is not None:
+        plans.append(split)
+    others = sorted((item for item in plans if item.way != chosen.way), key=lambda item: item.cost)
     ttft_s = predict(fleet, wish, cached_tokens).ttft_s
     best = [chosen, *(item for item in others[:limit] if item.cost < NEVER)]
-    return [Weighed(item, float(ttft_s[item.prompt])) for item in best]
+    return [
+        Weighed(item, _split_ttft_s(fleet, wish, cached_tokens, item) if item.is_split else float(ttft_s[item.prompt]))
+        for item in best
+    ]
+
+
+def _split_ttft_s(fleet: Standings, wish: Wish, cached_tokens: FloatArray, plan: Plan) -> float:
+    """Of a prompt that is split: the beginning is computed and moved, then the rest by who generates."""
+    num_cached = plan.num_head_tokens - 1
+    head = predict(fleet, replace(wish, num_prompt_tokens=plan.num_head_tokens), cached_tokens).ttft_s[plan.prompt]
+    tail = predict(fleet, wish, np.maximum(cached_tokens, float(num_cached))).ttft_s[plan.stream]
+    return float(head + wish.hand_over_s + tail)
 
 
 def choose_prompt(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> int:

@@ -169,6 +169,7 @@ def _named(
             stream=candidates[plan.stream].replica_id,
             ttft_s=ttft_s,
             cost=plan.cost,
+            num_head_tokens=plan.num_head_tokens,
         )
         for plan, ttft_s in weigh(fleet, wish, cached, chosen, limit=MAX_WEIGHED)
     ]

@@ -14,12 +14,16 @@ from router.pool.replica import Replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedPlan:
-    """Replicas by id that could compute a prompt and generate behind it, and what is predicted of that."""
+    """Replicas by id that could compute a prompt and generate behind it, and what is predicted of that.
+
+    ``num_head_tokens``: of a prompt that is split, what the former computes; 0: it is not.
+    """
 
     prompt: str
     stream: str
     ttft_s: float
     cost: float
+    num_head_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from router.versions import across_versions
+from engine.versions import across_versions
 
 _MAX_REMEMBERED = 64
 """So many departed processes can come back (a look-up of the members that missed one) without being counted twice."""

@@ -6,21 +6,33 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
 from router.pool.role_view import RoleReplicas
+from router.report.arrivals import NO_ARRIVALS, ArrivalSample, RecentArrivals
 from router.report.counters import RouterCounters
 from router.report.metric_rows import Labels, MetricFamily, gauge, render
 from router.report.metrics import RouterMetrics
-from router.report.router_report import KnownRouter, LeaningNote, RouterBoard, RouterPeers, RouterReport
+from router.report.router_report import (
+    KnownRouter,
+    LeaningNote,
+    RouterBoard,
+    RouterPeers,
+    RouterReport,
+    ScalingNote,
+)
 from router.report.status import cluster_status
 from router.report.vllm_metrics import vllm_families
 from router.report.worker_metrics import worker_families
 from router.settings import RouterSettings
 
 logger = logging.getLogger(f"baton.{__name__}")
+
+MAX_SCALING_NOTES = 8
+"""So many changes of the pools' sizes are told of."""
 
 
 class RouterUsage(Protocol):
@@ -77,6 +89,8 @@ class ClusterView:
         self._settings = settings
         self._leaning_change: LeaningNote | None = None
         self._held_leanings: dict[str, float] = {}
+        self.own_arrivals: RecentArrivals | None = None
+        self._scaling: deque[ScalingNote] = deque(maxlen=MAX_SCALING_NOTES)
         self._num_reports = 0
         self._meeting: asyncio.Task[None] | None = None
 
@@ -131,6 +145,24 @@ class ClusterView:
         """The last change that a router made, as they were heard last."""
         return _newest([self._leaning_change, *(other.report.leaning_change for other in self._board.others)])
 
+    def arrivals(self) -> list[ArrivalSample]:
+        """What came lately to this router, and to the others that are there, as they were heard last."""
+        own = [self.own_arrivals.sample()] if self.own_arrivals is not None else []
+        return own + [other.report.arrivals for other in self._board.others if other.state == "running"]
+
+    def note_scaling(self, note: ScalingNote) -> None:
+        """Remember a change of a pool's size that this router ordered by itself."""
+        self._scaling.append(note)
+
+    def scaling_notes(self) -> list[ScalingNote]:
+        """The last changes of the pools' sizes that routers made, as they were heard last, oldest first."""
+        told = [*self._scaling, *(note for other in self._board.others for note in other.report.scaling)]
+        return sorted(told, key=lambda note: note.changed_at_s)[-MAX_SCALING_NOTES:]
+
+    def last_scaling(self, role: str) -> ScalingNote | None:
+        """The last change of one pool."""
+        return next((note for note in reversed(self.scaling_notes()) if note.role == role), None)
+
     def counters(self) -> RouterCounters:
         """What all routers counted, those that are gone included, as they were heard last: nobody is asked."""
         total = self._counters.plus(self._board.forgotten.counters)
@@ -174,6 +206,8 @@ class ClusterView:
             forgotten_routers=self._board.forgotten,
             leaning_change=self._leaning_change,
             held_leanings=dict(self._held_leanings),
+            arrivals=NO_ARRIVALS if self.own_arrivals is None else self.own_arrivals.sample(),
+            scaling=tuple(self._scaling),
         )
 
     async def status(self) -> dict[str, object]:
@@ -186,7 +220,15 @@ class ClusterView:
             pools=self._pools,
             timeout_s=self._settings.status_timeout_s,
         )
-        return {**told, "leanings": self._leanings(routers)}
+        return {**told, "leanings": self._leanings(routers), "scaling": self._sizes()}
+
+    def _sizes(self) -> dict[str, object]:
+        """Who decides how many workers pools that follow the promises have, and the last changes."""
+        rules = self._settings.scaling
+        return {
+            "decided_by": None if rules is None else min(self.live_router_ids()),
+            "last_changes": [asdict(note) for note in self.scaling_notes()],
+        }
 
     def _leanings(self, routers: Sequence[KnownRouter]) -> dict[str, object]:
         """Who decides what workers lean to, the last change that a router made, and what operators hold."""
@@ -199,14 +241,20 @@ class ClusterView:
 
     async def metrics_text(self) -> bytes:
         """Everything measured, for Prometheus: rows of routers have the label ``router``, those of workers do not."""
-        routers, wanted = await asyncio.gather(self._routers(), self._ask_for_wanted())
+        routers, _ = await asyncio.gather(self._routers(), self._ask_for_wanted())
         workers = worker_families(self._pools)
-        return render([*_router_families(routers), wanted, *workers, *self._compatible(routers)])
+        return render([*_router_families(routers), self._wanted_family(), *workers, *self._compatible(routers)])
 
-    async def _ask_for_wanted(self) -> MetricFamily:
+    def num_wanted(self) -> dict[str, int]:
+        """How many workers each pool should have, as was heard last: nobody is asked."""
+        return dict(self._num_wanted)
+
+    async def _ask_for_wanted(self) -> None:
         """What was known last stays where nobody answers: a worker may be lost at that moment, too."""
         if self.wanted is not None:
             self._num_wanted.update(await self.wanted.numbers(timeout_s=self._settings.status_timeout_s))
+
+    def _wanted_family(self) -> MetricFamily:
         values: dict[Labels, float] = {(("role", role),): float(number) for role, number in self._num_wanted.items()}
         return gauge("baton:replicas_wanted", "Workers that the pool should have.", values)
 
@@ -234,9 +282,9 @@ class ClusterView:
         while True:
             await asyncio.sleep(self._settings.peer_period_s)
             try:
-                await self._meet()
+                await asyncio.gather(self._meet(), self._ask_for_wanted())
             except Exception:
-                logger.exception("asking the other routers failed")
+                logger.exception("asking the other routers, or how many workers there should be, failed")
 
 
 def _newest(changes: Sequence[LeaningNote | None]) -> LeaningNote | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from engine.versions import across_versions
 from kv_transfer.stats import Counted, counted, counters_of
 from router.placement.reason import Reason
-from router.versions import across_versions
 
 TYPICAL_OUTPUT_TOKENS = 128.0
 """Until some sequence finished."""

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
+from engine.versions import across_versions
 from router.pool.pool_counters import DepartedWorker, ForgottenWorkers
 from router.pool.workers import WorkerError
+from router.report.arrivals import NO_ARRIVALS, ArrivalSample
 from router.report.counters import RouterCounters
 from router.report.metric_rows import MetricFamily
 from router.stored_responses.directory import ResponsePeers
 from router.stored_responses.store import Order, StoredResponse
 from router.trace.directory import TracePeers
 from router.trace.origin import Viewer
-from router.versions import across_versions
 
 RouterState: TypeAlias = Literal["running", "unreachable", "departed"]
 
@@ -57,6 +58,18 @@ class LeaningNote:
 
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingNote:
+    """A pool that is to have another number of workers, why, and since when, in seconds since 1970."""
+
+    role: str
+    wanted: int
+    before: int
+    reason: str
+    changed_at_s: float
+
+
+@across_versions
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
     """One router at one moment. ``number`` grows with each report of the same router.
 
@@ -64,9 +77,10 @@ class RouterReport:
     ``gone`` are the last reports of routers that are gone, ``forgotten_routers`` those before them, so that those who
     come later know of them too.
     ``leaning_change`` is the last one that this router ordered. ``held_leanings`` are the workers whose leaning an
-    operator chose, and until when that stands, in seconds since 1970.
+    operator chose, and until when that stands, in seconds since 1970. ``arrivals`` are its last requests, where pools
+    follow the promises, and ``scaling`` the last changes of their sizes that it ordered, oldest first.
 
-    Routers of two versions tell each other of themselves during an update (``router.versions``).
+    Routers of two versions tell each other of themselves during an update (``engine.versions``).
     """
 
     router_id: str
@@ -84,6 +98,8 @@ class RouterReport:
     forgotten_routers: ForgottenRouters = field(default_factory=ForgottenRouters)
     leaning_change: LeaningNote | None = None
     held_leanings: Mapping[str, float] = field(default_factory=dict)
+    arrivals: ArrivalSample = NO_ARRIVALS
+    scaling: tuple[ScalingNote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,5 +252,7 @@ class RouterBoard:
 
 def _departed(known: KnownRouter) -> KnownRouter:
     """The last word of a router that is gone, without whom it knew: whoever heard it knows them by now."""
-    report = replace(known.report, departed={}, forgotten={}, forgotten_routers=ForgottenRouters())
+    report = replace(
+        known.report, departed={}, forgotten={}, forgotten_routers=ForgottenRouters(), arrivals=NO_ARRIVALS
+    )
     return KnownRouter(report=report, state="departed")

@@ -18,6 +18,7 @@ from router.request.generation import Generation
 from router.request.journey import Journey
 from router.request.kv_loss import KVLostError, recompute_limit
 from router.settings import RouterSettings
+from router.telemetry.span_names import call_name
 from router.trace.policy_choice import policy_choice
 from router.wire.worker_errors import (
     DRAINING,
@@ -222,15 +223,17 @@ class DecodePhase:
                 kv_transfer=kv_transfer,
                 client_id=client_id,
                 max_recomputed_tokens=limit,
+                trace=generation.trace_context,
             )
 
-        return await self._link.run(reservation, make_request, on_delta)
+        return await self._link.run(reservation, make_request, on_delta, generation.note_timings)
 
 
 def _trace_stay(generation: Generation, journey: Journey, *, where: str, has_kv: bool) -> None:
     if generation.trace is not None:
         name = journey.part(is_begun=bool(generation.output_token_ids), has_kv=has_kv)
-        generation.trace.enter_worker(name, where=where)
+        call = call_name(hands_over=False, goes_on=has_kv or bool(generation.output_token_ids))
+        generation.trace.enter_worker(name, where=where, call=call)
 
 
 def _trace_move(generation: Generation, order: MoveOrder | None) -> None:

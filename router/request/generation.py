@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
+from engine.contract.tracing.request_timings import RequestTimings, TraceContext
 from router.errors import RouterError
 from router.pool.admission import Ticket
 from router.pool.demand import Demand
 from router.pool.placing import Placed
 from router.pool.replica import Replica, Reservation
+from router.report.arrivals import Arrival
 from router.report.milestones import Milestones
 from router.trace.request_trace import RequestTrace
 from router.wire.mailbox import Mailbox
@@ -29,7 +31,8 @@ class Generation:
     decode replica, None where it needs none; ``begun`` is set once the first token is there, or never will be; the
     replicas are those where the sequence went first. ``placed`` and ``prompt_room`` are its ticket's: where it goes,
     and its turn on the replica that computes its prompt. ``is_local``: the decode replica computes the prompt.
-    ``trace`` is written as it goes; None where it is not traced.
+    ``trace`` is written as it goes; None where it is not traced. ``arrival`` is what is remembered of it to predict the
+    load to come, where that is done.
     ``others`` get what a beam search found beside the best output, which is this one's: they have no life of their own.
     """
 
@@ -54,6 +57,7 @@ class Generation:
     others: list[Generation] = field(default_factory=list)
     num_cached_tokens: int | None = None
     trace: RequestTrace | None = None
+    arrival: Arrival | None = None
     _stage: str = "admission"
 
     @property
@@ -80,6 +84,16 @@ class Generation:
     def name_in_logs(self) -> str:
         """The id that the workers know, and the caller's, by which others find what is said of this request."""
         return f"{self.request_id} x_request_id={self.caller_id}" if self.caller_id else self.request_id
+
+    @property
+    def trace_context(self) -> TraceContext | None:
+        """What workers get with the request; None where it is not traced."""
+        return None if self.trace is None else self.trace.context
+
+    def note_timings(self, timings: RequestTimings) -> None:
+        """A worker tells what it did until its first tokens, which come next."""
+        if self.trace is not None:
+            self.trace.note_timings(timings)
 
     async def take(self) -> list[TokenDelta]:
         """All deltas that are waiting; an empty list once the request ended well.
@@ -116,13 +130,15 @@ class Generation:
     def deliver(self, delta: TokenDelta, finish_reason: FinishReason | None) -> None:
         """Pass new tokens on to the consumer."""
         self.output_token_ids.extend(delta.token_ids)
-        if self.trace is not None:
-            self.trace.deliver(delta)
         if self.times.wants_tokens:
             self.begun.set()
             delta = self._with_cached_tokens(delta)
+            if self.arrival is not None and self.arrival.num_cached_tokens is None:  # later ones count what was moved
+                self.arrival.num_cached_tokens = delta.num_cached_tokens
             if delta.token_ids or delta.beams:
                 self.times.token(delta.queue_s)
+        if self.trace is not None:
+            self.trace.deliver(delta)
         if finish_reason is not delta.finish_reason:
             delta = delta._replace(finish_reason=finish_reason, kv_transfer=None, error=None)
         if delta.beams:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
@@ -26,6 +27,7 @@ from router.pool.admission import Admission, RoomWish, Ticket
 from router.pool.demand import Demand
 from router.pool.elastic_placement import ElasticPlacement
 from router.pool.replica import Reservation
+from router.report.arrivals import RecentArrivals
 from router.report.counters import RouterCounters
 from router.request.decode_phase import DecodePhase
 from router.request.generation import Generation
@@ -37,6 +39,7 @@ from router.settings import RouterSettings
 from router.trace.origin import Origin
 from router.trace.policy_choice import placed_choice
 from router.trace.recorder import TraceRecorder
+from router.trace.request_trace import MAX_CHOICES
 from router.wire.mailbox import Mailbox
 from router.wire.pacer import Pacer
 from router.wire.worker_errors import KV_LOST
@@ -60,8 +63,11 @@ class Orchestrator:
         settings: RouterSettings,
         counters: RouterCounters,
         recorder: TraceRecorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``recorder`` None traces nothing."""
+        rules = settings.scaling
+        self.arrivals = None if rules is None else RecentArrivals(window_s=rules.window_s, clock=clock)
         self._recorder = recorder
         self._prefill_link = prefill
         self._decode_link = decode
@@ -114,8 +120,8 @@ class Orchestrator:
 
         None of them is refused later because others are there; it waits. Requests of one ``session_id`` go to the same
         replicas where that is possible. Of the choices of a prompt the first one leads: the others wait until it has
-        its first token, and go where it went: the prompt is computed and moved once, and all share its blocks. The
-        first of all is traced as ``origin``.
+        its first token, and go where it went: the prompt is computed and moved once, and all share its blocks. They
+        are traced as ``origin``.
 
         Raises:
             NoReplicaError: Nobody could run them now.
@@ -124,8 +130,9 @@ class Orchestrator:
         num_choices = sum(map(len, prompts))
         self.check_room(num_choices)
         demands = [Demand(choices[0], session_id=session_id) for choices in prompts]
-        recorder = self._recorder
-        demands[0].is_traced = recorder is not None and recorder.wants(origin)
+        recorder = self._recorder if self._recorder is not None and self._recorder.wants(origin) else None
+        for demand in demands[:MAX_CHOICES]:
+            demand.is_traced = recorder is not None
         try:
             tickets = self._enter(prompts, demands)
         except QueueFullError:
@@ -147,8 +154,13 @@ class Orchestrator:
                     ticket=ticket,
                 )
                 generation.others = self._others(generation)
-                if not started and origin is not None and recorder is not None and demand.is_traced:
-                    generation.trace = recorder.begin(origin, num_prompt_tokens=demand.num_tokens)
+                if recorder is not None and origin is not None:
+                    num_tokens = demand.num_tokens if leader is None else 0
+                    if not started:
+                        sampling = request.sampling
+                        generation.trace = recorder.begin(origin, num_prompt_tokens=num_tokens, sampling=sampling)
+                    elif (first := started[0].trace) is not None:
+                        generation.trace = first.beside(num_prompt_tokens=num_tokens)
                 self._begin(generation)
                 leader = leader or generation
                 started.append(generation)
@@ -163,6 +175,8 @@ class Orchestrator:
     def _begin(self, generation: Generation) -> None:
         self._counters.num_requests += 1
         self._counters.num_prompt_tokens += len(generation.request.prompt_token_ids)
+        if self.arrivals is not None:
+            generation.arrival = self.arrivals.note(len(generation.request.prompt_token_ids))
         task = generation.start(self._drive(generation))
         self._alive.add(task)
         task.add_done_callback(lambda ended: self._forget(ended, generation))
@@ -257,6 +271,8 @@ class Orchestrator:
             error = InternalError()
         finally:
             counters.num_generated_tokens += len(generation.output_token_ids)
+            if generation.arrival is not None:
+                generation.arrival.num_output_tokens = len(generation.output_token_ids)
             generation.end(error)
             self._end_trace(generation, error)
 
@@ -273,8 +289,7 @@ class Orchestrator:
             self._recorder.end(generation.trace, "failed", finish_reason="error")
 
     async def _live(self, generation: Generation) -> None:
-        if generation.leader is not None:
-            await generation.leader.begun.wait()
+        await _wait_for_leader(generation)
         reservation = await self._reserve(generation)
         try:
             if reservation is not None and self._local_prompts.takes(generation, reservation):
@@ -293,6 +308,8 @@ class Orchestrator:
             if generation.num_head_tokens:
                 generation.is_local = True  # the rest of the prompt is computed where its choices generate
                 generation.num_cached_tokens = delta.num_cached_tokens
+                if generation.trace is not None:
+                    generation.trace.finish_head(delta, num_tokens=generation.num_head_tokens)
             else:
                 generation.deliver(delta, None if is_handed_over else delta.finish_reason)
             if is_handed_over:
@@ -361,3 +378,11 @@ class Orchestrator:
                 journey.kv_transfer = delta.kv_transfer
             except PrefillLostError:
                 journey.kv_transfer = None
+
+
+async def _wait_for_leader(generation: Generation) -> None:
+    """Return once the first choice of the same prompt has begun, where this is another one."""
+    if generation.leader is not None:
+        await generation.leader.begun.wait()
+        if generation.trace is not None:
+            generation.trace.enter("queue")

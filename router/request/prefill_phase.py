@@ -15,6 +15,7 @@ from router.report.counters import RouterCounters
 from router.request.decode_phase import MAX_MOVES
 from router.request.generation import Generation
 from router.settings import RouterSettings
+from router.telemetry.span_names import PREFILL
 from router.trace.policy_choice import policy_choice
 from router.wire.early_notices import EarlyNotices
 from router.wire.worker_errors import (
@@ -88,7 +89,7 @@ class PrefillPhase:
                 self._give_notice(generation, source=replica, decode_replica_id=decode.replica.replica_id)
             if (trace := generation.trace) is not None:
                 part = "recompute" if generation.output_token_ids else "prefill"
-                trace.enter_worker(part, where=replica.replica_id, hands_over=stream_id is not None)
+                trace.enter_worker(part, where=replica.replica_id, call=PREFILL, hands_over=stream_id is not None)
             delta = await self._try(generation, replica, loss)
             if delta is not None:
                 return replica.replica_id, delta
@@ -199,13 +200,19 @@ class PrefillPhase:
     async def _run_on(self, generation: Generation, replica: Replica) -> TokenDelta:
         def make_request(client_id: str) -> GenerateRequest:
             request = _head(generation) if generation.num_head_tokens else generation.request
-            return replace(request, hand_over=True, client_id=client_id, prediction_token_ids=None)
+            return replace(
+                request,
+                hand_over=True,
+                client_id=client_id,
+                prediction_token_ids=None,
+                trace=generation.trace_context,
+            )
 
         timeout_s = self._settings.prefill_timeout_s
         reservation = self._turn(generation, replica)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._link.run(reservation, make_request, lambda _: None)
+                return await self._link.run(reservation, make_request, lambda _: None, generation.note_timings)
         except TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
             raise WorkerUnavailableError(replica_id=replica.replica_id, reason=reason) from None

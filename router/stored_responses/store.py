@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from router.versions import across_versions
+from engine.versions import across_versions
 
 Order: TypeAlias = Literal["read", "delete", "cancel"]
 """What can be asked of the router that has a response."""
@@ -21,7 +21,7 @@ _OVERHEAD_BYTES = 1024
 @across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """One response as it is kept, and told to other routers (``router.versions``).
+    """One response as it is kept, and told to other routers (``engine.versions``).
 
     ``owner`` is the hash of the key that it was made with; empty where no key was needed.
     ``body`` is the response object as JSON. ``items`` are JSON lists: the items of the whole conversation, turn by

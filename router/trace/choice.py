@@ -16,21 +16,27 @@ class Option:
     """Workers that could compute a prompt and generate behind it. ``predicted_*`` None: nothing is predicted.
 
     ``prefill`` None: decided later, or by nobody. ``predicted_cost`` is in the planner's seconds.
+    ``num_head_tokens``: of a prompt that is split, what ``prefill`` computes of it; 0: it is not split.
     """
 
     prefill: str | None
     decode: str | None
     predicted_ttft_s: float | None = None
     predicted_cost: float | None = None
+    num_head_tokens: int = 0
 
     def told(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "prefill": self.prefill,
-            "decode": self.decode,
+            **self.places(),
             "predicted_ttft_ms": _ms(self.predicted_ttft_s),
             "predicted_cost": None if self.predicted_cost is None else round(self.predicted_cost, 6),
         }
+
+    def places(self) -> dict[str, Any]:
+        """The workers alone; ``head_tokens`` is there where the prompt is split."""
+        places: dict[str, Any] = {"prefill": self.prefill, "decode": self.decode}
+        return {**places, "head_tokens": self.num_head_tokens} if self.num_head_tokens else places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ class Choice:
         """As JSON, times in milliseconds after the start."""
         return {
             "at_ms": round((self.at_s - started_s) * 1e3, 3),
-            "chosen": {"prefill": self.chosen.prefill, "decode": self.chosen.decode},
+            "chosen": self.chosen.places(),
             "reason": self.reason,
             "predicted_ttft_ms": _ms(self.chosen.predicted_ttft_s),
             "alternatives": [option.told() for option in self.alternatives],

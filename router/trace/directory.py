@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from router.errors import TraceNotFoundError
 from router.pool.workers import WorkerError
 from router.settings import RouterSettings
+from router.telemetry.tracer import ProcessTracer
 from router.trace.origin import Viewer
 from router.trace.recorder import TraceRecorder
 
@@ -56,6 +57,10 @@ class TraceDirectory:
         rows.sort(key=lambda row: -row["started_unix_s"])
         return rows[:limit]
 
+    async def close(self) -> None:
+        """Send the spans that were not sent yet."""
+        await asyncio.to_thread(self.recorder.close)
+
     def _names(self) -> Sequence[str]:
         return self._peers.peer_ids()
 
@@ -72,9 +77,15 @@ class TraceDirectory:
             return b"[]"
 
 
-def trace_directory(settings: RouterSettings, peers: TracePeers, *, model: str, router_id: str) -> TraceDirectory:
+def trace_directory(
+    settings: RouterSettings, peers: TracePeers, *, model: str, router_id: str, tracer: ProcessTracer | None = None
+) -> TraceDirectory:
     """The traces of a router with these settings, and those of its peers."""
     recorder = TraceRecorder(
-        model=model, router_id=router_id, max_count=settings.trace_requests, sample_rate=settings.trace_sample_rate
+        model=model,
+        router_id=router_id,
+        max_count=settings.trace_requests,
+        sample_rate=settings.trace_sample_rate,
+        tracer=tracer,
     )
     return TraceDirectory(recorder, peers, timeout_s=settings.status_timeout_s)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.contract.tracing.request_timings import TraceContext
+
+NO_CONTEXT = TraceContext()
+"""The caller sent no span of its own, or nobody asks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
@@ -11,7 +16,7 @@ class Origin:
 
     ``request_id`` is the X-Request-Id of its answer, ``answer_id`` the id in the answer's body: either finds it.
     ``owner`` is the hash of the key that it was asked with; empty where no key was needed. ``received_s`` is when its
-    first byte was read, by ``time.perf_counter``.
+    first byte was read, by ``time.perf_counter``. ``context`` is the caller's span, where it sent one.
     """
 
     request_id: str
@@ -20,6 +25,7 @@ class Origin:
     endpoint: str
     received_s: float
     num_choices: int = 1
+    context: TraceContext = NO_CONTEXT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,15 @@ def placed_choice(pool: ReplicaPool, placed: Placed, *, settings: RouterSettings
         return Choice(chosen=chosen, reason=(placed.reason or Reason.COLOCATED).value, alternatives=others)
     if placed.reason is None:
         return policy_choice(pool, settings=settings, role="decode", chosen=stream, other=prompt)
-    return Choice(chosen=Option(prefill=prompt, decode=stream), reason=placed.reason.value)
+    option = Option(prefill=prompt, decode=stream, num_head_tokens=placed.num_head_tokens)
+    return Choice(chosen=option, reason=placed.reason.value)
 
 
 def _option(plan: NamedPlan) -> Option:
-    return Option(prefill=plan.prompt, decode=plan.stream, predicted_ttft_s=plan.ttft_s, predicted_cost=plan.cost)
+    return Option(
+        prefill=plan.prompt,
+        decode=plan.stream,
+        predicted_ttft_s=plan.ttft_s,
+        predicted_cost=plan.cost,
+        num_head_tokens=plan.num_head_tokens,
+    )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from engine.contract.messages import SamplingParams
+from router.telemetry.tracer import ProcessTracer
 from router.trace.origin import Origin, Viewer
+from router.trace.request_spans import begin_spans
 from router.trace.request_trace import RequestTrace
 from router.trace.told import summary, told
+
+MAX_REASON_CHARACTERS = 500
+"""So much is kept of the reason for a refusal: it may repeat what the body said."""
 
 
 class TraceRecorder:
@@ -24,30 +31,65 @@ class TraceRecorder:
         max_count: int,
         sample_rate: float,
         draw: Callable[[], float] = random.random,
+        tracer: ProcessTracer | None = None,
     ) -> None:
-        """``max_count`` traces of requests that ended are kept, of that share of all requests; 0 of them: none."""
+        """``max_count`` traces of requests that ended are kept, of that share of all requests; 0 of them: none.
+
+        ``tracer`` makes spans of those that it samples, whether or not their traces are kept; None: of none.
+        """
+        self._tracer = tracer
         self._model, self._router_id = model, router_id
         self._sample_rate = sample_rate if max_count else 0.0
         self._draw = draw
         self._running: dict[RequestTrace, None] = {}
         self._ended: deque[RequestTrace] = deque(maxlen=max_count)
+        self._refused: deque[RequestTrace] = deque(maxlen=max_count)  # apart: many of them displace nothing else
+
+    @property
+    def makes_spans(self) -> bool:
+        """True where a collector gets requests, and callers' spans matter."""
+        return self._tracer is not None
 
     def wants(self, origin: Origin | None) -> bool:
         """True when a request is to be traced."""
-        return origin is not None and self._sample_rate > 0.0 and self._draw() < self._sample_rate
+        return origin is not None and (self._tracer is not None or self._is_drawn())
 
-    def begin(self, origin: Origin, *, num_prompt_tokens: int) -> RequestTrace:
-        """The trace of a request that was accepted; ``end`` ends it."""
+    def _is_drawn(self) -> bool:
+        return self._sample_rate > 0.0 and self._draw() < self._sample_rate
+
+    def begin(
+        self, origin: Origin, *, num_prompt_tokens: int, sampling: SamplingParams | None = None
+    ) -> RequestTrace | None:
+        """The trace of a request that was accepted; ``end`` ends it. None where nobody wants it after all."""
         trace = RequestTrace(origin, model=self._model, router_id=self._router_id, num_prompt_tokens=num_prompt_tokens)
+        if self._tracer is not None:
+            trace.spans = begin_spans(self._tracer, origin, sampling, model=self._model, unix_ns=trace.unix_ns)
+            if not self._is_drawn():
+                return trace if trace.spans is not None else None
         self._running[trace] = None
         return trace
 
     def end(self, trace: RequestTrace, state: str, *, finish_reason: str = "") -> None:
-        """A request ended; only the first call for each counts."""
-        if trace in self._running:
-            del self._running[trace]
-            trace.end(state, finish_reason=finish_reason)
-            self._ended.append(trace)
+        """A choice of a request ended; only the first call for each counts."""
+        trace.end(state, finish_reason=finish_reason)
+        first = trace.first
+        if first in self._running and first.is_over:
+            del self._running[first]
+            self._ended.append(first)
+
+    def refuse(self, origin: Origin, *, status: int, code: str | None, reason: str) -> None:
+        """A request was answered with an error before anything of it ran."""
+        is_kept = self._is_drawn()
+        if not is_kept and self._tracer is None:
+            return
+        trace = RequestTrace(origin, model=self._model, router_id=self._router_id, num_prompt_tokens=0)
+        trace.refuse(status=status, code=code, reason=reason[:MAX_REASON_CHARACTERS])
+        if self._tracer is not None:
+            trace.spans = begin_spans(self._tracer, origin, None, model=self._model, unix_ns=trace.unix_ns)
+            if trace.spans is not None:
+                trace.spans.end(trace)
+        if is_kept:
+            self._refused.append(trace)
 
     def find(self, request_id: str, *, viewer: Viewer) -> bytes | None:
         """The newest trace under an id, as JSON; None where there is none that the viewer may see."""
@@ -62,6 +104,12 @@ class TraceRecorder:
         seen = (summary(trace) for trace in self._newest_first() if viewer.may_see(trace.origin))
         return json.dumps(list(itertools.islice(seen, limit))).encode()
 
+    def close(self) -> None:
+        """Send the spans that were not sent yet. Blocks."""
+        if self._tracer is not None:
+            self._tracer.close()
+
     def _newest_first(self) -> Iterator[RequestTrace]:
         yield from reversed(self._running)
-        yield from reversed(self._ended)
+        ended = (reversed(self._ended), reversed(self._refused))
+        yield from heapq.merge(*ended, key=lambda trace: -(trace.ended_s or 0.0))

@@ -5,17 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from engine.contract.messages import FinishReason, TokenDelta
+from engine.contract.tracing.request_timings import RequestTimings, TraceContext
+from router.telemetry.span_names import GENERATE
 from router.trace.choice import Choice
 from router.trace.gaps import Gaps
 from router.trace.origin import Origin
 
+TRACED = TraceContext()
+"""A worker shall tell its timings, and make no spans."""
+
 MAX_PARTS = 128
 """More parts than this are one with the last: only a request that is refused over and over has so many."""
 
-STATES = ("running", "finished", "failed", "aborted")
+MAX_CHOICES = 16
+"""Of a body with more choices the first ones are traced."""
+
+STATES = ("running", "finished", "failed", "aborted", "refused")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,11 +40,33 @@ class Part:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
+class Spans(Protocol):
+    """The request as a collector gets it (``router.trace.request_spans``). Times are those of the trace."""
+
+    @property
+    def trace_id(self) -> str:
+        """Under which a collector has them."""
+
+    @property
+    def context(self) -> TraceContext:
+        """What a worker gets with the request that is sent to it now."""
+
+    def call(self, name: str, where: str, *, part: str, now_s: float) -> None:
+        """The request is sent to a worker."""
+
+    def end_call(self, now_s: float, *, error: str = "") -> None:
+        """The worker is done with it, or lost."""
+
+    def end(self, trace: RequestTrace) -> None:
+        """The request ended."""
+
+
 class RequestTrace:
     """One request's. At any time exactly one of its parts without a parent goes on.
 
     What an engine says of itself are durations, since its clock is another one. Nothing is kept of single tokens but
-    the longest gaps.
+    the longest gaps. ``first`` is the trace of the body's first choice, which is asked for, and ``others`` are those of
+    the other choices, if this is the first one's.
     """
 
     __slots__ = (
@@ -45,9 +75,11 @@ class RequestTrace:
         "_hands_over",
         "_is_awaited",
         "_router",
+        "_timings",
         "choices",
         "ended_s",
         "finish_reason",
+        "first",
         "first_token_s",
         "gaps",
         "model",
@@ -55,7 +87,9 @@ class RequestTrace:
         "num_output_tokens",
         "num_prompt_tokens",
         "origin",
+        "others",
         "parts",
+        "spans",
         "started_unix_s",
         "state",
     )
@@ -67,17 +101,23 @@ class RequestTrace:
         model: str,
         router_id: str,
         num_prompt_tokens: int,
+        first: RequestTrace | None = None,
+        waits_in: str = "queue",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """The request was received and made ready; from now on it waits for room."""
+        """The request was received and made ready; from now on it waits, in the part ``waits_in``."""
         self.origin, self.model, self.num_prompt_tokens = origin, model, num_prompt_tokens
         self._clock, self._router = clock, f"router {router_id}"
+        self.first: RequestTrace = first or self
+        self.others: list[RequestTrace] = []
         now_s = clock()
         self.started_unix_s = time.time() - (now_s - origin.received_s)
-        first = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
-        self.parts = [first, Part(name="queue", start_s=now_s, where=self._router)]
+        ready = Part(name="tokenize", start_s=origin.received_s, end_s=now_s, where=self._router)
+        self.parts = [ready, Part(name=waits_in, start_s=now_s, where=self._router)]
         self._current = 1
         self._is_awaited = self._hands_over = False
+        self._timings: RequestTimings | None = None
+        self.spans: Spans | None = None
         self.choices: list[Choice] = []
         self.gaps = Gaps()
         self.first_token_s: float | None = None
@@ -86,30 +126,69 @@ class RequestTrace:
         self.num_cached_tokens: int | None = None
         self.state, self.finish_reason = "running", ""
 
+    def beside(self, *, num_prompt_tokens: int) -> RequestTrace | None:
+        """The trace of another choice of the same body; None where there are enough.
+
+        ``num_prompt_tokens`` 0: an earlier choice has the same prompt, and this one follows it.
+        """
+        if len(self.others) + 1 >= MAX_CHOICES:
+            return None
+        router_id = self._router.removeprefix("router ")
+        other = RequestTrace(
+            self.origin,
+            model=self.model,
+            router_id=router_id,
+            num_prompt_tokens=num_prompt_tokens,
+            first=self,
+            waits_in="queue" if num_prompt_tokens else "first_choice",
+            clock=self._clock,
+        )
+        self.others.append(other)
+        return other
+
     def enter(self, name: str, *, where: str | None = None, **attributes: Any) -> None:
         """The part before is over and another one begins, at the router unless ``where`` names a worker."""
+        now_s = self._clock()
+        if self.spans is not None:
+            self.spans.end_call(now_s, error=str(attributes.get("reason", "")))
+        self._enter(name, now_s, where=where, **attributes)
+
+    def _enter(self, name: str, now_s: float, *, where: str | None = None, **attributes: Any) -> None:
         self._is_awaited = self._hands_over = False
         current = self.parts[self._current]
         if len(self.parts) >= MAX_PARTS:
             current.attributes["num_more_parts"] = current.attributes.get("num_more_parts", 0) + 1
             return
-        now_s = self._clock()
         current.end_s = now_s
         self._current = len(self.parts)
         self.parts.append(Part(name=name, start_s=now_s, where=where or self._router, attributes=attributes))
 
-    def enter_worker(self, name: str, *, where: str, hands_over: bool = False, **attributes: Any) -> None:
+    def enter_worker(
+        self, name: str, *, where: str, call: str = GENERATE, hands_over: bool = False, **attributes: Any
+    ) -> None:
         """The request goes to a worker, whose first token ends the part. What was waited for there goes on.
 
-        ``hands_over``: the worker computes the prompt only, and another one goes on.
+        ``call`` is what it is asked for (``router.telemetry.span_names``). ``hands_over``: the worker computes the
+        prompt only, and another one goes on.
         """
         current = self.parts[self._current]
         if current.name == name and current.where == self._router:
             current.where = where
             current.attributes.update(attributes)
         else:
-            self.enter(name, where=where, **attributes)
-        self._is_awaited, self._hands_over = True, hands_over
+            self._enter(name, self._clock(), where=where, **attributes)
+        self._is_awaited, self._hands_over, self._timings = True, hands_over, None
+        if self.spans is not None and len(self.parts) < MAX_PARTS:
+            self.spans.call(call, where, part=name, now_s=self.parts[self._current].start_s)
+
+    @property
+    def context(self) -> TraceContext:
+        """What a worker gets with the request: that it is traced, and in which span."""
+        return TRACED if self.spans is None else self.spans.context
+
+    def note_timings(self, timings: RequestTimings) -> None:
+        """A worker tells what it did until its first tokens, which come now."""
+        self._timings = timings
 
     def note(self, **attributes: Any) -> None:
         """Say more of the part that goes on."""
@@ -138,6 +217,15 @@ class RequestTrace:
         elif reason is not None:
             self.finish_reason = reason.value
 
+    def finish_head(self, delta: TokenDelta, *, num_tokens: int) -> None:
+        """Of a prompt that is split a worker computed the first ``num_tokens``; the token behind them is nobody's."""
+        current = self.parts[self._current]
+        current.attributes.update(head_tokens=num_tokens, num_cached_tokens=delta.num_cached_tokens or 0)
+        queue_s = min(delta.queue_s or 0.0, self._clock() - current.start_s)
+        self._split(current, queue_s)
+        self._note_work(current, sent_s=current.start_s - queue_s)
+        self._is_awaited = False
+
     def _began(self, delta: TokenDelta, now_s: float) -> None:
         """The first tokens of a worker: what it waited is told with them."""
         current, hands_over = self.parts[self._current], self._hands_over
@@ -152,10 +240,32 @@ class RequestTrace:
             self._split(current, queue_s)
         elif delta.queue_s is not None:
             self._inside("decode_queue", at_s=current.start_s, duration_s=queue_s, where=current.where)
+        self._note_work(current, sent_s=current.start_s - (queue_s if current.name == "prefill" else 0.0))
         if self.first_token_s is None:
             self.first_token_s = now_s
             self._inside("first_token", at_s=now_s, where=current.where)
-        self.enter("transfer" if hands_over else "decode", where=None if hands_over else current.where)
+        if hands_over and self.spans is not None:
+            self.spans.end_call(now_s)
+        self._enter("transfer" if hands_over else "decode", now_s, where=None if hands_over else current.where)
+
+    def _note_work(self, current: Part, *, sent_s: float) -> None:
+        """Loads and steps of a worker, which got the request at ``sent_s``: where its clock is not ours, as near as
+        that."""
+        timings, self._timings = self._timings, None
+        if timings is None:
+            return
+        for load in timings.loads:
+            told: dict[str, Any] = {"bytes": load.num_bytes, "blocks": load.num_blocks, "source": load.source or None}
+            if load.num_failed_blocks:
+                told["failed_blocks"] = load.num_failed_blocks
+            self._work(current, "kv_transfer", sent_s + load.start_s, load.duration_s, told)
+        for step in timings.steps:
+            told = {"tokens": step.num_tokens} | ({"steps": step.num_steps} if step.num_steps > 1 else {})
+            self._work(current, "step", sent_s + step.start_s, step.duration_s, told)
+
+    def _work(self, current: Part, name: str, at_s: float, duration_s: float, attributes: dict[str, Any]) -> None:
+        if len(self.parts) < MAX_PARTS // 2:  # the other half is kept for where the request goes
+            self._inside(name, at_s=at_s, duration_s=duration_s, where=current.where, attributes=attributes)
 
     def _split(self, part: Part, queue_s: float) -> None:
         """What the worker let the request wait is a part of its own, before the one that goes on."""
@@ -194,8 +304,35 @@ class RequestTrace:
             self.ended_s = self.parts[self._current].end_s = self._clock()
             self.state = state
             self.finish_reason = finish_reason or self.finish_reason
+            if self.spans is not None:
+                self.spans.end(self)
+
+    def unix_ns(self, at_s: float) -> int:
+        """A time of the trace in nanoseconds of the wall clock."""
+        return round((self.started_unix_s + at_s - self.origin.received_s) * 1e9)
+
+    def parts_in_order(self) -> list[Part]:
+        """Those without a parent, which follow each other."""
+        return [part for part in self.parts if part.parent is None]
+
+    def is_at_router(self, part: Part) -> bool:
+        """True where the request was at no worker."""
+        return part.where == self._router
+
+    def refuse(self, **attributes: Any) -> None:
+        """Nothing of the request ran: all its time went into finding that out."""
+        now_s = self._clock()
+        received_s = self.origin.received_s
+        self.parts = [Part(name="refused", start_s=received_s, end_s=now_s, where=self._router, attributes=attributes)]
+        self._current, self.ended_s = 0, now_s
+        self.state, self.finish_reason = "refused", "error"
+
+    @property
+    def is_over(self) -> bool:
+        """True when no choice of the body goes on."""
+        return all(trace.ended_s is not None for trace in (self, *self.others))
 
     @property
     def total_s(self) -> float:
-        """From the request's first byte to its end, or until now."""
+        """From the request's first byte to the end of this choice, or until now."""
         return (self._clock() if self.ended_s is None else self.ended_s) - self.origin.received_s

@@ -6,50 +6,84 @@ from typing import Any
 
 from router.trace.request_trace import Part, RequestTrace
 
+OTHER_CHOICES = "other_choices"
+"""The part in which the first choice is done and others are not."""
+
+_WORST_FIRST = ("running", "refused", "failed", "aborted", "finished")
+
 
 def told(trace: RequestTrace) -> dict[str, Any]:
-    """All of a trace: ``spans`` without a parent follow each other and add up to ``total_ms``."""
-    started_s = trace.origin.received_s
-    total_s = trace.total_s
+    """All of a trace: ``spans`` without a parent follow each other and add up to ``total_ms``.
+
+    Of several choices the spans are the first one's, with the wait for the others; each of these is told beside it.
+    """
+    own, whole_s = _of_choice(trace), _whole_s(trace)
+    spans: list[dict[str, Any]] = own["spans"]
+    if (rest_s := whole_s - trace.total_s) > 0 and trace.ended_s is not None:
+        start_s = trace.origin.received_s + trace.total_s
+        part = Part(name=OTHER_CHOICES, start_s=start_s, end_s=start_s + rest_s, where=trace.parts[0].where)
+        spans.append(_span(part, trace.origin.received_s, start_s + rest_s))
     return {
         "id": trace.origin.request_id,
         "answer_id": trace.origin.answer_id,
-        "state": trace.state,
         "model": trace.model,
         "endpoint": trace.origin.endpoint,
         "num_choices": trace.origin.num_choices,
         "started_unix_s": round(trace.started_unix_s, 6),
+        "trace_id": None if trace.spans is None else trace.spans.trace_id,
+        **own,
+        **_of_all(trace),
+        OTHER_CHOICES: [{"index": index, **_of_choice(other)} for index, other in enumerate(trace.others, start=1)],
+    }
+
+
+def summary(trace: RequestTrace) -> dict[str, Any]:
+    """A line of the list of requests. ``prefill`` and ``decode`` are where its first choice was last."""
+    prefill = [part.where for part in trace.parts if part.name == "prefill"]
+    decode = [part.where for part in trace.parts if part.name == "decode"]
+    reason = trace.choices[-1].reason if trace.choices else None
+    return {
+        "id": trace.origin.request_id,
+        "started_unix_s": round(trace.started_unix_s, 6),
+        "ttft_ms": _ttft_ms(trace),
+        "endpoint": trace.origin.endpoint,
+        "prefill": prefill[-1] if prefill else None,
+        "decode": decode[-1] if decode else None,
+        "reason": trace.parts[0].attributes["code"] if trace.state == "refused" else reason,
+        **_of_all(trace),
+    }
+
+
+def _of_all(trace: RequestTrace) -> dict[str, Any]:
+    """What is told of all choices together; a prompt counts once."""
+    choices = (trace, *trace.others)
+    return {
+        "state": min((choice.state for choice in choices), key=_WORST_FIRST.index),
+        "total_ms": _ms(_whole_s(trace)),
+        "prompt_tokens": sum(choice.num_prompt_tokens for choice in choices),
+        "completion_tokens": sum(choice.num_output_tokens for choice in choices),
+    }
+
+
+def _of_choice(trace: RequestTrace) -> dict[str, Any]:
+    started_s, total_s = trace.origin.received_s, trace.total_s
+    return {
+        "state": trace.state,
         "total_ms": _ms(total_s),
         "ttft_ms": _ttft_ms(trace),
         "prompt_tokens": trace.num_prompt_tokens,
         "completion_tokens": trace.num_output_tokens,
         "cached_tokens": trace.num_cached_tokens or 0,
         "finish_reason": trace.finish_reason or None,
-        "trace_id": None,
         "spans": [_span(part, started_s, started_s + total_s) for part in trace.parts],
         "choices": [choice.told(started_s) for choice in trace.choices],
         "gaps": trace.gaps.told(started_s),
     }
 
 
-def summary(trace: RequestTrace) -> dict[str, Any]:
-    """A line of the list of requests. ``prefill`` and ``decode`` are where it was last."""
-    prefill = [part.where for part in trace.parts if part.name == "prefill"]
-    decode = [part.where for part in trace.parts if part.name == "decode"]
-    return {
-        "id": trace.origin.request_id,
-        "state": trace.state,
-        "started_unix_s": round(trace.started_unix_s, 6),
-        "total_ms": _ms(trace.total_s),
-        "ttft_ms": _ttft_ms(trace),
-        "endpoint": trace.origin.endpoint,
-        "prompt_tokens": trace.num_prompt_tokens,
-        "completion_tokens": trace.num_output_tokens,
-        "cached_tokens": trace.num_cached_tokens or 0,
-        "prefill": prefill[-1] if prefill else None,
-        "decode": decode[-1] if decode else None,
-        "reason": trace.choices[-1].reason if trace.choices else None,
-    }
+def _whole_s(trace: RequestTrace) -> float:
+    """Until the last choice ended, or until now."""
+    return max(choice.total_s for choice in (trace, *trace.others))
 
 
 def _span(part: Part, started_s: float, ended_s: float) -> dict[str, Any]:

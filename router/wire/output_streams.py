@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from engine.contract.messages import StepMessage, TokenDelta
+from engine.contract.tracing.request_timings import RequestTimings
 from router.pool.pool import STALLED, ReplicaPool
 from router.pool.workers import WorkerError, WorkerPool, WorkerUnavailableError
 from router.settings import RouterSettings
@@ -21,6 +22,10 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 class Sink(Protocol):
     """Whoever waits for one request's tokens."""
+
+    @property
+    def on_timings(self) -> Callable[[RequestTimings], None]:
+        """Told, before its first tokens, how a traced request came to them."""
 
     def on_delta(self, delta: TokenDelta) -> None:
         """New tokens."""
@@ -60,6 +65,9 @@ class OutputStream:
     def dispatch(self, message: StepMessage) -> None:
         """Hand one step's deltas to their requests."""
         sinks = self.sinks
+        for timings in message.timings:
+            if (timed := sinks.get(timings.request_id)) is not None:
+                timed.on_timings(timings)
         for delta in message.deltas:
             sink = sinks.get(delta.request_id)
             if sink is None:

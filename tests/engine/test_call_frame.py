@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import fields, replace
 
+import msgspec
 import pytest
 
 from engine.contract.call_frame import (
@@ -21,6 +23,7 @@ from engine.contract.call_frame import (
 from engine.contract.messages import BeamParams, GenerateRequest, RequestError, SamplingParams
 from engine.contract.promise import Promise
 from engine.contract.token_ids import TokenIds
+from engine.contract.tracing.request_timings import TraceContext
 from kv_transfer.params import KVStreamParams, KVTransferParams, PeerIdentity
 
 SOURCE = PeerIdentity(engine_id="prefill-1", incarnation="x")
@@ -72,6 +75,7 @@ REQUEST = GenerateRequest(
     prediction_token_ids=TokenIds.of([7, 8, 9]),
     max_recomputed_tokens=64,
     promise=Promise(ttft_ms=500.0, itl_ms=40.0),
+    trace=TraceContext(traceparent="00-1-2-01", tracestate="a=b"),
 )
 
 
@@ -91,6 +95,26 @@ def test_no_field_of_a_request_is_left_at_its_default_here() -> None:
 
     for one, other in ((REQUEST, plain), (SAMPLING, plain.sampling)):
         assert [field.name for field in fields(one) if getattr(one, field.name) == getattr(other, field.name)] == []
+
+
+def test_a_router_that_knows_nothing_of_traces_is_read_and_one_that_does_is_read_without_them() -> None:
+    content = msgspec.msgpack.decode(memoryview(pack_call(Submit((REQUEST,))))[1:])
+    del content["requests"][0]["trace"]
+    content["requests"][0]["of a later version"] = 1
+
+    arrived = unpack_call(bytes([CALL_VERSION]) + msgspec.msgpack.encode(content))
+
+    assert arrived == Submit((replace(REQUEST, trace=None),))
+
+
+def test_a_request_that_another_version_pickled_is_read() -> None:
+    older = object.__new__(GenerateRequest)
+    older.__setstate__(REQUEST.__getstate__()[:-1])  # type: ignore[attr-defined]
+    newer = object.__new__(GenerateRequest)
+    newer.__setstate__([*REQUEST.__getstate__(), "of a later version"])  # type: ignore[attr-defined]
+
+    assert (older, newer) == (replace(REQUEST, trace=None), REQUEST)
+    assert pickle.loads(pickle.dumps(REQUEST)) == REQUEST
 
 
 def test_aborts_moves_and_answers_arrive_whole() -> None:

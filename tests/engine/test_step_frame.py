@@ -24,6 +24,7 @@ from engine.contract.messages import (
 )
 from engine.contract.step_frame import FRAME_VERSION, FrameError, pack_step, unpack_step
 from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel
+from engine.contract.tracing.request_timings import LoadTiming, RequestTimings, StepTiming
 from kv_transfer.params import KVTransferParams, PeerIdentity
 
 LOAD = LoadReport(
@@ -46,6 +47,14 @@ KV = KVTransferParams(
     num_tokens=20,
     checksums=((2**64 - 1, 0), (3,)),
     epoch=2,
+)
+
+TIMINGS = RequestTimings(
+    request_id="a",
+    first_token_s=0.5,
+    queue_s=0.125,
+    loads=(LoadTiming(start_s=0.125, duration_s=0.25, num_bytes=2**40, num_blocks=3, source="prefill-1"),),
+    steps=(StepTiming(start_s=0.375, duration_s=0.125, num_tokens=2048, num_steps=2),),
 )
 
 SAID = TokenLogprobs((5, 6), (-0.5, -1.25), 1)
@@ -77,6 +86,7 @@ def test_message_arrives_whole() -> None:
         ),
         load=LOAD,
         cache=(changes,),
+        timings=(TIMINGS,),
     )
 
     assert unpack_step(pack_step(step)) == step
@@ -163,6 +173,20 @@ def test_a_worker_that_knows_nothing_of_step_times_is_read_with_none_known() -> 
 
     assert (load.step_time, load.leaning, load.num_decoding, load.num_context_tokens) == (UNKNOWN_STEP_TIME, "", 0, 0)
     assert load.num_free_blocks == LOAD.num_free_blocks
+
+
+def test_a_worker_that_tells_no_timings_is_read_and_a_router_that_reads_none_leaves_them_out() -> None:
+    step = StepMessage(deltas=(TokenDelta("a", (1,)),), load=LOAD, timings=(TIMINGS,))
+    frame = pack_step(step)
+    content = msgspec.msgpack.decode(memoryview(frame)[1:])
+
+    class Older(msgspec.Struct, array_like=True):
+        deltas: tuple[TokenDelta, ...]
+        load: LoadReport
+        cache: tuple[CacheChanges, ...]
+
+    assert unpack_step(frame[:1] + msgspec.msgpack.encode(content[:3])) == StepMessage(deltas=step.deltas, load=LOAD)
+    assert msgspec.msgpack.decode(memoryview(frame)[1:], type=Older).deltas == step.deltas
 
 
 def test_other_version_is_refused_by_its_number() -> None:

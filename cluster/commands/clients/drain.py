@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -28,13 +29,41 @@ def drain(url: str, replica: str, console: Console, *, api_key: str = "", wait_s
         replica_id: str = answer_of(response, "draining")["draining"]
         started_s = time.monotonic()
         console.print(f"draining {replica_id}: it takes no more requests", highlight=False)
-        while row := _row(client, replica_id):
-            if wait_s is not None and time.monotonic() - started_s > wait_s:
-                console.print(f"{replica_id} still has {row['num_running']} running requests", highlight=False)
-                return False
-            time.sleep(POLL_PERIOD_S)
+        limit_s = _limit_s(client)
+        with console.status("") as status:
+            while row := _row(client, replica_id):
+                passed_s = time.monotonic() - started_s
+                if wait_s is not None and passed_s > wait_s:
+                    console.print(f"{replica_id} still has {row['num_running']} running requests", highlight=False)
+                    return False
+                status.update(progress(row, passed_s=passed_s, limit_s=limit_s))
+                time.sleep(POLL_PERIOD_S)
     console.print(f"{replica_id} is gone after {time.monotonic() - started_s:.1f} s", highlight=False)
     return True
+
+
+def progress(row: Mapping[str, Any], *, passed_s: float, limit_s: float | None) -> str:
+    """What the worker still has, and when that is cut off at the latest."""
+    parts = [
+        f"{row[name]} {what}"
+        for name, what in (
+            ("num_running", "requests run"),
+            ("num_waiting", "wait"),
+            ("num_leased_blocks", "KV blocks are still to be read"),
+        )
+        if row[name]
+    ]
+    text = ", ".join(parts) or "it ends"
+    if limit_s is None:
+        return text
+    return f"{text}; what is left in {max(limit_s - passed_s, 0):.0f} s is cut off, and goes on elsewhere"
+
+
+def _limit_s(client: httpx.Client) -> float | None:
+    """``health.drain_timeout_s`` of the cluster; None where it does not tell its settings."""
+    answer = client.get("/server_info")
+    health = (answer.json().get("config") or {}).get("health") if answer.is_success else None
+    return None if health is None else float(health["drain_timeout_s"])
 
 
 def _row(client: httpx.Client, replica_id: str) -> dict[str, Any] | None:

@@ -39,7 +39,11 @@ _OWNERS = (
     ("cached", "░", "cyan"),
 )
 _STATES = {"running": "green", "draining": "yellow", "starting": "yellow"}
-_KINDS = {"worker_up": "green", "worker_gone": "red", "worker_left_out": "red", "fault": "red", "recovery": "yellow"}
+_KINDS = {
+    "worker_up": "green",
+    **dict.fromkeys(("worker_gone", "worker_left_out", "fault"), "red"),
+    **dict.fromkeys(("recovery", "drain", "refusal"), "yellow"),
+}
 
 
 class Seen(NamedTuple):
@@ -137,12 +141,14 @@ def screen(seen: Seen, *, width: int, max_entries: int) -> RenderableType:
 
 
 def _figures(state: Mapping[str, Any]) -> Text:
-    totals, routers = state["totals"], state["routers"].values()
+    totals, routers, workers = state["totals"], state["routers"].values(), state["workers"].values()
+    num_due = max(len(workers), sum(state["wanted"].values()))
     parts = (
         ("model ", state["model"]),
         ("tok/s ", f"{totals['tokens_per_s']:,.0f}"),
         ("prompt tok/s ", f"{totals['prompt_tokens_per_s']:,.0f}"),
         ("running ", f"{sum(router['in_progress'] for router in routers):,}"),
+        ("workers ", f"{sum(row['state'] == 'running' for row in workers)}/{num_due}"),
         ("failed ", f"{totals['failed']:,}"),
     )
     text = Text(no_wrap=True, overflow="ellipsis")

@@ -41,10 +41,19 @@ def trace(url: str, request_id: str, console: Console, *, as_json: bool, api_key
 
 
 def print_waterfall(answer: dict[str, Any], console: Console) -> None:
-    """A line a part, each with its place in the whole; then the choices and the longest gaps."""
+    """A line a part, each with its place in the whole; then what was chosen and why, and the gaps between tokens."""
     tokens = f"{answer['prompt_tokens']} + {answer['completion_tokens']} tokens, {answer['cached_tokens']} cached"
     head = f"{answer['id']}  {answer['state']}  {answer['endpoint']}  {tokens}"
     console.print(Text(head), soft_wrap=True)
+    if answer.get("trace_id") is not None:
+        console.print(Text(f"trace {answer['trace_id']}"), soft_wrap=True)
+    _print_choice(answer, console, total_ms=answer["total_ms"])
+    for other in answer["other_choices"]:
+        console.print(Text(f"\nchoice {other['index'] + 1}  {other['state']}  {other['completion_tokens']} tokens"))
+        _print_choice(other, console, total_ms=answer["total_ms"])
+
+
+def _print_choice(answer: dict[str, Any], console: Console, *, total_ms: float) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, min_width=14)
     table.add_column(no_wrap=True, justify="right", min_width=10)
@@ -52,11 +61,14 @@ def print_waterfall(answer: dict[str, Any], console: Console) -> None:
     table.add_column(no_wrap=True, overflow="ellipsis")
     for span in in_order(answer["spans"]):
         name = span["name"] if span["parent"] is None else f"  {span['name']}"
-        bar = bar_of(span["start_ms"], span["duration_ms"], total_ms=answer["total_ms"])
-        table.add_row(Text(name), f"{span['duration_ms']:,.1f} ms", bar, Text(span["where"]))
+        bar = bar_of(span["start_ms"], span["duration_ms"], total_ms=total_ms)
+        table.add_row(Text(name), f"{span['duration_ms']:,.1f} ms", bar, Text(span["where"] + detail_of(span)))
     ttft = "" if answer.get("ttft_ms") is None else f"first token after {answer['ttft_ms']:,.1f} ms"
     table.add_row(Text("total"), f"{answer['total_ms']:,.1f} ms", Text(ttft, overflow="fold"), "")
     console.print(table)
+    for span in answer["spans"]:
+        if trouble := trouble_of(span):
+            console.print(Text(trouble), soft_wrap=True)
     for choice in answer["choices"]:
         console.print(Text(choice_line(choice)), soft_wrap=True)
     if (gaps := answer["gaps"])["count"]:
@@ -77,12 +89,37 @@ def in_order(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return ordered
 
 
+def detail_of(span: dict[str, Any]) -> str:
+    """What a worker's step computed, or how much KV it read and from whom."""
+    told = span["attributes"]
+    if span["name"] == "step":
+        steps = f" in {told['steps']} steps" if "steps" in told else ""
+        return f"  {_counted(told['tokens'], 'token')}{steps}"
+    if span["name"] == "kv_transfer":
+        source = "" if told["source"] is None else f" from {told['source']}"
+        return f"  {told['bytes'] / 2**20:,.1f} MiB, {_counted(told['blocks'], 'block')}{source}"
+    return ""
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def bar_of(start_ms: float, duration_ms: float, *, total_ms: float, width: int = BAR_WIDTH) -> str:
     """Where a part lies in the whole; a part of no length is one character."""
     scale = width / total_ms if total_ms > 0 else 0.0
     begin = min(int(start_ms * scale), width - 1)
     end = min(max(round((start_ms + duration_ms) * scale), begin + 1), width)
     return EMPTY * begin + FULL * (end - begin) + EMPTY * (width - end)
+
+
+def trouble_of(span: dict[str, Any]) -> str:
+    """What went wrong in a part; empty where nothing did."""
+    attributes = span["attributes"]
+    if span["name"] == "refused":
+        return f"refused with {attributes['status']} {attributes['code']}: {attributes['reason']}"
+    reason = attributes.get("error") or (span["name"] in ("recovery", "recompute", "move") and attributes.get("reason"))
+    return f"{span['name']}: {reason}" if reason else ""
 
 
 def choice_line(choice: dict[str, Any]) -> str:
@@ -98,7 +135,8 @@ def _plan(plan: dict[str, Any]) -> str:
     prefill, decode = plan["prefill"], plan["decode"]
     if prefill is None or prefill == decode:
         return str(decode)
-    return str(prefill) if decode is None else f"{prefill} > {decode}"
+    head = f" [{plan['head_tokens']} tokens of the prompt]" if "head_tokens" in plan else ""
+    return str(prefill) if decode is None else f"{prefill}{head} > {decode}"
 
 
 def _prediction(option: dict[str, Any]) -> str:

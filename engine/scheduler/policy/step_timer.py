@@ -37,6 +37,11 @@ class StepTimer:
         """The time at which a step is scheduled."""
         return self._clock()
 
+    @property
+    def returned_s(self) -> float:
+        """The time at which the last step returned."""
+        return self._returned_s
+
     def step_returned(self, step: StepInFlight) -> float:
         """Take note of a step; returns the seconds that it took."""
         now_s = self._clock()

@@ -16,6 +16,7 @@ from engine.contract.step import IntArray
 from engine.scheduler.beams.group import BeamGroup
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.prompt_logprobs import PromptLogprobs
+from engine.scheduler.requests.timeline import Timeline
 from kv_transfer.cache_groups import BlockTables
 from kv_transfer.params import KVTransferParams
 
@@ -55,6 +56,7 @@ class Request:
     drafts fit it, from the first ones on. ``prompt_logprobs`` collects what was
     asked for about the prompt, on the engine that samples the first token. ``prediction`` follows the output along
     what the caller predicted of it; None where nothing was predicted, or no output but one token comes from here.
+    ``timeline`` notes its steps and loads until its first token; None where it is not traced.
     ``beams`` is the search of a request that asks for one: while it is on, there are ``more_rows`` beside ``row``, and
     ``token_ids`` are those of the prompt all the time.
     """
@@ -93,6 +95,7 @@ class Request:
         "row",
         "state",
         "stop_ids",
+        "timeline",
         "token_ids",
     )
 
@@ -133,6 +136,7 @@ class Request:
         self.queue_s: float | None = None
         self.is_unanswered = True
         self.is_load_lost = False
+        self.timeline: Timeline | None = None
         is_first = not message.output_token_ids and message.kv_transfer is None and message.kv_stream is None
         wants_prompt = sampling.num_prompt_logprobs is not None and is_first
         predicted = None if message.hand_over else message.prediction_token_ids

@@ -293,6 +293,7 @@ class ClusterStatus(Answer):
     pools: dict[str, list[JsonMap]]
     totals: JsonMap
     leanings: JsonMap
+    scaling: JsonMap
 
 
 class RequestList(Answer):
@@ -306,7 +307,7 @@ class RequestTraceAnswer(Answer):
     """What became of a request: spans without a parent follow each other and add up to ``total_ms``."""
 
     id: str
-    state: Literal["running", "finished", "failed", "aborted"]
+    state: Literal["running", "finished", "failed", "aborted", "refused"]
     model: str
     endpoint: str
     started_unix_s: float
@@ -320,3 +321,5 @@ class RequestTraceAnswer(Answer):
     spans: list[JsonMap]
     choices: list[JsonMap]
     gaps: JsonMap
+    num_choices: int
+    other_choices: list[JsonMap]

@@ -7,6 +7,7 @@ import math
 from starlette.requests import Request
 
 from engine.contract.promise import MAX_PROMISE_MS, Promise
+from engine.contract.tracing.request_timings import TraceContext
 from router.errors import InvalidRequestError
 from router.service import RouterService
 
@@ -63,6 +64,12 @@ def _milliseconds(request: Request, name: str) -> float | None:
             param=name,
         )
     return value
+
+
+def caller_context(request: Request) -> TraceContext:
+    """The caller's span, by W3C's headers; whether they can be used is for who uses them to say."""
+    headers = request.headers
+    return TraceContext(traceparent=headers.get("traceparent", ""), tracestate=headers.get("tracestate", ""))
 
 
 def session_header(service: RouterService, request: Request) -> str | None:

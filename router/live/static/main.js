@@ -5,7 +5,9 @@ import { call, key } from "./api.js";
 import { ClusterStream } from "./stream.js";
 import { showFigures, showChoices, showHandOvers, showRecent, showTimeline } from "./panels.js";
 import { showLegend, showWorkers } from "./workers.js";
+import { showFaults, startFaults } from "./faults.js";
 import { startPlayground } from "./playground.js";
+import { showWaterfall } from "./waterfall.js";
 
 const TOAST_MS = 6000;
 const RECENT_MS = 5000;
@@ -18,11 +20,12 @@ const stream = new ClusterStream({
     showTimeline(timeline);
     showHandOvers(state);
     showChoices(state);
+    showFaults(state);
   },
   onConnection(state) {
     byId("refused").hidden = true;
     connection(state, state === "live" ? "live" : "connection lost, trying again");
-    if (state === "live") showRecent();
+    if (state === "live") recent();
   },
   onRefused(status, reason) {
     connection("lost", "refused");
@@ -56,24 +59,31 @@ byId("show-traffic").addEventListener("change", (event) => {
   byId("timeline").classList.toggle("without-traffic", !event.target.checked);
 });
 
-async function order(action, replica, worker) {
+function order(action, replica, worker) {
   const other = worker.leaning === "prefill" ? "decode" : "prefill";
   const asked = {
     drain: {
       title: "Drain this worker?",
       text: `${replica} finishes its requests or moves them to others, and ends; the cluster starts another one.`,
       body: { replica },
+      done: `${replica} drains`,
     },
     lean: {
       title: `Have this worker lean to ${other}?`,
       text: `${replica} prefers the work of ${other} from now on; what runs there goes on.`,
       body: { replica, role: other },
+      done: `${replica} leans to ${other}`,
     },
   }[action];
-  if (!(await confirmed(asked.title, asked.text))) return;
+  return give(action, asked);
+}
+
+// Gives an order once it was confirmed, and says what became of it.
+async function give(action, { title, text, body, done }) {
+  if (!(await confirmed(title, text))) return;
   try {
-    await call(`admin/${action}`, { body: asked.body });
-    toast(action === "drain" ? `${replica} drains` : `${replica} leans to ${other}`);
+    await call(`admin/${action}`, { body });
+    toast(done);
   } catch (error) {
     toast(error.message);
     if (error.status === 401) byId("refused").hidden = false;
@@ -91,6 +101,13 @@ function confirmed(title, text) {
   });
 }
 
+const recent = () => showRecent(openTrace);
+
+async function openTrace(id) {
+  await showWaterfall(id);
+  byId("waterfall").scrollIntoView({ block: "nearest" });
+}
+
 let hiding;
 
 function toast(text) {
@@ -103,6 +120,7 @@ function toast(text) {
 }
 
 showLegend();
-startPlayground(showRecent);
-setInterval(showRecent, RECENT_MS);
+startFaults((asked) => give("faults", asked));
+startPlayground(recent);
+setInterval(recent, RECENT_MS);
 stream.restart();

@@ -13,6 +13,7 @@ const REASONS = {
   override: "a setting decides",
   session: "its session's worker",
   leader: "follows its first choice",
+  split: "two workers share the prompt",
 };
 let lastEntry = -1;
 
@@ -21,12 +22,14 @@ export function showFigures(state) {
   const sum = (key) => Object.values(routers).reduce((all, router) => all + router[key], 0);
   const workers = Object.values(state.workers);
   const up = workers.filter((worker) => worker.state === "running").length;
+  const wanted = Object.values(state.wanted).reduce((all, number) => all + number, 0);
+  const due = Math.max(workers.length, wanted);
   const figures = [
     [count(totals.tokens_per_s), "tokens/s"],
     [count(totals.prompt_tokens_per_s), "prompt tokens/s"],
     [count(sum("in_progress")), "requests in progress"],
     [count(sum("waiting")), "wait for room"],
-    [`${up} / ${workers.length}`, "workers running", up < workers.length],
+    [`${up} / ${due}`, "workers running", up < due],
     [count(totals.failed), "failed", totals.failed > 0],
   ];
   byId("figures").replaceChildren(
@@ -93,8 +96,8 @@ export function showChoices({ choices, roles }) {
   );
 }
 
-// The last requests and who was chosen for them, where the router keeps traces.
-export async function showRecent() {
+// The last requests and who was chosen for them, where the router keeps traces. `onOpen(id)` shows one of them.
+export async function showRecent(onOpen) {
   let requests;
   try {
     requests = await (await call("v1/requests?limit=6")).json();
@@ -109,8 +112,10 @@ export async function showRecent() {
       "ul",
       { name: "recent" },
       ...rows.map((row) => {
-        const way = [row.prefill, row.decode].filter(Boolean).join(" → ");
-        return make("li", {}, make("code", { text: way || row.id, title: way }), make("span", { text: row.reason ?? "" }));
+        const way = [...new Set([row.prefill, row.decode].filter(Boolean))].join(" → ");
+        const open = make("button", { type: "button", name: "link", text: way || row.state, title: `Where the time of ${row.id} went` });
+        open.addEventListener("click", () => onOpen(row.id));
+        return make("li", {}, open, make("span", { text: (row.reason ?? "").replaceAll("_", " ") }));
       }),
     ),
   );

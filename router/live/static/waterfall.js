@@ -3,7 +3,7 @@
 import { byId, make, milliseconds, svg } from "./dom.js";
 import { call, Refused } from "./api.js";
 
-const WAITS = ["queue", "prefill_queue", "decode_queue"];
+const WAITS = ["queue", "prefill_queue", "decode_queue", "first_choice", "other_choices"];
 const MOVES = ["transfer", "transfer_part", "move"];
 const TRIES = 8;
 const WIDTH = 1000;
@@ -30,16 +30,42 @@ async function traceOf(requestId) {
 function draw(place, trace) {
   const total = Math.max(trace.total_ms, 0.001);
   const facts = [
+    trace.state === "finished" ? "" : trace.state,
     `${trace.prompt_tokens} prompt tokens`,
     `${trace.completion_tokens} tokens`,
     trace.cached_tokens ? `${trace.cached_tokens} cached` : "",
-    trace.choices?.[0]?.reason ?? "",
+    trace.num_choices > 1 ? `${trace.num_choices} choices` : "",
+    trace.gaps.count ? `${milliseconds(trace.gaps.p50_ms)} between tokens, ${milliseconds(trace.gaps.max_ms)} at most` : "",
   ];
   place.replaceChildren(
     make("h3", { text: `Where ${milliseconds(trace.total_ms)} went` }),
     make("p", { text: facts.filter(Boolean).join(" · ") }),
-    ...trace.spans.map((span) => line(span, total)),
+    ...parts(trace, total),
+    ...(trace.other_choices ?? []).flatMap((other) => [make("h3", { text: `Choice ${other.index + 1}` }), ...parts(other, total)]),
   );
+}
+
+// The spans of one choice, each behind what it lies in, then what was chosen for it, and what went wrong.
+function parts(trace, total) {
+  const inside = (index) => trace.spans.filter((span) => (span.parent ?? null) === index);
+  const lines = trace.spans.flatMap((span, index) => (inside(null).includes(span) ? [span, ...inside(index)] : []));
+  const troubles = trace.spans.map((span) => span.attributes.error ?? span.attributes.reason).filter(Boolean);
+  return [
+    ...lines.map((span) => line(span, total)),
+    ...trace.choices.map((choice) => make("p", { name: "chosen", text: choiceText(choice) })),
+    ...(trace.state === "finished" ? [] : troubles.map((text) => make("p", { name: "trouble", text }))),
+  ];
+}
+
+function choiceText(choice) {
+  const others = choice.alternatives.map((option) => planText(option)).join(", ");
+  return `${planText({ ...choice.chosen, predicted_ttft_ms: choice.predicted_ttft_ms })}: ${choice.reason.replaceAll("_", " ")}${others ? `; instead of ${others}` : ""}`;
+}
+
+function planText({ prefill, decode, head_tokens: head, predicted_ttft_ms: ttft }) {
+  const where = [...new Set([prefill, decode].filter(Boolean))].join(" → ");
+  const split = head ? `, of whose prompt the first computes ${head} tokens` : "";
+  return `${where}${split}${ttft === null || ttft === undefined ? "" : ` (first token in ${milliseconds(ttft)})`}`;
 }
 
 function line(span, total) {
@@ -58,7 +84,7 @@ function line(span, total) {
     { name: isChild ? "span child" : "span", title: span.where ?? "" },
     make("b", { text: span.name.replaceAll("_", " ") }),
     chart,
-    make("output", { text: milliseconds(span.duration_ms) }),
+    make("output", { text: span.duration_ms ? milliseconds(span.duration_ms) : `at ${milliseconds(span.start_ms)}` }),
   );
   return element;
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +14,10 @@ import pytest
 from rich.console import Console
 
 from cluster.client import NotBatonError
-from cluster.commands.clients.top import BAR_CELLS, bar, follow, screen
+from cluster.commands.clients.top import BAR_CELLS, bar, follow, screen, top
+from tests.support.router.live_app import live_app
+from tests.support.router.router_rig import router_rig, until
+from tests.support.router.router_tokenizer import write_model_dir
 
 KV = {"total": 100, "running": 50, "leased": 10, "loading": 0, "early": 0, "cached": 20, "free": 20}
 QUEUE = {"running": 12, "decoding": 12, "waiting": 3, "loading": 2, "prompt_tokens": 0}
@@ -30,6 +35,7 @@ def a_state() -> dict[str, Any]:
             "prefill-5f3a9c1d0b": worker("prefill", leaning="decode"),
             "decode-5f3a9c1d0b": worker("decode", state="left_out"),
         },
+        "wanted": {"prefill": 1, "decode": 2},
         "routers": {"r": {"in_progress": 15, "waiting": 3}},
         "totals": {"tokens_per_s": 1234.5, "prompt_tokens_per_s": 99_000.0, "failed": 0},
     }
@@ -74,7 +80,7 @@ def test_screen_fits_80_columns() -> None:
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    assert all(word in text for word in ("pre→decode", "left out", "12", "100,23", "tiny"))
+    assert all(word in text for word in ("pre→decode", "left out", "12", "100,23", "tiny", "1/3"))
     assert text.count("lets its requests go") == 2
 
 
@@ -82,3 +88,13 @@ def test_bar_is_as_long_as_it_should_be() -> None:
     full = {"total": 100, "running": 98, "leased": 1, "loading": 1, "early": 0, "cached": 0, "free": 0}
 
     assert len(bar(KV)) == len(bar(full)) == len(bar(dict.fromkeys(full, 0))) == BAR_CELLS
+
+
+async def test_cluster_is_printed_once_where_nobody_looks(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    async with router_rig(write_model_dir(tmp_path), num_decode=2) as rig, live_app(rig.app) as url:
+        await asyncio.to_thread(top, url, console)
+        await until(lambda: not rig.service.live.num_watchers)
+
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(name in text for name in ("prefill-0", "decode-0", "decode-1", "tiny"))

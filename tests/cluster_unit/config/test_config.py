@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_override_equal_to_the_default_still_overrides() -> None:
         (SchedulerSection, SchedulerConfig, {"max_model_len"}),
         (GPUSection, GPUConfig, set()),
         (TransferSection, ConnectorOptions, set()),
-        (RouterSection, RouterSettings, {"metrics_compat", "promise", "roles"}),
+        (RouterSection, RouterSettings, {"metrics_compat", "promise", "roles", "allows_faults", "scaling"}),
     ],
 )
 def test_every_setting_is_a_key_and_is_described(section: type, settings: type, omitted: set[str]) -> None:
@@ -249,3 +250,18 @@ def test_setting_of_the_router_is_named_as_it_is_written(router: dict[str, objec
         BatonConfig.model_validate({"router": router})
 
     assert words in str(refused.value)
+
+
+def test_tracing_that_cannot_be_is_refused_with_its_key() -> None:
+    for section, message in (
+        ({"otlp_endpoint": "localhost:4318"}, "tracing.otlp_endpoint is 'localhost:4318': it must be the URL"),
+        ({"sample_ratio": 2}, "tracing.sample_ratio must be from 0 to 1, got 2"),
+        ({"service_name": ""}, "tracing.service_name is empty"),
+    ):
+        with pytest.raises(ValidationError, match=re.escape(message)):
+            BatonConfig.model_validate({"tracing": section})
+
+
+def test_tracing_is_off_by_default_and_its_section_may_be_empty() -> None:
+    assert not BatonConfig().tracing_settings().is_on
+    assert BatonConfig.model_validate({"tracing": None}).tracing_settings() == BatonConfig().tracing_settings()

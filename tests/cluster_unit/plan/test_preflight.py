@@ -17,6 +17,8 @@ from cluster.plan.preflight import (
     check_model_len,
     check_port,
     check_ray_address,
+    check_tracing,
+    preflight,
 )
 from engine.contract.errors import CheckpointError
 from engine.model.builtin import builtin_model_dir
@@ -146,3 +148,19 @@ def test_draft_model_whose_tokenizer_cannot_be_read_is_named(tmp_path: Path) -> 
 
     with pytest.raises(PreflightError, match=r"speculative\.draft_model: cannot read .*tokenizer\.json"):
         check_draft_model(drafted_by(other), model)
+
+
+def test_protocol_that_spans_cannot_be_sent_by_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+    wanted = BatonConfig.model_validate({"tracing": {"otlp_endpoint": "http://localhost:4317"}})
+
+    with pytest.raises(PreflightError, match="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'grpc', and Baton sends spans by"):
+        preflight(wanted)
+
+
+def test_exporter_is_asked_for_only_where_spans_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+
+    check_tracing(BatonConfig())

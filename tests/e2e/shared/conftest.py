@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.cluster import ClusterProcess, running_cluster
+from tests.support.cluster.otlp_collector import Collector, running_collector
 
 SAMPLE = Path(__file__).parents[3] / "deploy" / "baton.yaml"
 
@@ -23,8 +24,22 @@ def cluster(served_model: Path) -> Iterator[ClusterProcess]:
 
 
 @pytest.fixture(scope="package")
-def wide_cluster(served_model: Path) -> Iterator[ClusterProcess]:
-    """Two workers of each kind."""
-    with running_cluster(model=str(served_model), dtype="float32", prefill_replicas=2, decode_replicas=2) as running:
+def collector() -> Iterator[Collector]:
+    """Gets the spans of ``wide_cluster``."""
+    with running_collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def wide_cluster(served_model: Path, collector: Collector) -> Iterator[ClusterProcess]:
+    """Two workers of each kind. Spans are made of requests whose callers have one that is sampled, and no others."""
+    with running_cluster(
+        model=str(served_model),
+        dtype="float32",
+        prefill_replicas=2,
+        decode_replicas=2,
+        tracing={"otlp_endpoint": collector.url, "sample_ratio": 0.0},
+        environment={"OTEL_BSP_SCHEDULE_DELAY": "200"},
+    ) as running:
         running.wait_until_pools_have(2)
         yield running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ async def test_faults_reach_all_workers_or_one_role(model_dir: Path) -> None:
         wanted = FaultOptions(seed=3, read_fails=0.2, schedule=(ScheduledFault(fault=Fault.BIT_FLIPS, nth=2),))
         assert set(rig.decode.faults.values()) == set(rig.prefill.faults.values()) == {wanted}
 
+        told = [json.loads(entry)["text"] for entry in rig.service.live.timeline.since(0)]
+        assert told[-1].startswith("all workers suffer faults on purpose: seed 3, read_fails 0.2")
         await rig.client.post("/admin/faults", json={"role": "decode"})
         assert set(rig.decode.faults.values()) == {FaultOptions()}
         assert set(rig.prefill.faults.values()) == {wanted}

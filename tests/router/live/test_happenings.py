@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from router.live.happenings import happenings
 from router.live.sampler import State
+from router.live.timeline import Kind
 from tests.support.router.router_rig import router_rig
 
 
@@ -29,6 +31,7 @@ async def state(model_dir: Path) -> State:
         ("totals", "failed_blocks", "fault"),
         ("totals", "corrupt_blocks", "fault"),
         ("totals", "injected_faults", "fault"),
+        ("totals", "refused", "refusal"),
         ("hand_overs", "count", "hand_over"),
         ("choices", "apart", "choice"),
     ],
@@ -52,6 +55,43 @@ async def test_leaning_that_changed_is_told_with_its_reason(state: State) -> Non
 
     assert (found.kind, found.replica) == ("lean", "decode-0")
     assert found.text == "decode worker leans to prefill: prompts wait"
+
+
+async def test_pool_that_should_have_more_workers_is_told(state: State) -> None:
+    after = copy.deepcopy(state)
+    state["wanted"], after["wanted"] = {"decode": 2}, {"decode": 3, "prefill": 1}
+
+    (found,) = happenings(state, after)
+
+    assert (found.kind, found.text) == ("scale", "decode workers wanted: 3, 2 before")
+
+
+async def test_number_that_a_router_decided_is_told_once(state: State) -> None:
+    after = copy.deepcopy(state)
+    state["wanted"], after["wanted"] = {"decode": 2}, {"decode": 3}
+    after["sizes"]["17.000/decode"] = {"role": "decode", "wanted": 3, "before": 2, "reason": "4 requests/s are to come"}
+
+    (found,) = happenings(state, after)
+
+    assert found.text == "decode: 3 workers instead of 2, 4 requests/s are to come"
+
+
+def test_every_kind_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "live-page.md").read_text()
+
+    for kind in get_args(Kind):
+        assert f"| `{kind}` |" in page
+
+
+async def test_size_that_changed_is_told_with_its_reason(state: State) -> None:
+    after = copy.deepcopy(state)
+    after["sizes"]["17.000/decode"] = {"role": "decode", "wanted": 3, "before": 2, "reason": "4 requests/s are to come"}
+
+    (found,) = happenings(state, after)
+
+    assert (found.kind, found.replica) == ("scale", None)
+    assert found.text == "decode: 3 workers instead of 2, 4 requests/s are to come"
+    assert not list(happenings(after, state))
 
 
 async def test_nothing_is_told_of_nothing(state: State) -> None:

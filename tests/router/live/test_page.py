@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kv_transfer.fault_options import Fault
 from router.api.live import FOLDER, page_files
 from router.security import SecuritySettings, hash_key, new_key
 from tests.support.router.router_rig import router_rig
@@ -64,6 +65,12 @@ def test_nothing_comes_from_outside_and_no_text_becomes_html() -> None:
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|@import|innerHTML|insertAdjacentHTML|eval\(", text), file.name
         assert len(text.splitlines()) <= 400, file.name
+
+
+def test_faults_of_the_page_are_those_that_there_are() -> None:
+    listed = re.findall(r"^  (\w+): \"", (FOLDER / "faults.js").read_text(), re.MULTILINE)
+
+    assert listed == [fault.value for fault in Fault]
 
 
 def test_files_are_part_of_the_package() -> None:

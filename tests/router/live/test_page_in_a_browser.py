@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from playwright.async_api import expect
 
+from kv_transfer.fault_options import FaultOptions
 from router.security import SecuritySettings, hash_key, new_key
 from tests.support.router.browser import browsing
 from tests.support.router.live_app import live_app
-from tests.support.router.router_rig import router_rig
+from tests.support.router.router_rig import FAST, router_rig
 
 
 async def test_page_shows_the_workers_and_complains_of_nothing(model_dir: Path) -> None:
@@ -70,3 +72,49 @@ async def test_orders_ask_first(model_dir: Path) -> None:
         await page.get_by_role("button", name="Yes").click()
         await expect(page.locator("#toast")).to_contain_text("decode-0 drains")
         assert rig.decode.drained == ["decode-0"]
+
+
+async def test_faults_are_offered_only_where_they_are_allowed(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig, live_app(rig.app) as url, browsing(url) as opened:
+        await expect(opened.page.locator(".card.running")).to_have_count(2)
+        await expect(opened.page.locator("#faults")).to_be_hidden()
+
+
+async def test_faults_begin_and_end_when_they_are_meant(model_dir: Path) -> None:
+    settings = replace(FAST, allows_faults=True)
+    async with router_rig(model_dir, settings=settings) as rig, live_app(rig.app) as url, browsing(url) as opened:
+        page = opened.page
+        await page.select_option("#fault", "bit_flips")
+        await page.fill("#fault-share", "0.5")
+        await page.select_option("#fault-role", "decode")
+        await page.click("#faults-begin")
+        await page.get_by_role("button", name="Cancel").click()
+        assert rig.decode.faults == {}
+
+        await page.click("#faults-begin")
+        await page.get_by_role("button", name="Yes").click()
+        await expect(page.locator("#timeline")).to_contain_text(
+            "decode workers suffer faults on purpose: bit_flips 0.5"
+        )
+        assert (rig.decode.faults, rig.prefill.faults) == ({"decode-0": FaultOptions(bit_flips=0.5)}, {})
+
+        await page.click("#faults-end")
+        await page.get_by_role("button", name="Yes").click()
+        await expect(page.locator("#toast")).to_contain_text("no more faults on purpose")
+        assert set(rig.decode.faults.values()) | set(rig.prefill.faults.values()) == {FaultOptions()}
+        assert opened.complaints == []
+
+
+async def test_one_of_the_last_requests_is_opened(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig, live_app(rig.app) as url:
+        await rig.complete([7] * 9, max_tokens=3, n=2, seed=1)
+        refused = await rig.complete([7] * 9, temperature=-1.0)
+        async with browsing(url) as opened:
+            page = opened.page
+            await page.locator("#recent li button").last.click()
+            await expect(page.locator("#waterfall")).to_contain_text("2 choices")
+            await expect(page.locator("#waterfall h3").get_by_text("Choice 2")).to_be_visible()
+
+            await page.locator("#recent li button").first.click()
+            await expect(page.locator("#waterfall .trouble")).to_have_text(refused.json()["error"]["message"])
+            assert opened.complaints == []

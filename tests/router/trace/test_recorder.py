@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from router.security import SecuritySettings, hash_key, new_key
 from router.trace.directory import TraceDirectory
 from router.trace.gaps import NUM_LARGEST, Gaps
 from router.trace.origin import Origin, Viewer
-from router.trace.recorder import TraceRecorder
+from router.trace.recorder import MAX_REASON_CHARACTERS, TraceRecorder
 from tests.support.router.router_peers import PeerNet
-from tests.support.router.router_rig import FAST, router_rig
+from tests.support.router.router_rig import FAST, router_rig, until
 
 ANYBODY = Viewer(owner="")
 
@@ -25,7 +26,9 @@ def recorder(name: str = "r", *, max_count: int = 10) -> TraceRecorder:
 
 def ran(traces: TraceRecorder, request_id: str) -> None:
     origin = Origin(request_id=request_id, answer_id=f"cmpl-{request_id}", owner="", endpoint="/x", received_s=0.0)
-    traces.end(traces.begin(origin, num_prompt_tokens=1), "finished")
+    trace = traces.begin(origin, num_prompt_tokens=1)
+    assert trace is not None
+    traces.end(trace, "finished")
 
 
 async def test_only_the_last_ones_are_kept(model_dir: Path) -> None:
@@ -58,6 +61,67 @@ async def test_both_ids_of_an_answer_find_its_trace_and_lists_name_it(model_dir:
         assert (row["prompt_tokens"], row["completion_tokens"], row["cached_tokens"]) == (9, 3, 0)
         assert (row["prefill"], row["decode"]) == ("prefill-0", "decode-0")
         assert (await rig.client.get("/v1/requests", params={"limit": 0})).status_code == 400
+
+
+REFUSED = {
+    "parameter": ({"temperature": -1.0}, 400, "invalid_parameter"),
+    "model": ({"model": "another"}, 404, "model_not_found"),
+    "room": ({"n": 3}, 429, "queue_full"),
+    "workers": ({}, 503, "no_healthy_replica"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+async def test_refused_request_leaves_a_trace_with_the_reason(model_dir: Path, why: str) -> None:
+    fields, status, code = REFUSED[why]
+    async with router_rig(model_dir, settings=replace(FAST, max_num_requests=2, backoff_min_s=30.0)) as rig:
+        if why == "workers":
+            rig.decode.kill("decode-0")
+            await until(lambda: not rig.service.decode_pool.has_any())
+        answer = await rig.complete([7] * 9, max_tokens=3, **fields)
+        found = await rig.client.get(f"/v1/requests/{answer.headers['x-request-id']}/trace")
+        [row] = (await rig.client.get("/v1/requests")).json()["data"]
+
+        assert (answer.status_code, found.status_code) == (status, 200)
+        trace = found.json()
+        assert (trace["state"], trace["endpoint"], trace["completion_tokens"]) == ("refused", "/v1/completions", 0)
+        [span] = trace["spans"]
+        assert (span["name"], span["duration_ms"]) == ("refused", trace["total_ms"])
+        told = {"status": status, "code": code, "reason": answer.json()["error"]["message"]}
+        assert span["attributes"] == told
+        assert (row["id"], row["state"], row["reason"]) == (trace["id"], "refused", code)
+
+
+async def test_every_endpoint_that_generates_traces_what_it_refuses(model_dir: Path) -> None:
+    paths = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
+    async with router_rig(model_dir) as rig:
+        for path in paths:
+            assert (await rig.client.post(path, json={"temperature": "hot"})).status_code == 400
+        listed = (await rig.client.get("/v1/requests")).json()["data"]
+
+        assert [(row["endpoint"], row["state"]) for row in listed] == [(path, "refused") for path in reversed(paths)]
+
+
+async def test_whoever_has_no_key_leaves_no_trace(model_dir: Path) -> None:
+    admin = new_key()
+    security = SecuritySettings(api_keys=(hash_key(new_key()),), admin_keys=(hash_key(admin),))
+    async with router_rig(model_dir, security=security) as rig:
+        assert (await rig.complete(max_tokens=2)).status_code == 401
+        listed = await rig.client.get("/v1/requests", headers={"Authorization": f"Bearer {admin}"})
+
+        assert listed.json()["data"] == []
+
+
+async def test_refusals_displace_no_trace_of_what_ran() -> None:
+    traces = recorder(max_count=2)
+    ran(traces, "ran")
+    for number in range(5):
+        refused = Origin(request_id=f"r{number}", answer_id="", owner="", endpoint="/x", received_s=0.0)
+        traces.refuse(refused, status=429, code="queue_full", reason="too many" * 1000)
+
+    found = json.loads(traces.find("r4", viewer=ANYBODY) or b"")
+    assert len(found["spans"][0]["attributes"]["reason"]) == MAX_REASON_CHARACTERS
+    assert [row["id"] for row in json.loads(traces.last(10, viewer=ANYBODY))] == ["r4", "r3", "ran"]
 
 
 async def test_owner_and_admin_see_a_trace_and_nobody_else(model_dir: Path) -> None:

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from engine.contract.block_hash import prompt_keys
+from engine.contract.messages import CacheChanges, GenerateRequest
 from engine.contract.step_time import StepTimeModel
+from engine.contract.token_ids import TokenIds
+from router.trace.request_trace import MAX_CHOICES
 from tests.support.engine.chain_runner import expected_tokens
-from tests.support.router.live_router import Live, live_router, token_ids
+from tests.support.router.live_router import NUM_TOKENS, Live, live_router, token_ids
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 
 PROMPT = list(range(3, 40))
@@ -64,6 +69,27 @@ async def test_request_that_is_handed_over(model_dir: Path) -> None:
         assert decode["chosen"] == {"prefill": None, "decode": "decode-0"}
         assert prefill["chosen"] == {"prefill": "prefill-0", "decode": "decode-0"}
         assert prefill["reason"].startswith("policy ")
+
+
+async def test_workers_tell_their_steps_and_what_was_moved(model_dir: Path) -> None:
+    async with live_router(model_dir, chunk_tokens=16) as live:
+        trace = await trace_of(live, await live.complete(PROMPT))
+        inside = {
+            part["name"]: [span for span in trace["spans"] if span["parent"] == index]
+            for index, part in enumerate(trace["spans"])
+            if part["parent"] is None
+        }
+
+        steps = [span["attributes"]["tokens"] for span in inside["prefill"] if span["name"] == "step"]
+        assert steps == [16, 16, len(PROMPT) - 32]
+        [moved] = [span for span in inside["transfer"] if span["name"] == "kv_transfer"]
+        block_bytes = moved["attributes"]["bytes"] // moved["attributes"]["blocks"]
+        assert moved["attributes"] == {"bytes": 10 * block_bytes, "blocks": 10, "source": "prefill-0"}
+        assert block_bytes > 0
+        assert [span["attributes"] for span in inside["transfer"] if span["name"] == "step"] == [{"tokens": 1}]
+        assert {span["where"] for span in inside["prefill"] if span["name"] == "step"} == {"prefill-0"}
+        assert moved["where"] == "decode-0"
+        assert trace["trace_id"] is None
 
 
 async def test_total_is_the_latency_that_the_router_measures(model_dir: Path) -> None:
@@ -140,6 +166,74 @@ async def test_choice_by_predictions_tells_what_else_was_weighed(model_dir: Path
         costs = [option["predicted_cost"] for option in choice["alternatives"]]
         assert costs == sorted(costs)
         assert all(option["predicted_ttft_ms"] > 0 for option in choice["alternatives"])
+
+
+async def test_split_prompt_tells_of_both_workers_and_of_what_was_predicted(model_dir: Path) -> None:
+    async with router_rig(model_dir, settings=dataclasses.replace(FAST, roles="elastic")) as rig:
+        costly = StepTimeModel(base_s=0.001, row_s=0.0005, prompt_token_s=0.005, error=0.1, num_steps=50)
+        for replica in (rig.prefill[0], rig.decode[0]):
+            replica.gauges |= {"step_time": costly, "counters": {"num_scheduled_tokens": 1000.0}}
+        rig.prefill[0].gauges |= {"num_decoding": 30, "num_running": 30}
+        pool = rig.service.decode_pool
+        await until(lambda: all(item.load.step_time == costly for item in pool.replicas))
+        cached = list(range(5, 105))
+        keys = np.array(prompt_keys(TokenIds.of(cached).array[:-1], None, 16), "<u8").tobytes()
+        pool.note_cache("prefill-0", [CacheChanges(first_sequence=0, next_sequence=6, stored=keys, is_snapshot=True)])
+
+        trace = await trace_of(rig, await rig.complete([*cached, *range(5, 155)], max_tokens=5, ignore_eos=True))
+
+        prefills = [span for span in top_level(trace) if span["name"] == "prefill"]
+        assert [span["where"] for span in prefills] == ["prefill-0", "decode-0"]
+        assert prefills[0]["attributes"]["head_tokens"] == 97
+        assert names(trace)[-1] == "decode"
+        [choice] = trace["choices"]
+        assert choice["reason"] == "split"
+        assert choice["chosen"] == {"prefill": "prefill-0", "decode": "decode-0", "head_tokens": 97}
+        assert choice["predicted_ttft_ms"] > 0
+        assert not any("head_tokens" in option for option in choice["alternatives"])
+        places = [(option["prefill"], option["decode"]) for option in choice["alternatives"]]
+        assert ("prefill-0", "decode-0") in places  # the same two workers, without a cut
+        assert ("decode-0", "decode-0") in places
+
+
+async def test_every_choice_of_a_body_is_traced(model_dir: Path) -> None:
+    async with live_router(model_dir) as live:
+        answer = await live.complete(PROMPT, n=3, temperature=1.0, seed=5)
+        trace = await trace_of(live, answer)
+
+        others = trace["other_choices"]
+        assert (trace["num_choices"], [other["index"] for other in others]) == (3, [1, 2])
+        usage = answer.json()["usage"]
+        assert (trace["prompt_tokens"], trace["completion_tokens"]) == (len(PROMPT), usage["completion_tokens"])
+        for other in others:
+            parts = top_level(other)
+            assert abs(sum(part["duration_ms"] for part in parts) - other["total_ms"]) <= TOLERANCE_MS
+            assert names(other)[:3] == ["tokenize", "first_choice", "queue"]
+            assert names(other)[-1] == "decode"
+            assert other["completion_tokens"] == NUM_TOKENS
+        assert trace["total_ms"] == max(trace["total_ms"], *(other["total_ms"] for other in others))
+
+
+async def test_request_lasts_until_its_last_choice_is_done(model_dir: Path) -> None:
+    def stops_the_first(request: GenerateRequest, position: int) -> int:
+        return 9 if request.sampling.seed == 1 and position == 1 else 7
+
+    async with router_rig(model_dir, next_token=stops_the_first) as rig:
+        answer = await rig.complete(PROMPT, n=2, seed=1, max_tokens=20, stop_token_ids=[9])
+        trace = await trace_of(rig, answer)
+
+        [other] = trace["other_choices"]
+        assert names(trace)[-2:] == ["decode", "other_choices"]
+        assert trace["total_ms"] == other["total_ms"]
+        assert other["completion_tokens"] == 20 < trace["completion_tokens"]
+
+
+async def test_only_so_many_choices_are_traced(model_dir: Path) -> None:
+    async with router_rig(model_dir) as rig:
+        trace = await trace_of(rig, await rig.complete(PROMPT, n=MAX_CHOICES + 3, max_tokens=2))
+
+        assert trace["num_choices"] == MAX_CHOICES + 3
+        assert len(trace["other_choices"]) == MAX_CHOICES - 1
 
 
 async def test_client_that_leaves_ends_its_trace(model_dir: Path) -> None:

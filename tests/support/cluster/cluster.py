@@ -138,9 +138,11 @@ class ClusterProcess:
 
 
 @contextmanager
-def running_cluster(sample: Path | None = None, **config: Any) -> Iterator[ClusterProcess]:
+def running_cluster(
+    sample: Path | None = None, environment: Mapping[str, str] | None = None, **config: Any
+) -> Iterator[ClusterProcess]:
     """A cluster that is ready; afterwards it is stopped as by Ctrl-C, and must have left nothing behind."""
-    cluster = ClusterProcess(config, sample=sample)
+    cluster = ClusterProcess(config, sample=sample, environment=environment)
     try:
         cluster.wait_until_ready()
         yield cluster

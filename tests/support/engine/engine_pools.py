@@ -13,6 +13,7 @@ from engine.contract.executor import StepRunner
 from engine.contract.messages import CacheReset, GenerateRequest, StepMessage, WorkerInfo
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
+from engine.frontend.request_observer import RequestObserver
 from kv_transfer.connector import ConnectorBuilder
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
@@ -43,9 +44,11 @@ class EnginePool:
         self._infos: dict[str, WorkerInfo] = {}
         self._moves_out = moves_out
 
-    def add(self, core: EngineCore, info: WorkerInfo) -> None:
+    def add(self, core: EngineCore, info: WorkerInfo, observer: RequestObserver | None = None) -> None:
         """Take an engine in; it is not started."""
-        self.engines[info.engine_id] = AsyncEngine(lambda: core, name=info.role, report_period_s=REPORT_PERIOD_S)
+        self.engines[info.engine_id] = AsyncEngine(
+            lambda: core, name=info.role, report_period_s=REPORT_PERIOD_S, observer=observer
+        )
         self._infos[info.engine_id] = info
 
     def replica_ids(self) -> Sequence[str]:
@@ -184,12 +187,14 @@ async def engine_pools(
     options: ConnectorOptions = INPROC,
     make: EngineMaker | None = None,
     are_elastic: bool = False,
+    observe: Callable[[str, str], RequestObserver | None] = lambda role, name: None,
 ) -> AsyncIterator[tuple[EnginePool, EnginePool]]:
     """Started engines around one in-process fabric; all are closed at the end.
 
     ``decode_blocks`` gives each decode engine a size of its own. With ``chunk_tokens`` prefill computes so many tokens
     a step, and hands longer prompts over while it computes them. With ``are_elastic`` live requests leave all engines
-    that drain. Engines have no model unless ``make`` gives them one.
+    that drain. Engines have no model unless ``make`` gives them one. ``observe`` makes the observer of an engine by its
+    role and its name.
     """
     make = make or chain_engines(max_num_seqs, chunk_tokens)
     fabric = InProcessFabric()
@@ -201,7 +206,7 @@ async def engine_pools(
             name = f"{role}-{index}"
             core, info = make(role, name, num_blocks, inproc_builder(fabric, name, options))
             core.runner = wrap[role](core.runner)
-            pools[role].add(core, info)
+            pools[role].add(core, info, observe(role, name))
     engines = [engine for pool in pools.values() for engine in pool.engines.values()]
     for engine in engines:
         await engine.start()

@@ -14,6 +14,9 @@ from engine.contract.messages import LoadReport
 from router.api.app import build_app
 from router.service import RouterService
 from router.settings import RouterSettings
+from router.telemetry.settings import NO_TRACING, TracingSettings
+from router.telemetry.tracer import ProcessTracer, make_tracer
+from router.telemetry.worker_spans import WorkerSpans
 from tests.support.engine.engine_pools import EnginePool, engine_pools
 from tests.support.engine.loop_paced_runner import LoopPacedRunner
 from tests.support.router.live_app import live_app
@@ -55,15 +58,32 @@ async def live_router(
     num_blocks: int = 256,
     settings: RouterSettings = FAST,
     turns_per_step: int = 0,
+    chunk_tokens: int = 0,
+    tracing: TracingSettings = NO_TRACING,
 ) -> AsyncIterator[Live]:
-    """With ``turns_per_step`` decode engines leave the event loop so many turns between two steps."""
+    """With ``turns_per_step`` decode engines leave the event loop so many turns between two steps; prefill computes
+    ``chunk_tokens`` a step, unless that is 0. Spans have been sent when it is closed."""
+    tracers: list[ProcessTracer] = []
+
+    def tracer(role: str, name: str) -> ProcessTracer | None:
+        if (made := make_tracer(tracing, role=role, instance_id=name)) is not None:
+            tracers.append(made)
+        return made
+
+    def observe(role: str, name: str) -> WorkerSpans | None:
+        of_worker = tracer(role, name)
+        return None if of_worker is None else WorkerSpans(of_worker)
+
     async with engine_pools(
         num_prefill=num_prefill,
         num_decode=num_decode,
         num_blocks=num_blocks,
+        chunk_tokens=chunk_tokens,
+        observe=observe,
         wrap_decode_runner=lambda runner: LoopPacedRunner(runner, num_turns=turns_per_step),
     ) as (prefill, decode):
-        service = RouterService(model_dir, "tiny", {"prefill": prefill, "decode": decode}, settings)
+        pools = {"prefill": prefill, "decode": decode}
+        service = RouterService(model_dir, "tiny", pools, settings, tracer=tracer("router", "r"))
         await service.start()
         limits = httpx.Limits(max_connections=None)
         try:
@@ -74,6 +94,8 @@ async def live_router(
                 yield Live(prefill, decode, service, client)
         finally:
             await service.close()
+            for of_process in tracers:
+                of_process.close()
 
 
 def token_ids(response: httpx.Response) -> list[int]:

@@ -1,4 +1,4 @@
-"""Pickles that routers of two versions can read from each other, as they must during a rolling update."""
+"""Pickles that processes of two versions can read from each other, as they must during a rolling update."""
 
 from __future__ import annotations
 

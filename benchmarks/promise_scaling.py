@@ -1,0 +1,209 @@
+"""Pools that follow the promises beside every fixed size, in virtual time: the real router, scheduler and policy.
+
+    python -m benchmarks.promise_scaling --trace mooncake-conversation-trace.jsonl --machine gpu --ttft-ms 10000
+    python -m benchmarks.promise_scaling --mix prompt_heavy --peak 4 --json benchmarks/results/promise_scaling.json
+
+The load is a stretch of a recorded trace (``--seconds`` from ``--start-s`` on, ``--speed`` times as fast, lengths
+divided by ``--scale``; with ``--daily`` thinned out to the course of a day), or (``--mix``) requests at random times.
+A day goes from ``--low`` of the ``--peak`` rate to that and back in each ``--period``, along a cosine to the power of
+``--sharpness``. Fixed sizes, elastic roles of ``--sizes`` workers, serve the same requests. The best fixed size is the
+fewest workers that attain the target, or if none does those that attain the most. Workers that are ordered take
+``--start-up`` seconds to be there, and cost from the order on until they are drained.
+
+Rows: ``attainment/fixed=<n>/<load>`` and ``worker_hours/...``, the same of ``promise``, ``gain/<load>`` and
+``hours_ratio/<load>`` over the best fixed size, and ``changes/<load>``, whose detail has each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.arguments import at_least, count, positive
+from benchmarks.report import Row, add_json_option, kept_rows, publish
+from benchmarks.virtual_cluster import machine_named
+from engine.contract.promise import Promise
+from router.scaling_rules import PoolBounds, ScalingRules
+from simulation.cluster import simulate
+from simulation.layout import elastic
+from simulation.loads import MIXES, Arrival, LoadError
+from simulation.machine import Machine
+from simulation.outcome import Outcome
+from simulation.scaled import simulate_scaled
+from simulation.whatif.source import TraceSource, warm_up_of
+
+HOUR_S = 3600.0
+VOCAB_SIZE = 32_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A share of requests that kept the promise, and what the workers cost."""
+
+    attainment: float
+    worker_hours: float
+
+
+def daily_load(
+    mix: str, *, peak: float, low: float, period_s: float, seconds: float, sharpness: float = 1.0, seed: int = 0
+) -> list[Arrival]:
+    """Requests whose rate follows a cosine from ``low`` of the peak to the peak and back in each period."""
+    source = random.Random(f"{mix}/daily/{seed}")
+    arrivals: list[Arrival] = []
+    at_s = source.expovariate(peak)
+    while at_s < seconds:
+        if source.random() < daily_share(at_s, low=low, period_s=period_s, sharpness=sharpness):
+            arrivals.append(MIXES[mix].draw(at_s, source, VOCAB_SIZE))
+        at_s += source.expovariate(peak)
+    return arrivals
+
+
+def daily_share(at_s: float, *, low: float, period_s: float, sharpness: float) -> float:
+    """Of the peak rate, what the rate is at a time."""
+    height = (1.0 - math.cos(2.0 * math.pi * at_s / period_s)) / 2.0
+    return low + (1.0 - low) * height**sharpness
+
+
+def thinned(load: Sequence[Arrival], *, low: float, period_s: float, sharpness: float) -> list[Arrival]:
+    """As many of the requests as let a load that is even rise and fall."""
+    source = random.Random("thinned")
+    return [
+        item
+        for item in load
+        if source.random() < daily_share(item.at_s, low=low, period_s=period_s, sharpness=sharpness)
+    ]
+
+
+def attainment(outcomes: Sequence[Outcome], promise: Promise) -> float:
+    """The share of requests that kept the promise."""
+    return sum(outcome.keeps(promise) for outcome in outcomes) / len(outcomes)
+
+
+def fixed_result(num_workers: int, machine: Machine, promise: Promise, load: Sequence[Arrival]) -> Result:
+    """What a size makes of a load that it keeps."""
+    run = simulate(elastic(num_workers, machine, promise), load, warm_up=warm_up_of(load))
+    seconds = run.virtual_s - run.started_s
+    return Result(attainment=attainment(run.outcomes, promise), worker_hours=num_workers * seconds / HOUR_S)
+
+
+def best_fixed(results: dict[int, Result], *, target: float) -> int:
+    """The fewest workers that attain the target; where none does, the fewest of the highest attainment."""
+    keeping = [number for number, result in results.items() if result.attainment >= target]
+    return min(keeping) if keeping else max(results, key=lambda number: (results[number].attainment, -number))
+
+
+def rules_of(args: argparse.Namespace) -> ScalingRules:
+    """Half of the workers that there may be are of each pool."""
+    most = args.max_workers
+    bounds = {"prefill": PoolBounds(least=1, most=most // 2), "decode": PoolBounds(least=1, most=most - most // 2)}
+    return ScalingRules(pools=bounds, target=args.target, window_s=args.window, hold_s=args.hold, start_s=args.start_up)
+
+
+def compare(name: str, load: Sequence[Arrival], args: argparse.Namespace) -> list[Row]:
+    """The rows of one load."""
+    promise = Promise(ttft_ms=args.ttft_ms, itl_ms=args.itl_ms)
+    print(f"{name}: {len(load)} requests", flush=True)
+    rows: list[Row] = []
+
+    def add(kind: str, result: Result) -> None:
+        print(f"  {kind}: {result.attainment:.2%} kept, {result.worker_hours:.3f} worker hours", flush=True)
+        rows.append(Row(name=f"attainment/{kind}/{name}", value=100 * result.attainment, unit="%"))
+        rows.append(Row(name=f"worker_hours/{kind}/{name}", value=result.worker_hours, unit="h"))
+
+    results: dict[int, Result] = {}
+    for number in args.sizes:
+        results[number] = fixed_result(number, args.machine, promise, load)
+        add(f"fixed={number}", results[number])
+    first = elastic(args.first, args.machine, promise)
+    run = simulate_scaled(first, load, rules_of(args), start_s=args.start_up, warm_up=warm_up_of(load))
+    own = Result(attainment=attainment(run.outcomes, promise), worker_hours=run.worker_s / HOUR_S)
+    add("promise", own)
+    best = best_fixed(results, target=args.target)
+    ratio = own.worker_hours / results[best].worker_hours
+    gain = 100 * (own.attainment - results[best].attainment)
+    print(f"  beside the best fixed size ({best}): {gain:+.2f} points, {ratio:.3f} of its worker hours", flush=True)
+    rows.append(Row(name=f"gain/{name}", value=gain, unit="points", detail={"best_fixed": best}))
+    rows.append(Row(name=f"hours_ratio/{name}", value=ratio, unit="x", detail={"best_fixed": best}))
+    changes: dict[str, float | str] = {
+        f"{number:03}": f"{note.changed_at_s - run.started_s:.0f} s: {note.role} {note.before} -> {note.wanted}, "
+        f"{note.reason}"
+        for number, note in enumerate(run.notes)
+    }
+    rows.append(Row(name=f"changes/{name}", value=float(len(run.notes)), unit="", detail=changes))
+    return rows
+
+
+def trace_load(args: argparse.Namespace) -> list[Arrival]:
+    """The stretch of the trace that was asked for, without what no worker of the machine could take."""
+    source = TraceSource(
+        file=args.trace, start_s=args.start_s, seconds=args.seconds, speed=args.speed, scale=args.scale
+    )
+    try:
+        recorded = source.load()
+    except LoadError as error:
+        raise SystemExit(f"--trace: {error}") from error
+    if args.daily:
+        recorded = thinned(recorded, low=args.low, period_s=args.period, sharpness=args.sharpness)
+    most = args.machine.max_model_len
+    kept = [arrival for arrival in recorded if len(arrival.prompt) + arrival.num_output_tokens <= most]
+    if len(kept) < len(recorded):
+        print(f"{len(recorded) - len(kept)} of {len(recorded)} requests have more than {most} tokens: left out")
+    return kept
+
+
+def main() -> None:
+    """Simulate and publish."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, help="a recorded load")
+    parser.add_argument("--start-s", type=at_least(0), default=0.0)
+    parser.add_argument("--speed", type=positive, default=1.0)
+    parser.add_argument("--scale", type=count, default=1)
+    parser.add_argument("--daily", action="store_true", help="leave requests of the trace out, so that its rate varies")
+    parser.add_argument("--mix", choices=tuple(MIXES), help="a load that rises and falls")
+    parser.add_argument("--peak", type=positive, default=4.0, help="requests a second")
+    parser.add_argument("--low", type=positive, default=0.2)
+    parser.add_argument("--period", type=positive, default=600.0, help="seconds")
+    parser.add_argument("--sharpness", type=positive, default=1.0, help="how short the peak of a day is")
+    parser.add_argument("--seconds", type=positive, default=1200.0)
+    parser.add_argument("--seeds", type=count, default=1, help="draws of a load that rises and falls")
+    parser.add_argument("--machine", type=machine_named, default="cpu_core", help="a name, or a file (virtual_fit)")
+    parser.add_argument("--ttft-ms", type=positive, default=2000.0)
+    parser.add_argument("--itl-ms", type=positive, default=100.0)
+    parser.add_argument("--target", type=positive, default=0.99)
+    parser.add_argument("--window", type=positive, default=60.0)
+    parser.add_argument("--hold", type=positive, default=120.0)
+    parser.add_argument("--start-up", type=positive, default=10.0, help="seconds that a worker takes to start")
+    parser.add_argument("--sizes", type=at_least(2), nargs="+", default=[2, 3, 4, 5, 6])
+    parser.add_argument("--first", type=at_least(2), default=2, help="workers to begin with")
+    parser.add_argument("--max-workers", type=at_least(2), default=8)
+    parser.add_argument("--merge", action="store_true", help="keep the other rows that --json FILE has")
+    add_json_option(parser)
+    args = parser.parse_args()
+    if (args.trace is None) == (args.mix is None):
+        parser.error("give one of --trace and --mix")
+    loads: dict[str, list[Arrival]] = {}
+    if args.trace is not None:
+        course = "daily/" if args.daily else ""
+        loads[f"{course}trace/{args.start_s:g}+{args.seconds:g}/speed={args.speed:g}"] = trace_load(args)
+    else:
+        for seed in range(args.seeds):
+            loads[f"daily/{args.mix}/seed={seed}"] = daily_load(
+                args.mix,
+                peak=args.peak,
+                low=args.low,
+                period_s=args.period,
+                seconds=args.seconds,
+                sharpness=args.sharpness,
+                seed=seed,
+            )
+    rows = [row for name, load in loads.items() for row in compare(name, load, args)]
+    kept = kept_rows(args.json) if args.merge else []
+    publish(rows, packages=("numpy",), json_file=args.json, title="pools that follow the promises", kept=kept)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What passes between routers and engines for the traces of requests."""

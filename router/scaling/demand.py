@@ -1,0 +1,110 @@
+"""The load to come, by what came lately: the same requests again, as much closer together as their rate grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from router.report.arrivals import ArrivalSample
+
+MIN_WINDOW_S = 10.0
+"""What came in less than that is taken to have come in so much: a first request is no flood."""
+
+NOISE = 1.0
+"""Standard deviations of the count of arrivals by which it must have grown before that counts as growth."""
+
+MAX_GROWTH = 3.0
+
+
+class Prompt(NamedTuple):
+    """A prompt: when it came, in seconds after the window's begin, what must be computed of it, and what was cached."""
+
+    at_s: float
+    num_new_tokens: float
+    num_cached_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The requests of ``window_s``, which are to come again ``pace`` times as fast.
+
+    ``tokens_per_s``: what they generate in a second, at the pace at which they came. ``num_context_tokens``: what a
+    stream among them reads on average.
+    """
+
+    prompts: Sequence[Prompt]
+    window_s: float
+    tokens_per_s: float
+    num_context_tokens: float
+    pace: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """Requests a second that are to come."""
+        return len(self.prompts) / self.window_s * self.pace if self.window_s else 0.0
+
+    def times(self, factor: float) -> Demand:
+        """So many times as much: the same requests, closer together."""
+        return replace(self, pace=self.pace * factor)
+
+    def without_streams(self) -> Demand:
+        """As those see it who compute prompts alone."""
+        return replace(self, tokens_per_s=0.0)
+
+    def only(self, prompts: Sequence[Prompt]) -> Demand:
+        """With these prompts alone, and all that is generated."""
+        return replace(self, prompts=prompts)
+
+
+NO_DEMAND = Demand(prompts=(), window_s=MIN_WINDOW_S, tokens_per_s=0.0, num_context_tokens=0.0)
+
+
+def demand_of(samples: Sequence[ArrivalSample], *, typical_output: float, horizon_s: float) -> Demand:
+    """What several routers were sent, as what comes in ``horizon_s``.
+
+    What is not known yet of a request is what the others have on average; where nothing is known of any,
+    ``typical_output`` tokens and nothing cached. The window is the shortest of the routers that saw anything.
+    """
+    seen = [sample for sample in samples if sample.arrivals]
+    if not seen:
+        return NO_DEMAND
+    window_s = max(min(sample.window_s for sample in seen), MIN_WINDOW_S)
+    told = sorted((item for sample in seen for item in sample.told() if item.age_s <= window_s), reverse=True)
+    if not told:
+        return NO_DEMAND
+    outputs = [item.num_output_tokens for item in told if item.num_output_tokens >= 0]
+    num_output = sum(outputs) / len(outputs) if outputs else typical_output
+    with_cached = [item for item in told if item.num_cached_tokens >= 0]
+    num_known = sum(item.num_prompt_tokens for item in with_cached)
+    cached_share = sum(item.num_cached_tokens for item in with_cached) / num_known if num_known else 0.0
+    prompts = []
+    num_generated = 0.0
+    for item in told:
+        cached = float(item.num_cached_tokens) if item.num_cached_tokens >= 0 else cached_share * item.num_prompt_tokens
+        prompts.append(Prompt(window_s - item.age_s, max(item.num_prompt_tokens - cached, 1.0), cached))
+        num_generated += item.num_output_tokens if item.num_output_tokens >= 0 else num_output
+    num_prompt_tokens = sum(item.num_prompt_tokens for item in told) / len(told)
+    return Demand(
+        prompts=prompts,
+        window_s=window_s,
+        tokens_per_s=num_generated / window_s,
+        num_context_tokens=num_prompt_tokens + num_generated / len(told) / 2,
+        pace=growth([prompt.at_s for prompt in prompts], window_s=window_s, horizon_s=horizon_s),
+    )
+
+
+def growth(times_s: Sequence[float], *, window_s: float, horizon_s: float) -> float:
+    """The rate of arrivals in ``horizon_s`` over that of the window, by the difference between its halves; at least 1.
+
+    Only that much of a difference counts as is no chance. A load that falls is known to when it has fallen.
+    """
+    num_late = sum(at_s >= window_s / 2 for at_s in times_s)
+    num_early = len(times_s) - num_late
+    num_more = num_late - num_early - NOISE * math.sqrt(len(times_s))
+    if num_more <= 0.0:
+        return 1.0
+    middle_s = window_s / 2  # between the middles of the halves
+    ahead_s = window_s / 2 + horizon_s  # from the window's middle
+    return min(1.0 + num_more / len(times_s) * ahead_s / middle_s, MAX_GROWTH)

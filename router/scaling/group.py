@@ -1,0 +1,196 @@
+"""Workers that are sized together: those of one pool, or of all where any worker takes any work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.contract.promise import Promise
+from router.pool.replica import Replica
+from router.report.arrivals import ArrivalSample
+from router.roles import ROLES
+from router.scaling.demand import Demand, demand_of
+from router.scaling.policy import Need, ScalingPolicy
+from router.scaling.pool_state import PoolState
+from router.scaling.prediction import Predictor
+from router.scaling.sizing import Sizing, fewest_workers, workers_for_streams, workers_to_catch_up
+from router.scaling_rules import PoolBounds, ScalingRules
+from router.settings import RouterSettings
+
+SPARE = 1.25
+"""So many times the load to come is what workers are there for."""
+
+CHANCE = 3.0
+"""Before any is drained, fewer workers must do with so many standard deviations of the number of requests more, too."""
+
+
+def spare_below(demand: Demand) -> float:
+    """So many times a load must do with fewer workers before any is drained: a few requests are soon some more."""
+    return SPARE + CHANCE / math.sqrt(max(len(demand.prompts), 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is known at one moment: what came to the routers, and the workers, by the roles of their pools."""
+
+    now_s: float
+    horizon_s: float
+    samples: Sequence[ArrivalSample]
+    typical_output: float
+    replicas: Mapping[str, Sequence[Replica]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """``wanted`` workers of each role. How many there may be, the rules say; a role that these leave out keeps its own.
+
+    Its workers compute the prompts of which they lack more than ``over_tokens`` and at most ``up_to_tokens``, and
+    generate if ``has_streams``.
+    """
+
+    rules: ScalingRules
+    promise: Promise
+    wanted: dict[str, int]
+    has_streams: bool
+    over_tokens: float = 0.0
+    up_to_tokens: float = float("inf")
+    _policy: ScalingPolicy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._policy = ScalingPolicy(hold_s=self.rules.hold_s, wanted=sum(self.wanted.values()))
+
+    def adopt(self, role: str, number: int) -> None:
+        """Take what is there of a role for what is wanted."""
+        self.wanted = {**self.wanted, role: number}
+        self._policy.wanted = sum(self.wanted.values())
+
+    def look(self, look: Look) -> str:
+        """Bring ``wanted`` in line with the load.
+
+        Returns:
+            Why it changed; empty where it did not.
+        """
+        state = PoolState(
+            replicas=[item for role in self.wanted for item in look.replicas[role] if item.takes_requests]
+        )
+        demand = self._demand(look)
+        predictor = state.predictor(self.promise, prompts=bool(demand.prompts), streams=self.has_streams)
+        before = self._policy.wanted
+        if predictor is None:
+            if demand.prompts or state.num_streams or state.num_queued_tokens:
+                return ""
+            least, _ = self._range()
+            wanted = self._policy.look(Need(now=least, with_margin=least), look.now_s)
+            self._divide(wanted, 0.5)
+            return _nothing_came(self.rules)
+        sizing, need = self._size(predictor, demand, state, look)
+        wanted = self._policy.look(need, look.now_s)
+        self._divide(wanted, predictor.prompt_share(demand))
+        if wanted > before:
+            return _why_up(demand, sizing, need, look)
+        return _why_down(predictor, demand, wanted, self.rules) if wanted < before else ""
+
+    def _demand(self, look: Look) -> Demand:
+        demand = demand_of(look.samples, typical_output=look.typical_output, horizon_s=look.horizon_s)
+        if not self.has_streams:
+            demand = demand.without_streams()
+        own = [item for item in demand.prompts if self.over_tokens < item.num_new_tokens <= self.up_to_tokens]
+        return demand.only(own)
+
+    def _size(self, predictor: Predictor, demand: Demand, state: PoolState, look: Look) -> tuple[Sizing, Need]:
+        least, most = self._range()
+        target = self.rules.target
+        sizing = fewest_workers(predictor, demand.times(SPARE), target=target, least=least, most=most)
+        spare = fewest_workers(predictor, demand.times(spare_below(demand)), target=target, least=least, most=most)
+        num_now = max(len(state.replicas), 1)
+        urgent = [workers_for_streams(predictor, demand, state.num_streams)] if self.has_streams else []
+        if self.promise.ttft_ms is not None:
+            urgent.append(
+                workers_to_catch_up(
+                    queued_s=predictor.queued_seconds(state.num_queued_tokens, demand),
+                    num_workers=num_now,
+                    busy_workers=predictor.predict(demand, num_now).busy * num_now,
+                    promise_s=self.promise.ttft_ms / 1e3,
+                    start_s=look.horizon_s,
+                )
+            )
+        now = min(max(sizing.num_workers, *urgent, 0), most)
+        return sizing, Need(now=now, with_margin=spare.num_workers)
+
+    def _bounds(self, role: str) -> PoolBounds:
+        """How many workers of a role there may be."""
+        number = self.wanted[role]
+        return self.rules.pools.get(role, PoolBounds(least=number, most=number))
+
+    def _range(self) -> tuple[int, int]:
+        """The fewest and the most workers in all."""
+        bounds = [self._bounds(role) for role in self.wanted]
+        return sum(item.least for item in bounds), sum(item.most for item in bounds)
+
+    def _divide(self, wanted: int, prompt_share: float) -> None:
+        """Add workers where most are lacking, or take them where most are to spare; nothing else changes."""
+        least, most = self._range()
+        self._policy.wanted = wanted = min(max(wanted, least), most)
+        shares = dict.fromkeys(self.wanted, 1.0)
+        if len(self.wanted) > 1:
+            shares = {
+                role: 1.0 - prompt_share if ROLES[role].name == "decode" else prompt_share for role in self.wanted
+            }
+        while (total := sum(self.wanted.values())) != wanted:
+            step = 1 if wanted > total else -1
+            free = [
+                role for role in self.wanted if self._bounds(role).clamp(self.wanted[role] + step) != self.wanted[role]
+            ]
+            role = max(free, key=lambda role: step * (shares[role] * wanted - self.wanted[role]))
+            self.wanted[role] += step
+
+
+def groups_of(settings: RouterSettings, sizes: Mapping[str, int]) -> Sequence[Group]:
+    """The groups of which some pool follows the promises, beginning with these sizes."""
+    rules = settings.scaling
+    assert rules is not None, "there are groups only where pools follow the promises"
+    if settings.is_elastic:
+        return [Group(rules=rules, promise=settings.promise, wanted=dict(sizes), has_streams=True)]
+    found = []
+    for role in rules.pools:
+        decodes, local = ROLES[role].decodes, float(settings.local_prefill_tokens)
+        found.append(
+            Group(
+                rules=rules,
+                promise=settings.promise,
+                wanted={role: sizes[role]},
+                has_streams=decodes,
+                over_tokens=0.0 if decodes else local,
+                up_to_tokens=local if decodes else float("inf"),
+            )
+        )
+    return found
+
+
+def _why_up(demand: Demand, sizing: Sizing, need: Need, look: Look) -> str:
+    load = f"{demand.rate:.3g} requests/s are to come in {look.horizon_s:.0f} s"
+    if need.now > sizing.num_workers:
+        return f"{load}, and what waits already needs {_workers(need.now)} to catch up"
+    told = f"{load}: with {_workers(sizing.num_workers)} {sizing.predicted.attainment:.1%} of them are in time"
+    fewer = sizing.with_fewer
+    return told if fewer is None else f"{told}, with one fewer {fewer.attainment:.1%}"
+
+
+def _why_down(predictor: Predictor, demand: Demand, wanted: int, rules: ScalingRules) -> str:
+    if not demand.prompts:
+        return _nothing_came(rules)
+    spare = spare_below(demand)
+    kept = predictor.predict(demand.times(spare), wanted).attainment
+    return (
+        f"for {rules.hold_s:.0f} s {_workers(wanted)} would have been enough for more than came: of {demand.rate:.3g} "
+        f"requests/s and {spare - 1:.0%} more {kept:.1%} are in time"
+    )
+
+
+def _nothing_came(rules: ScalingRules) -> str:
+    return f"nothing came for {rules.hold_s:.0f} s"
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"

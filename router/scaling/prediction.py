@@ -1,0 +1,180 @@
+"""Whether a number of workers would keep the promises of a load: its requests served once more, by predicted times."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from engine.contract.promise import Promise
+from engine.contract.step_time import StepTimeModel
+from router.scaling.demand import Demand
+
+SAFE = 0.8
+"""Of what is promised for the first token a prediction may take so much: it is off, and other requests follow."""
+
+SAFE_GAP = 0.95
+"""The same between tokens, where steps are cut to the promise."""
+
+SPREAD = 2.0
+"""Standard deviations of the number of streams above its mean that find room."""
+
+MAX_BUSY = 0.9
+"""Share of their time that workers may compute, as far as nothing else bounds it."""
+
+DEFAULT_ITL_MS = 100.0
+"""What gaps are aimed at where nothing is promised."""
+
+MAX_KV_USAGE = 0.9
+ROUNDING_S = 1e-9
+NUM_DRAWN = 512
+"""Random arrivals by which a size is judged beside the recorded ones."""
+
+CHUNK_TOKENS = 2048
+"""Of a prompt that is computed beside streams which were promised nothing, in one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a number of workers would make of a load: the share of requests that keep their promise, and the share that
+    could with any number of workers; seconds between tokens; the share of the workers' time that is computed.
+    """
+
+    attainment: float
+    possible: float
+    gap_s: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """Predicts for workers that are all alike. ``num_kv_tokens``: what the cache of one holds; 0: not known."""
+
+    step_time: StepTimeModel
+    promise: Promise
+    num_kv_tokens: float = 0.0
+
+    def predict(self, demand: Demand, num_workers: int, *, seconds: Sequence[float] | None = None) -> Prediction:
+        """What so many workers that do all the work of a load would make of it. ``seconds``: of its prompts, if known.
+
+        Streams are spread evenly, and steps that generate take no more of a prompt than the promised gap leaves.
+        Prompts are computed in the order in which they came, each by the first worker that is free.
+        """
+        model, seconds = self.step_time, self.prompt_seconds(demand) if seconds is None else seconds
+        prompt_busy = sum(seconds) / demand.window_s * demand.pace / num_workers
+        token_s = model.row_s + model.context_token_s * demand.num_context_tokens
+        tokens_per_s = demand.tokens_per_s * demand.pace / num_workers
+        free = 1.0 - prompt_busy - token_s * tokens_per_s
+        if free <= 1.0 - MAX_BUSY and (seconds or tokens_per_s):
+            return Prediction(attainment=0.0, possible=1.0, gap_s=math.inf, busy=1.0)
+        gap_s = model.base_s / free if tokens_per_s else 0.0
+        num_rows = tokens_per_s * gap_s
+        most_rows = num_rows + SPREAD * math.sqrt(num_rows / num_workers)
+        step_s = model.base_s + token_s * most_rows
+        keeps_gap = not tokens_per_s or (
+            self._keeps_gap(step_s, model.base_s + token_s) and self._fits(most_rows, demand)
+        )
+        speed = 1.0 - min(num_rows, 1.0) * self._stream_share(model.base_s + token_s * max(num_rows, 1.0))
+        kept, possible = self._in_time(demand, seconds, num_workers, speed)
+        return Prediction(
+            attainment=kept if keeps_gap else 0.0,
+            possible=possible,
+            gap_s=step_s if tokens_per_s else 0.0,
+            busy=1 - free,
+        )
+
+    def queued_seconds(self, num_tokens: float, demand: Demand) -> float:
+        """What prompts take of one worker that wait, taken to be as long as those of a load."""
+        lengths = [item.num_new_tokens for item in demand.prompts]
+        if not lengths or not num_tokens:
+            return 0.0
+        return sum(self.prompt_seconds(demand)) * num_tokens / sum(lengths)
+
+    def prompt_share(self, demand: Demand) -> float:
+        """Of the work of a load, what goes into prompts."""
+        prompts_s = sum(self.prompt_seconds(demand)) / demand.window_s
+        gap_s = (self.promise.itl_ms or DEFAULT_ITL_MS) / 1e3
+        streams_s = demand.tokens_per_s * gap_s / self._streams_within(gap_s, demand)
+        total_s = prompts_s + streams_s
+        return prompts_s / total_s if total_s else 0.5
+
+    def most_streams(self, demand: Demand) -> float:
+        """Streams of one worker whose gaps keep the promise; infinite where none was made."""
+        itl_ms = self.promise.itl_ms
+        if itl_ms is None or self._keeps_gap(math.inf, self.step_time.base_s):
+            return math.inf
+        return self._streams_within(SAFE_GAP * itl_ms / 1e3, demand)
+
+    def _streams_within(self, gap_s: float, demand: Demand) -> float:
+        """Streams of one worker whose steps take so long; at least 1."""
+        model = self.step_time
+        token_s = model.row_s + model.context_token_s * demand.num_context_tokens
+        return max((gap_s - model.base_s) / token_s, 1.0) if token_s else math.inf
+
+    def prompt_seconds(self, demand: Demand) -> list[float]:
+        """What each prompt of a load takes a worker that has nothing else to do."""
+        model = self.step_time
+        return [model.prompt_seconds(item.num_new_tokens, after=item.num_cached_tokens) for item in demand.prompts]
+
+    def _keeps_gap(self, step_s: float, alone_s: float) -> bool:
+        """True when a step is in time, or when that of a lonely stream would not be: more workers change nothing."""
+        bound_s = math.inf if self.promise.itl_ms is None else SAFE_GAP * self.promise.itl_ms / 1e3
+        return step_s <= bound_s or alone_s > bound_s
+
+    def _fits(self, num_rows: float, demand: Demand) -> bool:
+        """True when the KV of a worker's streams finds room."""
+        return not self.num_kv_tokens or num_rows * demand.num_context_tokens <= MAX_KV_USAGE * self.num_kv_tokens
+
+    def _stream_share(self, step_s: float) -> float:
+        """Of a worker's time what goes to its streams while it computes a prompt."""
+        itl_ms = self.promise.itl_ms
+        with_prompt_s = step_s + self.step_time.prompt_token_s * CHUNK_TOKENS if itl_ms is None else itl_ms / 1e3
+        return min(step_s / with_prompt_s, 1.0) if with_prompt_s else 1.0
+
+    def _in_time(self, demand: Demand, seconds: Sequence[float], num_workers: int, speed: float) -> tuple[float, float]:
+        """The shares of prompts whose first token comes in time: from so many workers, and from any number.
+
+        The prompts come once as they came, and once at random times, with the same rate: what came in a minute may have
+        been even by chance. The worse of both counts.
+        """
+        if not seconds or self.promise.ttft_ms is None:
+            return 1.0, 1.0
+        bound_s, speed = SAFE * self.promise.ttft_ms / 1e3, max(speed, 1e-3)
+        recorded = [
+            (prompt.at_s / demand.pace, alone_s) for prompt, alone_s in zip(demand.prompts, seconds, strict=True)
+        ]
+        drawn = [(at / demand.rate, seconds[int(pick * len(seconds))]) for at, pick in _DRAWN]
+        shares = []
+        for arrivals in (recorded, drawn):
+            num_kept = _num_in_time(arrivals, num_workers, speed, bound_s)
+            num_possible = sum(alone_s <= bound_s for _, alone_s in arrivals)
+            shares.append(num_kept / num_possible if num_possible else 1.0)
+        possible = sum(alone_s <= bound_s for alone_s in seconds) / len(seconds)
+        return possible * min(shares), possible
+
+
+def _draw() -> list[tuple[float, float]]:
+    """Arrivals at random times, one in a unit of time, each with a number from 0 to 1: the same ones always, so that a
+    prediction follows from what is known alone.
+    """
+    source, at, drawn = random.Random(0), 0.0, []
+    for _ in range(NUM_DRAWN):
+        at += source.expovariate(1.0)
+        drawn.append((at, source.random()))
+    return drawn
+
+
+_DRAWN: Final = _draw()
+
+
+def _num_in_time(arrivals: Sequence[tuple[float, float]], num_workers: int, speed: float, bound_s: float) -> int:
+    """How many of these, each a time and what it takes, are done in ``bound_s`` by workers of a share of the speed."""
+    free_s, num_kept = [0.0] * num_workers, 0
+    for at_s, alone_s in arrivals:
+        end_s = max(at_s, free_s[0]) + alone_s / speed
+        heapq.heapreplace(free_s, end_s)
+        num_kept += end_s - at_s <= bound_s + ROUNDING_S
+    return num_kept

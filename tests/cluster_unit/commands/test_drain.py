@@ -1,0 +1,27 @@
+"""What `baton drain` says while it waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.commands.clients.drain import progress
+
+ROW = {"num_running": 3, "num_waiting": 0, "num_leased_blocks": 7}
+NOTHING = dict.fromkeys(ROW, 0)
+
+
+@pytest.mark.parametrize(
+    ("row", "limit_s", "text"),
+    [
+        (ROW, None, "3 requests run, 7 KV blocks are still to be read"),
+        (
+            ROW,
+            600.0,
+            "3 requests run, 7 KV blocks are still to be read; what is left in 590 s is cut off, and goes on elsewhere",
+        ),
+        (NOTHING, 5.0, "it ends; what is left in 0 s is cut off, and goes on elsewhere"),
+        (NOTHING, None, "it ends"),
+    ],
+)
+def test_what_the_worker_still_has_and_until_when(row: dict[str, int], limit_s: float | None, text: str) -> None:
+    assert progress(row, passed_s=10.0, limit_s=limit_s) == text

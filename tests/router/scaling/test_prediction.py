@@ -1,0 +1,128 @@
+"""What a number of workers is predicted to make of a load, and how many are needed for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.contract.promise import Promise
+from engine.contract.step_time import StepTimeModel
+from router.scaling.demand import Demand, Prompt
+from router.scaling.prediction import Predictor
+from router.scaling.sizing import fewest_workers, workers_for_streams, workers_to_catch_up
+
+MODEL = StepTimeModel(base_s=0.01, row_s=1e-4, context_token_s=1e-6, prompt_token_s=1e-3, num_steps=100)
+PROMISE = Promise(ttft_ms=2000.0, itl_ms=100.0)
+PREDICTOR = Predictor(step_time=MODEL, promise=PROMISE)
+
+
+def steady(rate: float, *, num_new_tokens: float = 300.0, tokens: float = 20.0, window_s: float = 60.0) -> Demand:
+    """Prompts at equal distances, and what is generated behind them."""
+    number = round(rate * window_s)
+    return Demand(
+        prompts=[Prompt(index / rate, num_new_tokens, 0.0) for index in range(number)],
+        window_s=window_s,
+        tokens_per_s=rate * tokens,
+        num_context_tokens=num_new_tokens,
+    )
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> Demand:
+    times_s = sorted(draw(st.lists(st.floats(0, 60), min_size=1, max_size=60)))
+    prompts = [Prompt(at_s, draw(st.floats(1, 4000)), draw(st.floats(0, 2000))) for at_s in times_s]
+    return Demand(
+        prompts=prompts,
+        window_s=60.0,
+        tokens_per_s=draw(st.floats(0, 2000)),
+        num_context_tokens=draw(st.floats(1, 4000)),
+        pace=draw(st.floats(1, 3)),
+    )
+
+
+@given(demands(), st.integers(1, 8))
+def test_another_worker_never_makes_it_worse(demand: Demand, number: int) -> None:
+    fewer, more = PREDICTOR.predict(demand, number), PREDICTOR.predict(demand, number + 1)
+
+    assert more.attainment >= fewer.attainment
+    assert more.busy <= fewer.busy
+
+
+@given(demands(), st.floats(1.0, 3.0))
+def test_more_load_never_needs_fewer_workers(demand: Demand, factor: float) -> None:
+    now = fewest_workers(PREDICTOR, demand, target=0.99, least=1, most=12)
+    later = fewest_workers(PREDICTOR, demand.times(factor), target=0.99, least=1, most=12)
+
+    if all(item.predicted.attainment >= 0.99 * item.predicted.possible for item in (now, later)):
+        assert later.num_workers >= now.num_workers
+
+
+def test_a_load_needs_what_its_prompts_and_streams_keep_busy() -> None:
+    """0.31 s of prompt each, at 3 a second: 0.93 of a worker, and streams beside them."""
+    sizing = fewest_workers(PREDICTOR, steady(3.0), target=0.99, least=1, most=8)
+
+    assert sizing.num_workers == 2
+    assert sizing.with_fewer is not None
+    assert sizing.with_fewer.attainment < 0.99 <= sizing.predicted.attainment
+
+
+def test_prompts_that_nobody_could_compute_in_time_ask_for_no_workers() -> None:
+    demand = steady(0.05, num_new_tokens=5000.0)
+
+    sizing = fewest_workers(PREDICTOR, demand, target=0.99, least=1, most=8)
+
+    assert sizing.num_workers == 1
+    assert sizing.predicted.possible == 0.0
+
+
+def test_gaps_bound_how_many_streams_a_worker_has() -> None:
+    demand = replace(steady(0.1, num_new_tokens=10.0), tokens_per_s=6000.0, num_context_tokens=1000.0)
+    sizing = fewest_workers(PREDICTOR, demand, target=0.99, least=1, most=20)
+
+    assert sizing.with_fewer is not None
+    assert sizing.with_fewer.attainment == 0.0
+    assert sizing.predicted.gap_s <= 0.1
+
+
+def test_gaps_that_no_worker_could_keep_ask_for_none() -> None:
+    slow = replace(PREDICTOR, step_time=replace(MODEL, base_s=0.2))
+    demand = replace(steady(0.1, num_new_tokens=10.0), tokens_per_s=1.0)
+
+    assert fewest_workers(slow, demand, target=0.99, least=1, most=20).num_workers == 1
+    assert workers_for_streams(slow, demand, 1000) == 0
+
+
+def test_streams_that_are_there_need_their_workers() -> None:
+    demand = steady(1.0, num_new_tokens=900.0)
+
+    assert workers_for_streams(PREDICTOR, demand, 0) == 0
+    most = PREDICTOR.most_streams(demand)
+    assert workers_for_streams(PREDICTOR, demand, int(most)) == 1
+    assert workers_for_streams(PREDICTOR, demand, int(most) + 1) == 2
+
+
+def test_kv_that_finds_no_room_asks_for_another_worker() -> None:
+    demand = steady(1.0, num_new_tokens=10.0, tokens=400.0)
+    small = replace(PREDICTOR, num_kv_tokens=20.0)
+
+    assert PREDICTOR.predict(demand, 1).attainment == 1.0
+    assert small.predict(demand, 1).attainment == 0.0
+
+
+@pytest.mark.parametrize(
+    ("queued_s", "number"),
+    [
+        (0.0, 0),
+        (2.0, 0),  # the two that are there do in time
+        (4.0, 0),  # done before others could be there
+        (15.0, 6),  # of which 10 s are left by then, and go in 2
+    ],
+)
+def test_what_waits_is_to_be_made_up_for(queued_s: float, number: int) -> None:
+    """Of two workers one is busy with what comes; others need 5 s to start."""
+    found = workers_to_catch_up(queued_s=queued_s, num_workers=2, busy_workers=1.0, promise_s=2.0, start_s=5.0)
+
+    assert found == number
