@@ -47,6 +47,7 @@ def summary(trace: RequestTrace) -> dict[str, Any]:
         "started_unix_s": round(trace.started_unix_s, 6),
         "ttft_ms": _ttft_ms(trace),
         "endpoint": trace.origin.endpoint,
+        "cached_tokens": trace.num_cached_tokens or 0,
         "prefill": prefill[-1] if prefill else None,
         "decode": decode[-1] if decode else None,
         "reason": trace.parts[0].attributes["code"] if trace.state == "refused" else reason,

@@ -41,11 +41,13 @@ def prompt(number: int, num_tokens: int) -> TokenIds:
     return TokenIds.of([(number * 1000 + position) % 30_000 + 1 for position in range(num_tokens)])
 
 
-def arrivals(requests: Sequence[tuple[float, int, int, bool]]) -> list[Arrival]:
-    """Requests by time, length of the prompt and of the output, and whether the prompt begins as others do."""
+def arrivals(requests: Sequence[tuple[int, int, int, bool]]) -> list[Arrival]:
+    """Requests by milliseconds, length of the prompt and of the output, and whether the prompt begins as others do."""
     return [
-        Arrival(at_s=at_s, prompt=prompt(0 if is_shared else number + 1, num_prompt), num_output_tokens=num_output)
-        for number, (at_s, num_prompt, num_output, is_shared) in enumerate(requests)
+        Arrival(
+            at_s=at_ms / 1e3, prompt=prompt(0 if is_shared else number + 1, num_prompt), num_output_tokens=num_output
+        )
+        for number, (at_ms, num_prompt, num_output, is_shared) in enumerate(requests)
     ]
 
 
@@ -59,7 +61,10 @@ def token_times(run: Run) -> list[float]:
 
 @given(
     requests=st.lists(
-        st.tuples(st.floats(0.0, 3.0), st.integers(2, 250), st.integers(2, 120), st.booleans()), min_size=1, max_size=10
+        st.tuples(st.integers(0, 3000), st.integers(2, 250), st.integers(2, 120), st.booleans()),
+        min_size=1,
+        max_size=10,
+        unique_by=lambda request: request[0],  # who comes first of two that come at once is left to the event loop
     ),
     num_workers=st.sampled_from([(0, 1), (1, 1)]),
     chunk=st.sampled_from([32, 512]),
@@ -69,7 +74,7 @@ def token_times(run: Run) -> list[float]:
 )
 @settings(max_examples=40, deadline=None)
 def test_one_worker_of_a_kind_gives_every_token_at_the_same_time(
-    requests: list[tuple[float, int, int, bool]],
+    requests: list[tuple[int, int, int, bool]],
     num_workers: tuple[int, int],
     chunk: int,
     num_blocks: int,
