@@ -66,7 +66,7 @@ def test_a_day_has_one_rise_and_one_fall_and_each_step_is_explained() -> None:
 
 
 def test_a_steady_load_rests() -> None:
-    spec = LoadSpec(mix="prompt_heavy", shape="steady", rates={"prompt_heavy": 1.6}, seconds=900.0)
+    spec = LoadSpec(mix="prompt_heavy", shape="steady", rates={"prompt_heavy": 1.6}, seconds=600.0)
     turns = turns_of(scaled(make_load(spec)))
 
     assert turns == sorted(turns, reverse=True)
