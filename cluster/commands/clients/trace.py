@@ -58,14 +58,15 @@ def _print_choice(answer: dict[str, Any], console: Console, *, total_ms: float) 
     table.add_column(no_wrap=True, min_width=14)
     table.add_column(no_wrap=True, justify="right", min_width=10)
     table.add_column(no_wrap=True, width=BAR_WIDTH)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(overflow="fold")
     for span in in_order(answer["spans"]):
         name = span["name"] if span["parent"] is None else f"  {span['name']}"
         bar = bar_of(span["start_ms"], span["duration_ms"], total_ms=total_ms)
         table.add_row(Text(name), f"{span['duration_ms']:,.1f} ms", bar, Text(span["where"] + detail_of(span)))
-    ttft = "" if answer.get("ttft_ms") is None else f"first token after {answer['ttft_ms']:,.1f} ms"
-    table.add_row(Text("total"), f"{answer['total_ms']:,.1f} ms", Text(ttft, overflow="fold"), "")
+    table.add_row(Text("total"), f"{answer['total_ms']:,.1f} ms", "", "")
     console.print(table)
+    if answer.get("ttft_ms") is not None:
+        console.print(Text(f"first token after {answer['ttft_ms']:,.1f} ms"), soft_wrap=True)
     for span in answer["spans"]:
         if trouble := trouble_of(span):
             console.print(Text(trouble), soft_wrap=True)

@@ -20,9 +20,9 @@ from tests.support.router.router_tokenizer import write_model_dir
 PARTS = ("tokenize", "queue", "prefill_queue", "prefill", "transfer", "decode")
 
 
-async def baton(*words: str, url: str) -> Result:
+async def baton(*words: str, url: str, columns: int = 100) -> Result:
     """What a command says; it waits for the router, which answers in this thread."""
-    runner = CliRunner(env={"COLUMNS": "100"})
+    runner = CliRunner(env={"COLUMNS": str(columns)})
     return await asyncio.to_thread(runner.invoke, app, [*words, "--url", url])
 
 
@@ -45,6 +45,16 @@ async def test_waterfall_has_a_line_for_every_part_and_every_choice(tmp_path: Pa
     assert sum(words[:1] == ["total"] for words in lines) == 2
     assert f"prefill-0 > decode-0, policy {ROLES['prefill'].policy}" in result.stdout
     assert max(len(line) for line in result.stdout.splitlines() if "█" in line) <= 100
+
+
+async def test_narrow_terminal_cuts_nothing_off(tmp_path: Path) -> None:
+    async with router_rig(write_model_dir(tmp_path)) as rig, live_app(rig.app) as url:
+        request_id = (await rig.complete([7] * 9, max_tokens=5)).headers["x-request-id"]
+        result = await baton("trace", request_id, url=url, columns=64)
+        told = json.loads((await baton("trace", request_id, "--json", url=url)).stdout)
+
+    assert f"\nfirst token after {told['ttft_ms']:,.1f} ms\n" in result.stdout
+    assert "…" not in result.stdout
 
 
 async def test_refused_request_says_why(tmp_path: Path) -> None:
