@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -164,7 +164,7 @@ class Reader:
 
 
 @contextmanager
-def reading(url: str, number: int):
+def reading(url: str, number: int) -> Iterator[list[Reader]]:
     """So many readers, once they have read their first events."""
     with ExitStack() as stack:
         readers = [Reader(url) for _ in range(number)]
@@ -197,11 +197,8 @@ def measure(num_workers: int, *, seconds: float, repeats: int) -> list[Row]:
         for _ in range(repeats):
             for number in NUM_READERS:
                 with reading(url, number) as readers:
-                    before_s, num_bytes, started_s = (
-                        used_s(pid),
-                        sum(r.num_bytes for r in readers),
-                        time.monotonic(),
-                    )
+                    num_bytes = sum(reader.num_bytes for reader in readers)
+                    before_s, started_s = used_s(pid), time.monotonic()
                     time.sleep(seconds)
                     passed_s = time.monotonic() - started_s
                     shares[number].append((used_s(pid) - before_s) / passed_s)

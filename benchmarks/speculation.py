@@ -132,7 +132,7 @@ def requests_of(
             max_tokens=max_tokens,
             ignore_eos=True,
             temperature=2.0 if quoting and text == "new" else TEMPERATURES.get(text, 1.0),
-            seed=1000 * number + index if text == "new" else index,
+            seed=1000 * round_number + index,
             allowed_token_ids=FEW_TOKENS if text == "misleading" else None,
         )
         name = f"{text}/{batch}/{number}/{index}"

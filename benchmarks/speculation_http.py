@@ -9,8 +9,8 @@ quotes (benchmarks/quoting_llama.py). Texts, all completions of token ids but th
 the prompt again with an edit about every 30 tokens; ``looping``, greedy answers, which say it without one; ``new``,
 hardly a token of which can be foreseen; ``edited``, chats as new, which the side ``none`` answers with a prediction
 (``prediction``) and without. Tokens a second are those of whole answers, prompts included. ``ratio`` is the median of
-the rounds' ``ratios`` to the side without drafts. Two servers of one kind differ by up to 4 % for as long as they
-live, by where their memory lies: hence several starts.
+the rounds' ``ratios`` to the side without drafts. Two servers of one kind differ by some percent for as long as they
+live: hence several starts.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ class RouterService:
             ModelDirectoryError: The directory has no usable tokenizer or template.
         """
         self.model_name, self._names = model_name, (model_name, *aliases)
-        self.settings, self.params, peers = settings or RouterSettings(), params, peers or NoPeers()
+        self.settings = settings or RouterSettings()
+        self.params = params
+        peers = peers or NoPeers()
         self.body_room = self._body_room()
         self.router_id = router_id or uuid.uuid4().hex[:12]
         self.tokenizer = Tokenizer.load(model_dir)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 LOOKUP_TOKENS = 10
-"""What the binding's manual advises for machines without a GPU is 2; 10 is its default, and the faster one here."""
+"""The binding's default."""
 
 
 def write_gguf(model: Path, file: Path) -> None:

@@ -74,12 +74,16 @@ def test_ray_gets_room_for_the_most_workers() -> None:
 BY_PROMISE = {"by": "promise", "max_replicas": 4}
 
 
+def _series(value: float) -> list[SimpleNamespace]:
+    """What Serve kept of a replica's answers, of which the last one counts."""
+    return [SimpleNamespace(value=0.0), SimpleNamespace(value=value)]
+
+
 def ordered(told: dict[str, tuple[float, float]], *, target: int = 2) -> int:
     """``told``: to how many replicas, and when, a replica was told that there should be."""
-    point = lambda value: [SimpleNamespace(value=0.0), SimpleNamespace(value=value)]  # noqa: E731 (a series' last one counts)
     metrics = {
-        "ordered": {name: point(number) for name, (number, _) in told.items()},
-        "ordered_at_s": {name: point(at_s) for name, (_, at_s) in told.items()},
+        "ordered": {name: _series(number) for name, (number, _) in told.items()},
+        "ordered_at_s": {name: _series(at_s) for name, (_, at_s) in told.items()},
     }
     context: Any = SimpleNamespace(raw_metrics=metrics, target_num_replicas=target)
     return ordered_replicas(context)[0]
