@@ -100,18 +100,7 @@ class RouterService:
         self.traces = trace_directory(self.settings, peers, model=model_name, router_id=self.router_id, tracer=tracer)
         self._orchestrator = self._make_orchestrator(streams)
         self.rebalancer = Rebalancer(self.decode_pool, streams, settings=self.settings, counters=self.counters)
-        self.view = ClusterView(
-            router_id=self.router_id,
-            model_name=model_name,
-            load=self._orchestrator,
-            pools=role_views(self._links),
-            metrics=self.metrics,
-            counters=self.counters,
-            peers=peers,
-            settings=self.settings,
-            node_ip=node_ip,
-        )
-        self._watch()
+        self.view = self._cluster_view(peers, node_ip)
         self.live = self._live_feed()
         self.leanings = self._leaning_control(self.decode_pool)
         self.scaling = self._scaling_control()
@@ -119,10 +108,22 @@ class RouterService:
         self.responses = self._directory(peers)
         self._refreshing: asyncio.Task[None] | None = None
 
-    def _watch(self) -> None:
+    def _cluster_view(self, peers: RouterPeers, node_ip: str | None) -> ClusterView:
         running = self._orchestrator
-        self.view.own_arrivals = running.arrivals
         self.metrics.watch(in_progress=lambda: running.num_alive, waiting=lambda: running.num_waiting)
+        view = ClusterView(
+            router_id=self.router_id,
+            model_name=self.model_name,
+            load=running,
+            pools=role_views(self._links),
+            metrics=self.metrics,
+            counters=self.counters,
+            peers=peers,
+            settings=self.settings,
+            node_ip=node_ip,
+        )
+        view.own_arrivals = running.arrivals
+        return view
 
     def _live_feed(self) -> LiveFeed:
         pools, settings = role_views(self._links), self.settings
