@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
+from cluster.commands.ray_waits import ending_waits
 from cluster.commands.signals import Stopped, stop_on_signals
 from cluster.commands.start_display import StartDisplay
 from cluster.commands.welcome import open_api_warning
@@ -91,7 +92,7 @@ def _update(deployment: Deployment, address: str, console: Console) -> None:
     for warning in plan.warnings:
         console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     _announce(before, config, console)
-    with StartDisplay(console) as display, saying_what_goes_on(console):
+    with StartDisplay(console) as display, saying_what_goes_on(console), ending_waits():
         try:
             _bring_up(deployment, display)
         except TakenOffError:  # whoever did that wants nothing back

@@ -5,11 +5,14 @@ Imports Ray and Serve, which read their environment at that moment: apply ``clus
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from rich.console import Console
 
+from cluster.commands.ray_waits import RayEndedError, ending_waits
 from cluster.commands.signals import Stopped, ignoring_signals, stop_on_signals
 from cluster.commands.start_display import StartDisplay
 from cluster.commands.welcome import welcome
@@ -43,10 +46,9 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
     try:
         with ExitStack() as while_it_runs:
             with StartDisplay(console) as display:
-                claim = _start_ray(home, display)
                 key_hash = while_it_runs.enter_context(own_admin_key(config, tell))
-                deployment = Deployment(config=config, model=model, claim=claim, own_admin_key=key_hash)
-                _start(deployment, display)
+                deployment = Deployment(config=config, model=model, own_admin_key=key_hash)
+                deployment = _come_up(deployment, home, display, tell)
             for warning in deployment.warnings():
                 tell(f"warning: {warning}")
             is_serving = True
@@ -70,6 +72,23 @@ def serve(config: BatonConfig, model: ServedModel, home: RayHome, console: Conso
             home.stop()
             if not keep_logs:
                 home.remove_logs()
+
+
+def _come_up(deployment: Deployment, home: RayHome, display: StartDisplay, tell: Callable[[str], None]) -> Deployment:
+    """Start Ray and the cluster on it, and all once more where Ray ended meanwhile; the deployment that serves."""
+    for is_last in (False, True):
+        deployment = dataclasses.replace(deployment, claim=_start_ray(home, display))
+        try:
+            with ending_waits(home):
+                _start(deployment, display)
+            return deployment
+        except RayEndedError as error:
+            what = "Ray ended, or stopped answering, while the cluster started"
+            if is_last:
+                raise StartError(f"{what}, twice; the machine may be too busy, or have too little memory") from error
+            tell(f"warning: {what}; starting it once more")
+            home.stop()
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _start_ray(home: RayHome, display: StartDisplay) -> Claim | None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import psutil
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.context import _get_global_client
+from ray.serve.context import _get_global_client, _set_global_client
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from cluster.config.config import BatonConfig
@@ -30,6 +30,7 @@ from cluster.plan.placement import logical_cpus, usable_cores, wanted_resources
 from engine.device.core_table import remove_left_over
 
 TERMINATE_TIMEOUT_S = 5.0
+RAYLET = "raylet"
 
 
 class RayUnavailableError(Exception):
@@ -44,6 +45,12 @@ class RayHome(Protocol):
 
     def is_alive(self) -> bool:
         """True while a cluster on it can serve."""
+
+    def is_there(self) -> bool:
+        """True while it may answer, with or without a cluster on it. Any thread may ask."""
+
+    def kill(self) -> None:
+        """End every process that was started at once, for a caller that ends itself. Any thread may call it."""
 
     def stop(self) -> None:
         """End everything that was started. Idempotent."""
@@ -108,22 +115,34 @@ class PrivateRay:
             node.kill_log_monitor(check_alive=False)
 
     def is_alive(self) -> bool:
-        """True while the driver is connected and Ray's own processes run."""
+        """True while the driver is connected, Ray's own processes run, and Ray has not given its only machine up, as it
+        does with a raylet that answers no more."""
         node = _own_node()
-        return ray.is_initialized() and node is not None and not node.dead_processes()
+        if not ray.is_initialized() or node is None or node.dead_processes():
+            return False
+        return any(node["Alive"] for node in list_nodes())
+
+    def is_there(self) -> bool:
+        """As ``is_alive``."""
+        return self.is_alive()
+
+    def kill(self) -> None:
+        """Kill what ``stop`` would ask to end, the raylet last: its driver does not outlive it in every call."""
+        _kill(process for process in self._started() if process.name() != RAYLET)
+        remove_left_over()
+        _kill(self._started())
 
     def stop(self) -> None:
         """End every process that came with Ray, politely and then not."""
-        started = [process for process in psutil.Process().children(recursive=True) if process not in self._others]
+        started = self._started()
+        _set_global_client(None)  # type: ignore[no-untyped-call]
         ray.shutdown()
         _, alive = psutil.wait_procs(started, timeout=TERMINATE_TIMEOUT_S)
-        for process in alive:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(alive, timeout=TERMINATE_TIMEOUT_S)
+        _kill(alive)
         remove_left_over()
+
+    def _started(self) -> list[psutil.Process]:
+        return [process for process in psutil.Process().children(recursive=True) if process not in self._others]
 
     def remove_logs(self) -> None:
         """Remove the whole folder, sockets and all."""
@@ -174,6 +193,13 @@ class SharedRay:
             return False
         known = applications()
         return known is None or APP_NAME in known
+
+    def is_there(self) -> bool:
+        """True while the driver is connected."""
+        return ray.is_initialized()
+
+    def kill(self) -> None:
+        """Leave it to those whose Ray it is."""
 
     def stop(self) -> None:
         """Take our application off, and Serve too if we started it and nobody else uses it now."""
@@ -338,3 +364,11 @@ def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
 def _own_node() -> Any:
     """Ray's record of the processes that this one started for it; None where it started none."""
     return ray._private.worker._global_node
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    killed = list(processes)
+    for process in killed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(killed, timeout=TERMINATE_TIMEOUT_S)

@@ -100,6 +100,7 @@ def private_ray_environment(folder: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_metrics_collection": "0",
         "RAY_raylet_report_resources_period_milliseconds": "1000",
+        "RAY_health_check_failure_threshold": "12",
         "LOG_NAME_UPDATE_INTERVAL_S": "10",
         "AUTOSCALER_METRIC_PORT": "-1",
         "DASHBOARD_METRIC_PORT": "-1",

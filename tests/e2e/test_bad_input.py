@@ -7,6 +7,7 @@ import shutil
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.cluster.cluster import ClusterProcess, assert_left_nothing, run_baton
@@ -143,5 +144,23 @@ def test_interrupted_start_leaves_nothing(served_model: Path) -> None:
         assert code == 130, cluster.log
         assert len(processes) > 3
         assert_left_nothing(cluster, processes)
+    finally:
+        cluster.close()
+
+
+def test_start_whose_ray_ends_meanwhile_begins_once_more(served_model: Path) -> None:
+    cluster = ClusterProcess({"model": str(served_model)})
+    try:
+        cluster.wait_for_output("starting Ray Serve")
+        first = cluster.processes()
+        next(process for process in first if process.name() == "raylet").kill()
+
+        cluster.wait_for_output("Serving")
+
+        assert "starting it once more" in cluster.log
+        processes = cluster.processes()
+        assert not {*first} & {*processes} - {psutil.Process(cluster.pid)}
+        assert cluster.stop() == 0, cluster.log
+        assert_left_nothing(cluster, [*first, *processes])
     finally:
         cluster.close()

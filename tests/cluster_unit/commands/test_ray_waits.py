@@ -1,0 +1,123 @@
+"""Waits on Ray that end: signals, and a Ray that is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.commands.ray_waits import GONE_SIGNAL, RayEndedError, ending_waits
+from cluster.commands.signals import STOP_SIGNALS, Stopped
+from cluster.deploy.claim import Claim
+
+WAIT_S = 60.0
+
+
+class Home:
+    """A Ray that is there until a test says otherwise."""
+
+    logs = "nowhere"
+
+    def __init__(self) -> None:
+        self.there = True
+
+    def start(self) -> Claim | None:
+        """Nothing to start."""
+        return None
+
+    def is_alive(self) -> bool:
+        """As it was set."""
+        return self.there
+
+    def is_there(self) -> bool:
+        """As it was set."""
+        return self.there
+
+    def kill(self) -> None:
+        """Must not be needed: the main thread here always notices."""
+        raise AssertionError("killed")
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def remove_logs(self) -> None:
+        """No logs."""
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, GONE_SIGNAL)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def wait() -> None:
+    """As Ray does: of what a handler raises, a KeyboardInterrupt comes out, and it is not the one that was raised."""
+    try:
+        assert not threading.Event().wait(WAIT_S)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None
+
+
+def wait_and_fail() -> None:
+    """As Ray does where a call notices by itself what became of its servers."""
+    try:
+        wait()
+    except KeyboardInterrupt:
+        raise RuntimeError("connection refused") from None
+
+
+def send_and_wait(number: signal.Signals) -> None:
+    """Get a signal in the middle of a wait."""
+    os.kill(os.getpid(), number)
+    wait()
+
+
+def test_a_ray_that_is_gone_ends_the_wait() -> None:
+    home = Home()
+    home.there = False
+
+    with pytest.raises(RayEndedError), ending_waits(home, period_s=0.01):
+        wait()
+
+    assert signal.getsignal(GONE_SIGNAL) is not signal.SIG_IGN
+
+
+def test_what_ray_says_meanwhile_is_said_to_be_its_end() -> None:
+    home = Home()
+    home.there = False
+
+    with pytest.raises(RayEndedError), ending_waits(home, period_s=0.01):
+        wait_and_fail()
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_ends_the_wait_and_further_ones_are_ignored(number: signal.Signals) -> None:
+    signal.signal(number, signal.default_int_handler)
+
+    with pytest.raises(Stopped) as stopped, ending_waits():
+        send_and_wait(number)
+
+    assert stopped.value.signal_number == number
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with ending_waits():
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_handlers_and_errors_are_left_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    with pytest.raises(ValueError, match="x"), ending_waits(Home(), period_s=0.01):
+        raise ValueError("x")
+
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not [thread for thread in threading.enumerate() if thread.name == "ray-watch"]
