@@ -297,16 +297,28 @@ class CacheReset:
     num_preempted: int = 0
 
 
+class DraftCounts(NamedTuple):
+    """Draft tokens of a request that a step verified, and how many of them became output."""
+
+    request_id: str
+    num_drafts: int
+    num_accepted: int
+
+
+Told: TypeAlias = RequestTimings | DraftCounts
+"""What is told of a request beside its deltas: before its first token if it is traced, and of its draft tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMessage:
     """What one engine step brought for one front end: new tokens, the engine's load, changes of its prefix cache, and
-    ``timings`` of traced requests whose first token is among the new ones.
+    what is told of requests whose tokens are among the new ones.
     """
 
     deltas: tuple[TokenDelta, ...]
     load: LoadReport
     cache: tuple[CacheChanges, ...] = ()
-    timings: tuple[RequestTimings, ...] = ()
+    told: tuple[Told, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

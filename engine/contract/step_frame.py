@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.contract.messages import CacheChanges, LoadReport, StepMessage, TokenDelta, joined
+from engine.contract.messages import CacheChanges, DraftCounts, LoadReport, StepMessage, TokenDelta, Told, joined
 from engine.contract.tracing.request_timings import RequestTimings
 
 FRAME_VERSION = 2
@@ -33,11 +33,14 @@ class _Content(msgspec.Struct, array_like=True, gc=False):
     load: LoadReport
     cache: tuple[CacheChanges, ...]
     timings: tuple[RequestTimings, ...] = ()
+    drafts: tuple[DraftCounts, ...] = ()
 
 
 def pack_step(message: StepMessage) -> bytes:
     """A message as a frame, in which consecutive deltas of a request are one wherever nothing is lost by that."""
-    content = _Content(_compact(message.deltas), message.load, message.cache, message.timings)
+    timings = tuple([told for told in message.told if isinstance(told, RequestTimings)])
+    drafts = tuple([told for told in message.told if isinstance(told, DraftCounts)])
+    content = _Content(_compact(message.deltas), message.load, message.cache, timings, drafts)
     return _VERSION_BYTE + _encoder.encode(content)
 
 
@@ -56,7 +59,8 @@ def unpack_step(frame: object) -> StepMessage:
         content = _decoder.decode(memoryview(frame)[1:])
     except msgspec.DecodeError as error:
         raise FrameError(f"a step's frame of {len(frame)} bytes cannot be read: {error}") from error
-    return StepMessage(deltas=content.deltas, load=content.load, cache=content.cache, timings=content.timings)
+    told: tuple[Told, ...] = (*content.timings, *content.drafts)
+    return StepMessage(deltas=content.deltas, load=content.load, cache=content.cache, told=told)
 
 
 def _compact(deltas: tuple[TokenDelta, ...]) -> tuple[TokenDelta, ...]:

@@ -9,7 +9,15 @@ from dataclasses import replace
 from functools import partial
 
 from engine.contract.errors import ConnectorDeadError, EngineDeadError, RequestRefusedError
-from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage, TokenDelta
+from engine.contract.messages import (
+    CacheChanges,
+    CacheReset,
+    GenerateRequest,
+    LoadReport,
+    StepMessage,
+    TokenDelta,
+    Told,
+)
 from engine.contract.tracing.request_timings import RequestTimings
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta
 from engine.frontend.engine_core import EngineCore
@@ -175,9 +183,9 @@ class AsyncEngine:
             yield StepMessage(deltas=(), load=self.load, cache=cache)
             while not stream.is_closed:
                 deltas = await stream.take(timeout_s=self._report_period_s)
-                timings = stream.take_timings()
+                told = stream.take_told()
                 cache = await self._take_cache_changes(stream.cache)
-                yield StepMessage(deltas=tuple(deltas), load=self.load, cache=cache, timings=timings)
+                yield StepMessage(deltas=tuple(deltas), load=self.load, cache=cache, told=told)
         finally:
             if stream.cache is not None and stream.cache.snapshot is not None:
                 stream.cache.snapshot.cancel()
@@ -338,16 +346,16 @@ class AsyncEngine:
         is_news = load is not self._load or changes is not None or bool(result.special) or bool(result.finished)
         self._load = load
         by_client, outboxes = result.deltas_by_client(), self._outboxes
-        timings = result.timings_by_client() if result.timings else {}
+        told = result.told_by_client() if result.told else {}
         for client_id, outbox in outboxes.items():
             if changes is not None:
                 outbox.put_cache(changes)
             if (deltas := by_client.get(client_id)) is not None:
-                outbox.put(deltas, timings.get(client_id, ()))
+                outbox.put(deltas, told.get(client_id, ()))
             if outbox.wants_snapshot:
                 outbox.tell_snapshot(core.cache_snapshot())
         if is_news or not by_client.keys() <= outboxes.keys():
-            self._thread.to_loop(self._deliver, by_client, outboxes, load, changes, timings)
+            self._thread.to_loop(self._deliver, by_client, outboxes, load, changes, told)
 
     def _deliver(
         self,
@@ -355,7 +363,7 @@ class AsyncEngine:
         written: Container[str],
         load: LoadReport,
         changes: CacheChanges | None,
-        timings: Mapping[str, Sequence[RequestTimings]],
+        told: Mapping[str, Sequence[Told]],
     ) -> None:
         """Take note of a step, and pass on what is for clients that were not written to."""
         self._delivered_load = load
@@ -365,13 +373,14 @@ class AsyncEngine:
                 if stream.cache is not None:
                     stream.cache.put(changes)
         if self._observer is not None:
-            self._observer.saw([item for told in timings.values() for item in told], by_client.values())
+            timings = [item for items in told.values() for item in items if isinstance(item, RequestTimings)]
+            self._observer.saw(timings, by_client.values())
         for client_id, deltas in by_client.items():
             for delta in deltas:
                 if delta.finish_reason is not None:
                     self._forget(client_id, delta.request_id)
             if client_id not in written and (stream_of_client := self._streams.get(client_id)) is not None:
-                stream_of_client.put(deltas, timings.get(client_id, ()))
+                stream_of_client.put(deltas, told.get(client_id, ()))
 
     def on_end(self) -> None:
         """End every unfinished request with an error: this engine will never do it."""

@@ -6,8 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from engine.contract.messages import FinishReason, RequestError, TokenDelta
-from engine.contract.tracing.request_timings import RequestTimings
+from engine.contract.messages import FinishReason, RequestError, TokenDelta, Told
 from engine.frontend.feeds import CacheFeed
 
 ENGINE_DEAD = RequestError(code="engine_dead", message="the engine stopped working; the request was not finished")
@@ -31,7 +30,7 @@ class ClientStream:
         self._min_gap_s = min_gap_s
         self._taken_at_s = -math.inf
         self._waiting: list[TokenDelta] = []
-        self._timings: list[RequestTimings] = []
+        self._told: list[Told] = []
         self._has_arrived = False
         self._is_pressing = False
         self._is_closed = False
@@ -43,10 +42,10 @@ class ClientStream:
         """True when nothing will come any more and everything was taken."""
         return self._is_closed and not self._waiting
 
-    def put(self, deltas: Sequence[TokenDelta], timings: Sequence[RequestTimings] = ()) -> None:
+    def put(self, deltas: Sequence[TokenDelta], told: Sequence[Told] = ()) -> None:
         """Add deltas in order, and what is told of those requests."""
         self._waiting.extend(deltas)
-        self._timings.extend(timings)
+        self._told.extend(told)
         self._has_arrived = True
         if self._min_gap_s and not self._is_pressing:
             self._is_pressing = any(map(is_pressing, deltas))
@@ -70,10 +69,10 @@ class ClientStream:
             self._has_arrived = self._is_pressing = False
         return taken
 
-    def take_timings(self) -> tuple[RequestTimings, ...]:
+    def take_told(self) -> tuple[Told, ...]:
         """What is told of the requests whose deltas were taken just now."""
-        timings, self._timings = tuple(self._timings), []
-        return timings
+        told, self._told = tuple(self._told), []
+        return told
 
     async def _keep_gap(self) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.contract.messages import CacheChanges, LoadReport, StepMessage, TokenDelta
+from engine.contract.messages import CacheChanges, LoadReport, StepMessage, TokenDelta, Told
 from engine.contract.step_frame import pack_step
-from engine.contract.tracing.request_timings import RequestTimings
 from engine.frontend.client_stream import MESSAGE_GAP_S, is_pressing
 from engine.frontend.feeds import CacheFeed
 
@@ -61,7 +60,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[TokenDelta] = []
-        self._timings: list[RequestTimings] = []
+        self._told: list[Told] = []
         self._is_pressing = False
         self._is_due = False
         self._sent_at_s = -math.inf
@@ -73,11 +72,11 @@ class Outbox:
         """True when the router knows too little of the prefix cache, and could take a snapshot now."""
         return self.cache is not None and self.cache.needs_snapshot and not self._sink.is_behind
 
-    def put(self, deltas: Sequence[TokenDelta], timings: Sequence[RequestTimings] = ()) -> None:
+    def put(self, deltas: Sequence[TokenDelta], told: Sequence[Told] = ()) -> None:
         """Send these behind all others: now, or when the gap is over and the reader has taken what is before them."""
         with self._lock:
             self._waiting += deltas
-            self._timings += timings
+            self._told += told
             self._is_pressing = self._is_pressing or any(map(is_pressing, deltas))
             if not self._sink.is_behind and (self._is_pressing or self._left_s() <= 0):
                 self._send()
@@ -130,10 +129,10 @@ class Outbox:
     def _send(self, *snapshot: CacheChanges) -> None:
         """Send what waits, behind a snapshot of the prefix cache if there is one. The caller holds the lock."""
         deltas, self._waiting, self._is_pressing = tuple(self._waiting), [], False
-        timings, self._timings = tuple(self._timings), []
+        told, self._told = tuple(self._told), []
         self._sent_at_s = self._clock()
         cache = self.cache.take() if self.cache is not None and not self.cache.needs_snapshot else ()
-        message = StepMessage(deltas=deltas, load=self._load(), cache=(*snapshot, *cache), timings=timings)
+        message = StepMessage(deltas=deltas, load=self._load(), cache=(*snapshot, *cache), told=told)
         self._sink.send(pack_step(message))
 
     def _wait_and_flush(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.contract.block_hash import BlockHash, group_hash, hash_block, hash_chain
 from engine.contract.grammar import GRAMMAR_FAILED
-from engine.contract.messages import DeltaLogprobs, FinishReason, RequestError, TokenDelta
+from engine.contract.messages import DeltaLogprobs, DraftCounts, FinishReason, RequestError, TokenDelta, Told
 from engine.contract.stats import Counters
 from engine.contract.step import (
     EMPTY_INTS,
@@ -20,7 +20,6 @@ from engine.contract.step import (
     PromptLogprobsChunk,
     SampledLogprobs,
 )
-from engine.contract.tracing.request_timings import RequestTimings
 from engine.scheduler.beam_rows import BeamRows
 from engine.scheduler.blocks.kv_cache_manager import KVCacheManager
 from engine.scheduler.blocks.pending_prefixes import PendingPrefixes
@@ -64,6 +63,7 @@ class StepOutputProcessor:
         self._counters = counters
         self._beams = beams
         self._draft_lengths = draft_lengths
+        self._told: list[tuple[str, Told]] = []
         self._found: IntArray = np.empty((row_passes.NUM_FOUND, table.max_num_seqs), np.int32)
 
     def apply(self, step: StepInFlight, result: ModelRunnerOutput) -> StepResult:
@@ -142,9 +142,12 @@ class StepOutputProcessor:
             surplus = self._table.trim_blocks(row)
             if surplus:
                 self._kv_cache.release(surplus)
-            if self._draft_lengths is not None and has_drafts:
-                request_id = self._table.owner(row).request_id
-                self._draft_lengths.note_verified(request_id, num_drafts=num_drafts, num_accepted=num_right)
+            if not has_drafts:
+                continue
+            request = self._table.owner(row)
+            self._told.append((request.client_id, DraftCounts(request.request_id, num_drafts, num_right)))
+            if self._draft_lengths is not None:
+                self._draft_lengths.note_verified(request.request_id, num_drafts=num_drafts, num_accepted=num_right)
 
     def _count_drafts(self, num_drafts: int, num_accepted: IntArray) -> None:
         counters = self._counters
@@ -192,12 +195,12 @@ class StepOutputProcessor:
         self._counters.num_generated_tokens += token_ids.size
         owners = table.requests_of(rows)
         special: dict[int, TokenDelta] = {}
-        timings: list[tuple[str, RequestTimings]] = []
+        told, self._told = self._told, []
         if table.unanswered_rows:
             unanswered = table.unanswered_rows
             for index, row in enumerate(rows.tolist()):
                 if row in unanswered:
-                    special[index] = self._first(owners[index], tokens_of(index, token_ids, starts), timings)
+                    special[index] = self._first(owners[index], tokens_of(index, token_ids, starts), told)
             unanswered.difference_update(rows.tolist())
         if table.wide_rows:
             last_token_ids = token_ids if starts is None else token_ids[starts[1:] - 1]
@@ -208,7 +211,7 @@ class StepOutputProcessor:
             length = int(table.num_tokens[rows[index]])
             new_tokens = tokens_of(index, token_ids, starts)
             special[index] = self._last(owners[index], new_tokens, length, special.get(index))
-        step_result = StepResult(owners, token_ids, starts, special, self._live_requests.take_finished(), timings)
+        step_result = StepResult(owners, token_ids, starts, special, self._live_requests.take_finished(), told)
         return step_result if logprobs is None else self._with_logprobs(step_result, rows, logprobs)
 
     def _fail(
@@ -229,10 +232,10 @@ class StepOutputProcessor:
         return [index for index in ended if index not in failed]
 
     @staticmethod
-    def _first(request: Request, token_ids: tuple[int, ...], timings: list[tuple[str, RequestTimings]]) -> TokenDelta:
+    def _first(request: Request, token_ids: tuple[int, ...], told: list[tuple[str, Told]]) -> TokenDelta:
         request.is_unanswered = False
         if request.timeline is not None:
-            timings.append((request.client_id, request.timeline.told(request.request_id, queue_s=request.queue_s)))
+            told.append((request.client_id, request.timeline.told(request.request_id, queue_s=request.queue_s)))
             request.timeline = None
         return TokenDelta(
             request_id=request.request_id,

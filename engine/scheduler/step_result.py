@@ -7,9 +7,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
-from engine.contract.messages import TokenDelta
+from engine.contract.messages import TokenDelta, Told
 from engine.contract.step import EMPTY_INTS, IntArray
-from engine.contract.tracing.request_timings import RequestTimings
 from engine.scheduler.requests.request import Request
 
 
@@ -26,7 +25,7 @@ class StepResult(NamedTuple):
     token_ids: the new tokens of ``requests``, those of one after the other; starts: [num_requests + 1] where each
     request's begin, None where each has one. ``special`` holds the deltas, by index, that say more than tokens: a
     request's first and its last, and those with log-probabilities. ``finished`` are the ends that happened between
-    steps. ``timings`` are those of traced requests whose first tokens these are, with the client of each.
+    steps. ``told`` is what else there is to say of the requests, with the client of each.
     """
 
     requests: Sequence[Request] = ()
@@ -34,7 +33,7 @@ class StepResult(NamedTuple):
     starts: IntArray | None = None
     special: Mapping[int, TokenDelta] = MappingProxyType({})
     finished: Sequence[tuple[str, TokenDelta]] = ()
-    timings: Sequence[tuple[str, RequestTimings]] = ()
+    told: Sequence[tuple[str, Told]] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -55,11 +54,11 @@ class StepResult(NamedTuple):
             deltas.append(delta)
         return by_client
 
-    def timings_by_client(self) -> dict[str, list[RequestTimings]]:
-        """The timings for each front end; there are none in most steps."""
-        by_client: dict[str, list[RequestTimings]] = {}
-        for client_id, timings in self.timings:
-            by_client.setdefault(client_id, []).append(timings)
+    def told_by_client(self) -> dict[str, list[Told]]:
+        """What is told to each front end; there is nothing in most steps."""
+        by_client: dict[str, list[Told]] = {}
+        for client_id, told in self.told:
+            by_client.setdefault(client_id, []).append(told)
         return by_client
 
     def _tokens_of_each(self) -> Iterable[tuple[int, ...]]:

@@ -226,7 +226,7 @@ class DecodePhase:
                 trace=generation.trace_context,
             )
 
-        return await self._link.run(reservation, make_request, on_delta, generation.note_timings)
+        return await self._link.run(reservation, make_request, on_delta, generation.note)
 
 
 def _trace_stay(generation: Generation, journey: Journey, *, where: str, has_kv: bool) -> None:

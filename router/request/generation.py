@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.contract.messages import FinishReason, GenerateRequest, TokenDelta
-from engine.contract.tracing.request_timings import RequestTimings, TraceContext
+from engine.contract.messages import DraftCounts, FinishReason, GenerateRequest, TokenDelta, Told
+from engine.contract.tracing.request_timings import TraceContext
 from router.errors import RouterError
 from router.pool.admission import Ticket
 from router.pool.demand import Demand
@@ -33,6 +33,7 @@ class Generation:
     and its turn on the replica that computes its prompt. ``is_local``: the decode replica computes the prompt.
     ``trace`` is written as it goes; None where it is not traced. ``arrival`` is what is remembered of it to predict the
     load to come, where that is done.
+    ``num_draft_tokens`` were verified on its way so far, and ``num_accepted_drafts`` of them became output.
     ``others`` get what a beam search found beside the best output, which is this one's: they have no life of their own.
     """
 
@@ -56,6 +57,8 @@ class Generation:
     is_local: bool = False
     others: list[Generation] = field(default_factory=list)
     num_cached_tokens: int | None = None
+    num_draft_tokens: int = 0
+    num_accepted_drafts: int = 0
     trace: RequestTrace | None = None
     arrival: Arrival | None = None
     _stage: str = "admission"
@@ -90,10 +93,13 @@ class Generation:
         """What workers get with the request; None where it is not traced."""
         return None if self.trace is None else self.trace.context
 
-    def note_timings(self, timings: RequestTimings) -> None:
-        """A worker tells what it did until its first tokens, which come next."""
-        if self.trace is not None:
-            self.trace.note_timings(timings)
+    def note(self, told: Told) -> None:
+        """A worker tells something about the tokens that come next."""
+        if isinstance(told, DraftCounts):
+            self.num_draft_tokens += told.num_drafts
+            self.num_accepted_drafts += told.num_accepted
+        elif self.trace is not None:
+            self.trace.note_timings(told)
 
     async def take(self) -> list[TokenDelta]:
         """All deltas that are waiting; an empty list once the request ended well.

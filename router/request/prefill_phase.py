@@ -212,7 +212,7 @@ class PrefillPhase:
         reservation = self._turn(generation, replica)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._link.run(reservation, make_request, lambda _: None, generation.note_timings)
+                return await self._link.run(reservation, make_request, lambda _: None, generation.note)
         except TimeoutError:
             reason = f"no answer within {timeout_s:g} s"
             raise WorkerUnavailableError(replica_id=replica.replica_id, reason=reason) from None

@@ -100,6 +100,15 @@ class TextOutput:
         return self._prompt_logprobs if self._leader is None else self._leader.prompt_logprobs
 
     @property
+    def num_predicted(self) -> tuple[int, int] | None:
+        """How many tokens were said of the caller's prediction, and how many not; where there is none, how many of
+        the workers' drafts were right, and how many were not. None where there was nothing of either."""
+        if self.prediction is not None:
+            return self.prediction.num_accepted, self.prediction.num_rejected
+        num_drafts, num_right = self._generation.num_draft_tokens, self._generation.num_accepted_drafts
+        return (num_right, num_drafts - num_right) if num_drafts else None
+
+    @property
     def mean_logprob(self) -> float:
         """The log-probability per token of what was generated, where log-probabilities are computed; else 0."""
         return self._sum_logprob / max(self.num_output_tokens, 1)

@@ -11,8 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from engine.contract.messages import StepMessage, TokenDelta
-from engine.contract.tracing.request_timings import RequestTimings
+from engine.contract.messages import StepMessage, TokenDelta, Told
 from router.pool.pool import STALLED, ReplicaPool
 from router.pool.workers import WorkerError, WorkerPool, WorkerUnavailableError
 from router.settings import RouterSettings
@@ -24,8 +23,8 @@ class Sink(Protocol):
     """Whoever waits for one request's tokens."""
 
     @property
-    def on_timings(self) -> Callable[[RequestTimings], None]:
-        """Told, before its first tokens, how a traced request came to them."""
+    def on_told(self) -> Callable[[Told], None]:
+        """Called with what is told of the request, before the tokens that it is about."""
 
     def on_delta(self, delta: TokenDelta) -> None:
         """New tokens."""
@@ -65,9 +64,9 @@ class OutputStream:
     def dispatch(self, message: StepMessage) -> None:
         """Hand one step's deltas to their requests."""
         sinks = self.sinks
-        for timings in message.timings:
-            if (timed := sinks.get(timings.request_id)) is not None:
-                timed.on_timings(timings)
+        for told in message.told:
+            if (concerned := sinks.get(told.request_id)) is not None:
+                concerned.on_told(told)
         for delta in message.deltas:
             sink = sinks.get(delta.request_id)
             if sink is None:

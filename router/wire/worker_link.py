@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from engine.contract.messages import GenerateRequest, TokenDelta
-from engine.contract.tracing.request_timings import RequestTimings
+from engine.contract.messages import GenerateRequest, TokenDelta, Told
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Reservation
 from router.pool.workers import WorkerPool, WorkerRefusedError, WorkerUnavailableError
@@ -21,17 +20,17 @@ from router.wire.submissions import Submissions
 class Run:
     """One request on one replica: the sink of its deltas. ``ended`` holds the last one, or why none came."""
 
-    __slots__ = ("_on_delta", "_reservation", "ended", "on_timings")
+    __slots__ = ("_on_delta", "_reservation", "ended", "on_told")
 
     def __init__(
         self,
         reservation: Reservation,
         on_delta: Callable[[TokenDelta], None],
-        on_timings: Callable[[RequestTimings], None],
+        on_told: Callable[[Told], None],
     ) -> None:
         self._reservation = reservation
         self._on_delta = on_delta
-        self.on_timings = on_timings
+        self.on_told = on_told
         self.ended: asyncio.Future[TokenDelta] = asyncio.get_running_loop().create_future()
 
     def on_delta(self, delta: TokenDelta) -> None:
@@ -81,10 +80,10 @@ class WorkerLink:
         reservation: Reservation,
         make_request: Callable[[str], GenerateRequest],
         on_delta: Callable[[TokenDelta], None],
-        on_timings: Callable[[RequestTimings], None] = lambda _: None,
+        on_told: Callable[[Told], None] = lambda _: None,
     ) -> TokenDelta:
-        """The last delta of a request on the replica that was reserved; ``on_delta`` sees every one, ``on_timings``
-        what is told of a traced request before its first one.
+        """The last delta of a request on the replica that was reserved; ``on_delta`` sees every one, ``on_told``
+        what is told beside them.
 
         ``make_request`` gets the client id under which the tokens come back. Unless the replica itself ended or
         refused the request, it is aborted there. A replica that hangs accepts nothing: its stream tells of that, long
@@ -96,7 +95,7 @@ class WorkerLink:
         """
         replica_id = reservation.replica.replica_id
         stream = await self.streams.connect(replica_id)
-        run = Run(reservation, on_delta, on_timings)
+        run = Run(reservation, on_delta, on_told)
         request = make_request(stream.client_id)
         self.notices.supersede(request.request_id, replica_id)
         stream.attach(request.request_id, run)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.contract.config import SchedulerConfig
-from engine.contract.messages import FinishReason, GenerateRequest, SamplingParams
+from engine.contract.messages import DraftCounts, FinishReason, GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
 from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
@@ -51,6 +51,30 @@ def test_f3_right_drafts_save_steps() -> None:
     assert [token for delta in deltas for token in delta.token_ids] == expected_tokens([1, 2, 3], 16)
     assert deltas[-1].finish_reason is FinishReason.LENGTH
     assert num_steps(core) <= 5, "the last one only tells of the row that was given up"
+
+
+@pytest.mark.behaviour("F3", "C13")
+def test_f3_drafts_of_each_request_are_told_to_who_sent_it() -> None:
+    core = chain_engine(drafting=drafts(4, 0.7, proposes_all=True))
+    for name in ("a", "b"):
+        core.add_request(replace(greedy_request(name, [1, 2, 3], max_tokens=30), client_id=f"of {name}"))
+    counts: dict[str, list[int]] = {"a": [0, 0], "b": [0, 0]}
+
+    while core.has_work():
+        for client_id, told in core.step().told_by_client().items():
+            for item in told:
+                assert isinstance(item, DraftCounts)
+                assert client_id == f"of {item.request_id}"
+                of_request = counts[item.request_id]
+                of_request[0] += item.num_drafts
+                of_request[1] += item.num_accepted
+
+    counters = core.stats().scheduler
+    assert [sum(pair) for pair in zip(*counts.values(), strict=True)] == [
+        counters.num_draft_tokens,
+        counters.num_accepted_draft_tokens,
+    ]
+    assert all(0 < accepted < 30 for _, accepted in counts.values())
 
 
 @pytest.mark.behaviour("F3")

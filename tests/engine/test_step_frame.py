@@ -14,6 +14,7 @@ from engine.contract.messages import (
     BeamResult,
     CacheChanges,
     DeltaLogprobs,
+    DraftCounts,
     FinishReason,
     LoadReport,
     LogprobTable,
@@ -86,7 +87,7 @@ def test_message_arrives_whole() -> None:
         ),
         load=LOAD,
         cache=(changes,),
-        timings=(TIMINGS,),
+        told=(TIMINGS, DraftCounts("a", 5, 3)),
     )
 
     assert unpack_step(pack_step(step)) == step
@@ -175,8 +176,8 @@ def test_a_worker_that_knows_nothing_of_step_times_is_read_with_none_known() -> 
     assert load.num_free_blocks == LOAD.num_free_blocks
 
 
-def test_a_worker_that_tells_no_timings_is_read_and_a_router_that_reads_none_leaves_them_out() -> None:
-    step = StepMessage(deltas=(TokenDelta("a", (1,)),), load=LOAD, timings=(TIMINGS,))
+def test_a_worker_that_tells_nothing_besides_is_read_and_a_router_that_reads_none_leaves_it_out() -> None:
+    step = StepMessage(deltas=(TokenDelta("a", (1,)),), load=LOAD, told=(TIMINGS, DraftCounts("a", 5, 3)))
     frame = pack_step(step)
     content = msgspec.msgpack.decode(memoryview(frame)[1:])
 
@@ -185,7 +186,11 @@ def test_a_worker_that_tells_no_timings_is_read_and_a_router_that_reads_none_lea
         load: LoadReport
         cache: tuple[CacheChanges, ...]
 
-    assert unpack_step(frame[:1] + msgspec.msgpack.encode(content[:3])) == StepMessage(deltas=step.deltas, load=LOAD)
+    without_any, without_drafts = (
+        unpack_step(frame[:1] + msgspec.msgpack.encode(content[:num_fields])) for num_fields in (3, 4)
+    )
+    assert without_any == StepMessage(deltas=step.deltas, load=LOAD)
+    assert without_drafts == StepMessage(deltas=step.deltas, load=LOAD, told=(TIMINGS,))
     assert msgspec.msgpack.decode(memoryview(frame)[1:], type=Older).deltas == step.deltas
 
 

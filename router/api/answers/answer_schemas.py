@@ -40,8 +40,11 @@ class CompletionTokensDetails(Answer):
     """What of an answer was not the answer itself, and what came true of a prediction."""
 
     reasoning_tokens: int | None = Field(None, description="Of a model that thinks.")
-    accepted_prediction_tokens: int | None = Field(None, description="Tokens of the prediction that the answer said.")
-    rejected_prediction_tokens: int | None = Field(None, description="All its other tokens.")
+    accepted_prediction_tokens: int | None = Field(
+        None,
+        description="Tokens of the `prediction` that the answer said; without one, right drafts of the workers.",
+    )
+    rejected_prediction_tokens: int | None = Field(None, description="All others.")
 
 
 class Usage(Answer):
@@ -52,7 +55,7 @@ class Usage(Answer):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | None = Field(
-        None, description="Of a model that thinks, and of an answer that was predicted."
+        None, description="Of a model that thinks, and of an answer that was predicted, be it by draft tokens."
     )
 
 

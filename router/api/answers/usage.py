@@ -29,16 +29,17 @@ def running_usage(output: TextOutput, num_output_tokens: int) -> dict[str, objec
 
 
 def _details(outputs: Sequence[TextOutput]) -> dict[str, int]:
-    """The tokens of thinking, markers included, of a model that thinks; and what became of predictions, where there
-    were some: their tokens that the outputs said, and those that they did not."""
+    """The tokens of thinking, markers included, of a model that thinks; and what became of predictions: their tokens
+    that the outputs said, and those that they did not. Drafts that workers made of outputs count as predictions of
+    those that nobody else predicted."""
     details: dict[str, int] = {}
     thinking = [output.turn.num_reasoning_tokens for output in outputs if output.turn and output.turn.has_reasoning]
     if thinking:
         details["reasoning_tokens"] = sum(thinking)
-    predictions = [output.prediction for output in outputs if output.prediction is not None]
-    if predictions:
-        details["accepted_prediction_tokens"] = sum(prediction.num_accepted for prediction in predictions)
-        details["rejected_prediction_tokens"] = sum(prediction.num_rejected for prediction in predictions)
+    predicted = [counts for output in outputs if (counts := output.num_predicted) is not None]
+    if predicted:
+        details["accepted_prediction_tokens"] = sum(num_accepted for num_accepted, _ in predicted)
+        details["rejected_prediction_tokens"] = sum(num_rejected for _, num_rejected in predicted)
     return details
 
 

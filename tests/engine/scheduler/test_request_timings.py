@@ -19,7 +19,7 @@ def run(core: EngineCore) -> list[RequestTimings]:
     """All timings that are told until nothing is left to do."""
     told: list[RequestTimings] = []
     while core.has_work():
-        told += [timings for _, timings in core.step().timings]
+        told += [item for _, item in core.step().told if isinstance(item, RequestTimings)]
     return told
 
 
@@ -49,7 +49,7 @@ def test_timings_go_to_who_sent_the_request() -> None:
     for number, client_id in enumerate(("one", "two")):  # of other lengths: none waits for a block of the other
         add(core, f"of {client_id}", 2 + number, client_id=client_id)
 
-    by_client = core.step().timings_by_client()
+    by_client = core.step().told_by_client()
 
     assert {client_id: [item.request_id for item in told] for client_id, told in by_client.items()} == {
         "one": ["of one"],

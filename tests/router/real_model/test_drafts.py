@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
@@ -45,7 +46,7 @@ def comparable(answer: Any) -> tuple[list[Any], Any]:
             said["top_logprobs"] = said["top_logprobs"] and [
                 {token: pytest.approx(value, abs=2e-4) for token, value in top.items()} for top in said["top_logprobs"]
             ]
-    return choices, answer.usage.model_dump()
+    return choices, answer.usage.model_dump(exclude={"completion_tokens_details"})
 
 
 async def ask(live: ModelRouter, name: str) -> Any:
@@ -59,13 +60,22 @@ async def test_answers_are_the_same_with_drafts(live: ModelRouter, checkpoint_di
         for choice in answer.choices:
             record.add([*PROMPT, *choice.token_ids])
     drafting = Drafting(proposer=SometimesRight(record, probability=0.85), max_draft_tokens=6)
+    num_told = np.zeros(2)
 
     async with model_router(checkpoint_dir, drafting=drafting) as drafted:
         for name, answer in expected.items():
-            assert comparable(await ask(drafted, name)) == comparable(answer), name
+            said = await ask(drafted, name)
+            assert comparable(said) == comparable(answer), name
+            told = said.usage.completion_tokens_details
+            if name != "best of":  # tells of the choices that it shows
+                num_told += np.array([told.accepted_prediction_tokens, told.rejected_prediction_tokens])
+            assert answer.usage.completion_tokens_details is None
         await until(drafted.is_at_rest)
         counters = drafted.decode_load().counters
 
+    num_verified = np.array([counters["num_accepted_draft_tokens"], counters["num_draft_tokens"]])
+    assert 0 < num_told[0] <= num_verified[0]
+    assert num_told[0] < num_told.sum() <= num_verified[1]
     assert 0 < counters["num_accepted_draft_tokens"] < counters["num_draft_tokens"]
     stopped = [expected[name].choices[0] for name in ("stop strings", "stop string late")]
     assert [choice.finish_reason for choice in stopped] == ["stop", "stop"]

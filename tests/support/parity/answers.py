@@ -34,6 +34,15 @@ def read_answer(response: httpx.Response) -> Answer:
     return kept
 
 
+def forget_drafts(answer: Answer) -> None:
+    """Leave out how many draft tokens were verified for an answer."""
+    details = answer["usage"].get("completion_tokens_details", {})
+    for name in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
+        details.pop(name, None)
+    if not details:
+        answer["usage"].pop("completion_tokens_details", None)
+
+
 def _put_together(text: str) -> Answer:
     """The answer that a stream's events make together; it must end with [DONE]."""
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
