@@ -62,7 +62,8 @@ GPUSection = section_of(
     descriptions={
         "cuda_graphs": "Replay decode steps as CUDA graphs: `auto` on decode workers whose GPU can, `true` or fail to "
         "start, `false` never. See docs/gpu.md.",
-        "max_graph_batch_size": "Requests of the largest step that is a graph; null takes `max_num_seqs`.",
+        "max_graph_batch_size": "Tokens of the largest decode step that is a graph, one for each request and for each "
+        "of its drafts; null takes `max_num_seqs`, and with drafts up to 128.",
         "compile_elementwise": "Generate kernels for what lies between matrix products and attention, likewise.",
     },
 )

@@ -232,7 +232,8 @@ class SchedulerConfig:
 class GPUConfig:
     """What only a GPU does.
 
-    cuda_graphs: replay decode steps as graphs, for batches of up to max_graph_batch_size; None is all there can be.
+    cuda_graphs: replay decode steps as graphs, of up to max_graph_batch_size tokens; None is all there can
+        be.
     compile_elementwise: fuse what lies between matrix products and attention into generated kernels.
     """
 

@@ -28,7 +28,7 @@ class DecodeView:
 
 
 class DecodeBuffers:
-    """Rows of up to ``max_batch_size`` requests and ``max_model_len`` tokens.
+    """Up to ``max_batch_size`` rows of up to ``max_model_len`` tokens; each computes one token of a request.
 
     Rows that stand for no request compute token 0 at position 0 of the cache's scratch block: they write to no block
     that a request can have, and read nothing but what they wrote.
@@ -79,9 +79,12 @@ class DecodeBuffers:
         )
 
     def fill(self, inputs: StepInputs, *, batch_size: int) -> None:
-        """Queue the copy of a step of at most ``batch_size`` rows; the rows behind become padding."""
-        attention = inputs.attention
-        _, num_rows, num_columns = attention.block_tables.shape
+        """Queue the copy of a step of at most ``batch_size`` tokens; the rows behind become padding."""
+        attention, num_rows = inputs.attention, len(inputs.input_ids)
+        tables = attention.block_tables
+        if not attention.is_decode:
+            tables = np.repeat(tables, attention.query_lens, axis=1)
+        num_columns = tables.shape[2]
         staging = self._next_staging()
         parts = staging.parts
         parts.input_ids[:num_rows].numpy()[:] = inputs.input_ids
@@ -89,8 +92,8 @@ class DecodeBuffers:
         blocks, offsets = np.divmod(attention.slots, self._cache.layout.block_size)
         parts.blocks[:, :num_rows].numpy()[:] = blocks
         parts.offsets[:num_rows].numpy()[:] = offsets[0]
-        parts.seq_lens[:num_rows].numpy()[:] = attention.seq_lens
-        staging.table(batch_size, num_columns)[:, :num_rows].numpy()[:] = attention.block_tables
+        parts.seq_lens[:num_rows].numpy()[:] = inputs.positions + 1
+        staging.table(batch_size, num_columns)[:, :num_rows].numpy()[:] = tables
         self._send(staging, num_rows=num_rows, batch_size=batch_size, num_columns=num_columns)
 
     def _next_staging(self) -> _Staging:

@@ -48,8 +48,10 @@ class GraphSettings:
 class DecodeGraphs:
     """The graphs of one model over one cache. Used from one thread.
 
-    A step in which every row computes exactly one token is padded to the next captured batch size; ``DecodeBuffers``
-    says what the padding does. All other steps, and those of more rows than the largest size, are not for graphs.
+    A step of decode rows is padded to the next captured batch size; ``DecodeBuffers`` says what the padding does. A
+    request whose draft tokens are verified has a row for each token that it computes: a row sees the keys before its
+    own position, and those that other rows of its request compute are written before any row looks. All other
+    steps, and those of more rows than the largest size, are not for graphs.
     A graph holds addresses and numbers of the host as they were at its capture: so it reads its input from buffers
     that stay, and the one number that depends on lengths is that of the longest sequence (``plan_decode``).
     """
@@ -127,8 +129,9 @@ class DecodeGraphs:
 
         The result is the graph's own memory: it holds until the next step is queued, in the device's order.
         """
-        num_rows = inputs.attention.num_reqs
-        if self._buffers is None or len(inputs.input_ids) != num_rows:
+        num_rows = len(inputs.input_ids)
+        is_sampled_everywhere = inputs.last_tokens.size == num_rows
+        if self._buffers is None or not (inputs.attention.is_decode or is_sampled_everywhere):
             return None
         size = self._size_for(num_rows)
         if size is None:

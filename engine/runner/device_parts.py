@@ -16,6 +16,10 @@ from engine.device.kv_cache import KVCache
 from engine.runner.decode_graphs import DecodeGraphs, Forward, GraphSettings
 from engine.runner.graph_ladder import ladder_sizes
 
+DRAFTED_ROWS = 128
+"""Where few requests run, and have draft tokens, steps of up to so many tokens are graphs: larger ones gain less by it,
+and each size takes memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceParts:
@@ -26,9 +30,17 @@ class DeviceParts:
 
 
 def plan_decode_graphs(
-    config: EngineConfig, parts: DeviceParts, forward: Forward, *, device: torch.device, max_model_len: int
+    config: EngineConfig,
+    parts: DeviceParts,
+    forward: Forward,
+    *,
+    device: torch.device,
+    max_model_len: int,
+    max_samples: int,
 ) -> DecodeGraphs | None:
     """The decode graphs that an engine is to have, none of them captured yet; None: it is to have none.
+
+    A step samples at most ``max_samples`` tokens, more than one a request where drafts are verified.
 
     Raises:
         ConfigError: They are required, and the device captures nothing.
@@ -41,7 +53,7 @@ def plan_decode_graphs(
         if asked is True:
             raise ConfigError(f"gpu.cuda_graphs is true, but the device is {device}; set it to auto or false")
         return None
-    max_num_seqs = config.scheduler.max_num_seqs
-    largest = min(config.gpu.max_graph_batch_size or max_num_seqs, max_num_seqs)
+    most_rows = max(config.scheduler.max_num_seqs, min(max_samples, DRAFTED_ROWS))
+    largest = min(config.gpu.max_graph_batch_size or most_rows, most_rows)
     settings = GraphSettings(sizes=ladder_sizes(largest), max_model_len=max_model_len, is_required=asked is True)
     return DecodeGraphs(graph_device, forward, settings)

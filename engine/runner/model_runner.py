@@ -38,6 +38,7 @@ from engine.model.registry import load_model_config
 from engine.model.step_context import StepContext
 from engine.model.weights.checkpoint import ProgressCallback, model_hash
 from engine.runner.cpu_threads import check_threads
+from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.decode_steps import run_decode_steps
 from engine.runner.device import choose_device, choose_dtype
 from engine.runner.device_parts import DeviceParts, plan_decode_graphs
@@ -97,9 +98,7 @@ class ModelRunner:
         self._model = self._load_model(progress)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self._graphs = plan_decode_graphs(
-            config, self._parts, self._model.forward, device=self.device, max_model_len=self.max_model_len
-        )
+        self._graphs = self._plan_graphs()
         self.kv_cache = self._allocate_cache()
         if config.cache.prefault and self.device.type == "cpu":
             self.kv_cache.blocks.zero_()
@@ -136,6 +135,16 @@ class ModelRunner:
             device=self.device,
             compile_elementwise=self._config.gpu.compile_elementwise,
             progress=progress,
+        )
+
+    def _plan_graphs(self) -> DecodeGraphs | None:
+        return plan_decode_graphs(
+            self._config,
+            self._parts,
+            self._model.forward,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            max_samples=self._max_samples,
         )
 
     @property

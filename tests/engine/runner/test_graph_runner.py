@@ -13,12 +13,14 @@ from engine.contract.config import CacheConfig, EngineConfig, GPUConfig, ModelCo
 from engine.contract.errors import ConfigError
 from engine.contract.messages import GenerateRequest, SamplingParams
 from engine.contract.token_ids import TokenIds
+from engine.drafting.proposer import Drafting
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.offline import generate
 from engine.runner.model_runner import ModelRunner
 from engine.scheduler.scheduler import Scheduler
 from tests.support.attention.fake_graph_device import FakeGraphDevice
 from tests.support.engine.checkpoints import ARCHITECTURES, VOCAB_SIZE
+from tests.support.engine.proposers import Recorded, SometimesRight
 from tests.support.engine.step_driver import GREEDY, StepDriver
 
 CheckpointMaker = Callable[[str], Path]
@@ -93,12 +95,45 @@ def test_f5_same_tokens_when_a_step_is_launched_before_the_last_is_known(
     assert sum(device.num_replays.values()) >= 6
 
 
-def _core(runner: ModelRunner, *, runs_ahead: bool) -> EngineCore:
+@pytest.mark.behaviour("F3")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_f3_steps_that_verify_drafts_are_graphs_too(checkpoint: CheckpointMaker, architecture: str) -> None:
+    """A request with drafts has a row of the graph for each token that it computes, in windows as well."""
+    device, path, rng = FakeGraphDevice(), checkpoint(architecture), np.random.default_rng(6)
+    requests = [
+        GenerateRequest(
+            request_id=str(number),
+            prompt_token_ids=TokenIds.of(rng.integers(3, VOCAB_SIZE, length).tolist()),
+            sampling=dataclasses.replace(RANDOM if number == 1 else GREEDY, max_tokens=30 + number),
+        )
+        for number, length in enumerate((33, 7, 50))
+    ]
+    plain = _core(ModelRunner(_config(path, GPUConfig(cuda_graphs=False)), parts=device.parts()))
+    expected = generate(plain, requests)
+    record = Recorded()
+    for request in requests:
+        record.add([*request.prompt_token_ids, *expected[request.request_id]])
+    drafting = Drafting(proposer=SometimesRight(record, probability=0.8), max_draft_tokens=4)
+    runner = ModelRunner(_config(path, GPUConfig()), parts=device.parts(), max_samples=drafting.most_samples(3))
+    drafted = _core(runner, drafting=drafting)
+
+    outputs = generate(drafted, requests)
+
+    assert outputs == expected
+    assert runner.graph_sizes == (1, 2, 4, 8, 15)
+    assert device.num_replays[15] > 0
+    counters = drafted.stats().scheduler
+    assert 0 < counters.num_accepted_draft_tokens < counters.num_draft_tokens
+
+
+def _core(runner: ModelRunner, *, runs_ahead: bool = False, drafting: Drafting | None = None) -> EngineCore:
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=MAX_NUM_SEQS),
         CacheConfig(num_blocks=NUM_BLOCKS),
         num_blocks=runner.num_blocks,
         max_model_len=runner.max_model_len,
+        windows=[group.window for group in runner.layout.groups],
+        drafting=drafting,
     )
     return EngineCore(scheduler=scheduler, runner=runner, runs_ahead=runs_ahead)
 
@@ -124,6 +159,15 @@ def test_a_runner_whose_kernel_does_not_page_goes_on_without(checkpoint: Checkpo
     runner = ModelRunner(_config(path, GPUConfig()), parts=device.parts(block_multiple=256))
     assert runner.graph_sizes == ()
     assert _run(runner) == _run(ModelRunner(_config(path, GPUConfig())))
+
+
+def test_few_requests_with_many_drafts_have_graphs_of_so_many_rows(checkpoint: CheckpointMaker) -> None:
+    path, parts = checkpoint("llama"), FakeGraphDevice().parts()
+
+    bounded = ModelRunner(_config(path, GPUConfig()), parts=parts, max_samples=1000)
+    told = ModelRunner(_config(path, GPUConfig(max_graph_batch_size=10)), parts=parts, max_samples=1000)
+
+    assert (bounded.graph_sizes[-1], told.graph_sizes[-1]) == (128, 10)
 
 
 def test_required_graphs_on_a_device_without_them_are_refused(checkpoint: CheckpointMaker) -> None:
