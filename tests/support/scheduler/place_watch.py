@@ -18,9 +18,10 @@ class PlaceWatch:
     def __init__(self, scheduler: Scheduler, config: SchedulerConfig, *, is_at_rest: bool) -> None:
         self._live = scheduler._live_requests.live
         table = scheduler._table
-        num_lacking = len(table) * table.groups.num_groups  # a row that grows takes a block of each
+        num_rows = len(table) + table.num_rows_to_come  # those of beams that are laid out in this step among them
+        num_lacking = num_rows * table.groups.num_groups  # a row that grows takes a block of each
         if table.beam_rows:
-            num_lacking *= 2
+            num_lacking *= 2  # and one that copies its last block takes another
         has_blocks = scheduler.stats().num_free_blocks >= num_lacking
         is_artificial = config.artificial_preemption_probability > 0
         self._is_watching = config.enable_priority_preemption and is_at_rest and has_blocks and not is_artificial
