@@ -50,7 +50,7 @@ class OutputOfPrompt:
         self.mean_logprob = 0.0
         self.turn = None
         self.beam = None
-        self.prediction = None
+        self.num_predicted = None
         ids = np.arange(NUM_ROWS * (1 + NUM_TOP), dtype=np.int32).reshape(NUM_ROWS, 1 + NUM_TOP)
         self.prompt_logprobs = LogprobTable(
             token_ids=ids, logprobs=-ids.astype(np.float32), ranks=np.ones(NUM_ROWS, dtype=np.int32)
