@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -159,10 +160,20 @@ _ENTRIES_AT_FIRST = _entries()
 _blamed_threads: set[threading.Thread] = set()
 
 
+def _forget_num_threads() -> None:
+    torch, number = sys.modules.get("torch"), os.environ.get("OMP_NUM_THREADS")
+    if torch is not None and number is not None and torch.get_num_threads() != int(number):
+        torch.set_num_threads(int(number))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """When the tests of a folder are done, no variable, thread or file of theirs may meet those of the next one."""
+    """When the tests of a folder are done, no variable, thread or file of theirs may meet those of the next one; and no
+    file's tests compute with the threads that those of another one asked for: three processes of two each get nowhere.
+    """
     yield
+    if nextitem is not None and nextitem.path != item.path:
+        _forget_num_threads()
     if nextitem is not None and nextitem.path.parent == item.path.parent:
         return
     left = dict(set(_surroundings().items()) ^ set(_AT_FIRST.items()))
