@@ -125,9 +125,10 @@ def run_serve(config: BatonConfig) -> int:
     console = Console(stderr=True)
     model = preflight(config)
 
+    from cluster.deploy.address_hold import holding_address
     from cluster.deploy.serve_env import prepare_environment, session_folder
 
-    with session_folder(config) as folder:
+    with holding_address(config), session_folder(config) as folder:
         prepare_environment(config, folder)
 
         with holding_signals(), loading():

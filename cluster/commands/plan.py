@@ -101,7 +101,7 @@ def _describe_engine(engine: EngineSize, num_gpus: float) -> Iterator[str]:
     if engine.num_blocks is None or engine.num_tokens is None:
         yield "KV cache: sized when it starts, by the memory that it finds"
         return
-    reason = f" ({engine.budget.reason})" if engine.budget is not None else ""
+    reason = f" ({engine.reason})" if engine.reason else ""
     yield f"KV cache: {_size(engine.num_blocks * layout.block_bytes)} = {engine.num_blocks:,} blocks{reason}"
     full = engine.num_blocks // demand.blocks_per_sequence
     yield (

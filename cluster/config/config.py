@@ -89,8 +89,18 @@ class BatonConfig(Section):
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt and answer together; null takes the model's own."
     )
-    prefill_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that compute prompts.")
-    decode_replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Workers that generate.")
+    prefill_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_REPLICAS,
+        description="Workers that compute prompts; with `scaling` those to begin with, within its bounds.",
+    )
+    decode_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_REPLICAS,
+        description="Workers that generate; with `scaling` those to begin with, within its bounds.",
+    )
     roles: RolesMode = Field(
         default=DEFAULT_ROLES,
         description="`fixed`: prefill workers compute prompts, decode workers generate. `elastic`: any worker takes "

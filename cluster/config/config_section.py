@@ -75,13 +75,21 @@ def section_of(
     return create_model(name, __base__=Section, __doc__=settings.__doc__, **fields)
 
 
+_ALTERNATIVES = frozenset({"kv_cache_bytes", "num_blocks"})
+
+
 def settings_from(settings: type[SettingsT], *sections: Section, **fixed: object) -> SettingsT:
     """Build the settings from sections, later ones over earlier ones, and from values that come from elsewhere.
+
+    ``_ALTERNATIVES`` say the same in two ways: one in a later section takes the place of the other in an earlier one.
 
     Raises:
         Exception: Whatever the settings class raises for values that contradict each other.
     """
     values: dict[str, object] = {}
     for section in sections:
-        values.update(section.explicit())
+        said = section.explicit()
+        if any(said.get(name) is not None for name in _ALTERNATIVES):
+            values = {name: value for name, value in values.items() if name not in _ALTERNATIVES}
+        values.update(said)
     return settings(**{**values, **fixed})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +26,13 @@ which Serve takes 58 for a folder of each proxy's own, and one is left for the n
 
 OTHER_CLUSTERS = ("RAY_AUTH_TOKEN_PATH", "RAY_REDIS_ADDRESS")
 """Variables with which another Ray's token and state would be a private one's."""
+
+FOLDER_PREFIX = "baton-"
+HELD = "held"
+"""A file of the session's folder that the command locks as long as it lives."""
+
+LEFT_OVER_S = 86_400.0
+"""What is left of a cluster that was killed stays for so long: somebody may want its logs."""
 
 RAY_FOLDER = "r"
 """Ray's own folder, in that of the session: Ray lets everybody write there."""
@@ -196,19 +206,39 @@ def session_folder(config: BatonConfig) -> Iterator[Path | None]:
         yield None
         return
     folder = make_session_folder()
-    try:
-        yield folder
-    finally:
-        if not (folder / RAY_FOLDER).exists():  # else its logs are wanted, as was decided where Ray was stopped
-            shutil.rmtree(folder, ignore_errors=True)
+    remove_left_over(folder.parent)
+    held = folder / HELD
+    with held.open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            held.unlink(missing_ok=True)
+            if not (folder / RAY_FOLDER).exists():  # else its logs are wanted, as was decided where Ray was stopped
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left_over(parent: Path, *, now_s: float | None = None) -> None:
+    """Remove this user's folders of clusters that were killed a day ago or before: nobody holds them any more.
+
+    Those of clusters that failed, whose logs are wanted, have no file to hold.
+    """
+    latest_s = (time.time() if now_s is None else now_s) - LEFT_OVER_S
+    for held in parent.glob(f"{FOLDER_PREFIX}*/{HELD}"):
+        with contextlib.suppress(OSError), held.open("rb") as lock:
+            about = os.fstat(lock.fileno())
+            if about.st_uid != os.geteuid() or about.st_mtime > latest_s:
+                continue
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(held.parent, ignore_errors=True)
 
 
 def make_session_folder() -> Path:
     """A new folder with a short name."""
-    folder = Path(tempfile.mkdtemp(prefix="baton-"))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     if len(str(folder)) > MAX_FOLDER_CHARACTERS:
         folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))
     return folder
 
 

@@ -20,6 +20,7 @@ from engine.device.memory import (
     cpu_budget,
     gpu_budget,
     mib,
+    size_reason,
 )
 from engine.executor.draft_engine import DraftEngine
 from engine.layers.experts.spec import BLOCKS_SUFFIX, SCALES_SUFFIX
@@ -55,13 +56,16 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """One engine on one device. ``budget`` None: the device's memory is not known before it starts."""
+    """One engine on one device. ``budget`` None: the device's memory is not known before it starts. ``reason`` says
+    why the KV cache has its size.
+    """
 
     dtype: str
     weight_bytes: int
     demand: CacheDemand
     budget: MemoryBudget | None
     num_blocks: int | None
+    reason: str = ""
     host_bytes: int = 0
     """Main memory for tiers of evicted blocks."""
 
@@ -212,6 +216,7 @@ def size_engine(room: EngineRoom) -> EngineSize:
         demand=room.demand,
         budget=room.budget,
         num_blocks=_choose(room),
+        reason=size_reason(room.engine.cache, room.demand, room.budget),
         host_bytes=room.host_bytes,
         draft_bytes=room.draft_bytes,
     )

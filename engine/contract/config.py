@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from engine.contract.errors import ConfigError
 
@@ -80,6 +80,11 @@ class CacheConfig:
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}; leave it out to size by free memory")
+        if self.kv_cache_bytes is not None and self.num_blocks is not None:
+            raise ConfigError(
+                f"kv_cache_bytes ({self.kv_cache_bytes}) and num_blocks ({self.num_blocks}) both say how large the KV "
+                "cache is: leave one out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +254,10 @@ class GPUConfig:
             )
 
 
+MAX_DRAFT_TOKENS: Final = 64
+"""A step computes all drafts of a request and keeps those that are right: more than so many hardly ever all are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
     """Draft tokens, which change no token, only how many come out of a step.
@@ -271,9 +280,10 @@ class SpeculativeConfig:
     draft_cache_tokens: int = 32_768
 
     def __post_init__(self) -> None:
-        if self.num_tokens != "auto" and self.num_tokens < 1:
+        if self.num_tokens != "auto" and not 1 <= self.num_tokens <= MAX_DRAFT_TOKENS:
             raise ConfigError(
-                f"num_tokens must be at least 1, got {self.num_tokens}; method 'none' proposes no draft tokens"
+                f"num_tokens must be auto or 1 to {MAX_DRAFT_TOKENS}, got {self.num_tokens}; method 'none' proposes no "
+                "draft tokens"
             )
         if not 1 <= self.min_match <= self.max_match:
             raise ConfigError(

@@ -65,9 +65,11 @@ def cpu_budget(cache: CacheConfig, demand: CacheDemand, *, available_bytes: int 
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes
     limit = int(available * MAX_CPU_SHARE)
     wanted = max(DEFAULT_CPU_BYTES, demand.bytes_per_sequence)
+    if limit < wanted:
+        return MemoryBudget(num_bytes=limit, reason=f"{MAX_CPU_SHARE:.0%} of {mib(available)} available memory")
+    is_default = wanted == DEFAULT_CPU_BYTES
     return MemoryBudget(
-        num_bytes=min(wanted, limit),
-        reason=f"{MAX_CPU_SHARE:.0%} of {mib(available)} available memory",
+        num_bytes=wanted, reason="the default on a CPU" if is_default else "one sequence of max_model_len"
     )
 
 
@@ -104,6 +106,17 @@ def gpu_budget(
         + f"{mib(peak_step_bytes)} for a step"
         + (f" and {mib(graph_bytes)} for decode graphs" if graph_bytes else ""),
     )
+
+
+def size_reason(cache: CacheConfig, demand: CacheDemand, budget: MemoryBudget | None) -> str:
+    """Why a cache has the size that ``choose_num_blocks`` gives it, for people; empty where that is not known."""
+    if cache.num_blocks is not None:
+        return f"num_blocks = {cache.num_blocks}"
+    if budget is None:
+        return ""
+    if budget.num_bytes // demand.layout.block_bytes > demand.max_useful_blocks:
+        return f"all that max_num_seqs = {demand.max_num_seqs} sequences of max_model_len can use"
+    return budget.reason
 
 
 def choose_num_blocks(cache: CacheConfig, demand: CacheDemand, budget: MemoryBudget) -> int:

@@ -54,6 +54,17 @@ def test_pool_overrides_only_what_it_names() -> None:
     assert (prefill.model.num_threads, decode.model.num_threads) == (1, 5)
 
 
+def test_pool_gives_the_size_of_its_cache_in_another_way() -> None:
+    config = BatonConfig.model_validate(
+        {"cache": {"kv_cache_bytes": 1 << 30}, "decode": {"cache": {"num_blocks": 9}}, "prefill": {"cache": {}}}
+    )
+
+    caches = {pool: config.engine_config(pool, model=Path("m"), num_threads=1).cache for pool in ("prefill", "decode")}
+
+    assert (caches["decode"].num_blocks, caches["decode"].kv_cache_bytes) == (9, None)
+    assert (caches["prefill"].num_blocks, caches["prefill"].kv_cache_bytes) == (None, 1 << 30)
+
+
 def test_prefill_workers_capture_no_decode_steps_unless_told_to() -> None:
     def captures(gpu: dict[str, object], pool: str) -> object:
         config = BatonConfig.model_validate({"gpu": gpu})

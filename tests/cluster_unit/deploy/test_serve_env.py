@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,14 @@ from ray._private.utils import validate_socket_filepath
 from cluster.commands.signals import Stopped
 from cluster.config.config import BatonConfig
 from cluster.deploy.serve_env import (
+    HELD,
+    LEFT_OVER_S,
     MAX_FOLDER_CHARACTERS,
     RAY_FOLDER,
     haproxy_environment,
     prepare_environment,
     private_ray_environment,
+    remove_left_over,
     session_folder,
     shared_ray_environment,
 )
@@ -75,6 +80,22 @@ def test_session_folder_with_logs_stays() -> None:
 
     assert log.is_file()
     shutil.rmtree(folder)
+
+
+def test_what_a_killed_cluster_left_goes_with_a_later_start(tmp_path: Path) -> None:
+    killed, failed, running = (tmp_path / f"baton-{name}" for name in ("killed", "failed", "running"))
+    for folder in (killed, failed, running):
+        (folder / RAY_FOLDER).mkdir(parents=True)
+    (killed / HELD).touch()
+    tomorrow_s = time.time() + 2 * LEFT_OVER_S
+    with (running / HELD).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_left_over(tmp_path)
+        assert killed.is_dir(), "somebody may look at its logs today"
+
+        remove_left_over(tmp_path, now_s=tomorrow_s)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"baton-failed", "baton-running"}
 
 
 def test_session_folder_lets_nobody_else_in_whatever_is_done_to_rays_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from engine.device.memory import (
     choose_num_blocks,
     cpu_budget,
     gpu_budget,
+    size_reason,
 )
 from kv_transfer.layout import KVLayout, group_layers
 
@@ -87,6 +88,29 @@ def test_cpu_default_stays_within_a_share_of_what_is_available() -> None:
 def test_cpu_default_grows_for_one_long_sequence() -> None:
     demand = CacheDemand(layout=LAYOUT, max_model_len=1 << 20, max_num_seqs=8)
     assert cpu_budget(CacheConfig(), demand, available_bytes=1 << 40).num_bytes == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("cache", "available_mib", "reason"),
+    [
+        (CacheConfig(num_blocks=9), 1 << 20, "num_blocks = 9"),
+        (CacheConfig(kv_cache_bytes=1 << 20), 1 << 20, "kv_cache_bytes = 1048576"),
+        (CacheConfig(), 1 << 20, "the default on a CPU"),
+        (CacheConfig(), 100, "40% of 100.0 MiB available memory"),
+        (CacheConfig(kv_cache_bytes=1 << 40), 1 << 20, "all that max_num_seqs = 8 sequences of max_model_len can use"),
+    ],
+)
+def test_size_is_explained_by_what_it_comes_from(cache: CacheConfig, available_mib: int, reason: str) -> None:
+    demand = CacheDemand(layout=LAYOUT, max_model_len=1 << 17, max_num_seqs=8)
+
+    budget = cpu_budget(cache, demand, available_bytes=available_mib * MIB)
+
+    assert size_reason(cache, demand, budget) == reason
+
+
+def test_two_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache_bytes \(5\) and num_blocks \(7\) both say .* leave one out"):
+        CacheConfig(kv_cache_bytes=5, num_blocks=7)
 
 
 def test_gpu_share_less_what_is_in_use_and_what_a_step_takes() -> None:
