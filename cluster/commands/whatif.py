@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cluster.commands.clients.status import print_table
 from engine.contract.promise import Promise
 from simulation.layout import Layout, LayoutError
 from simulation.loads import LoadError
@@ -134,7 +135,7 @@ def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
             tried, best = _answer(options, calibration, listed, judge, progress)
     except (LoadError, LayoutError, MachineFileError, PlotsUnavailableError) as error:
         raise WhatIfError(str(error)) from error
-    output.print(table_of(tried, best))
+    print_table(table_of(tried, best), output)
     for line in notes(options, calibration, tried, best):
         output.print(line, markup=False, highlight=False, soft_wrap=True)
     if options.json_file is not None:

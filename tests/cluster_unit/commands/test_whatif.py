@@ -44,6 +44,18 @@ def test_the_search_marks_the_cheapest_layout() -> None:
     assert " *" in text
 
 
+def test_no_figure_is_cut_off_where_the_output_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+
+    text = run(*LOAD, "--layouts", "unified:1,apart:1+1", "--calibration", "gpu", "--price", "123456")
+
+    assert "…" not in text
+    (title,) = (line.split() for line in text.splitlines() if line.startswith("layout "))
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("apart:1+1 "))
+    assert (title[-1], len(row)) == ("cost", 10)
+    assert float(row[-1]) == pytest.approx(123456 * float(row[-2]), rel=0.5)
+
+
 def test_a_search_that_finds_nothing_says_so_and_fails() -> None:
     text = run(*LOAD, "--ttft-ms", "0.001", "--search", "--max-workers", "1", code=1)
 
