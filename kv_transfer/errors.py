@@ -48,7 +48,7 @@ class UnknownConnectorError(KVTransferError):
     """The configuration names a connector that does not exist."""
 
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"unknown KV connector {name!r}; known connectors: {', '.join(known)}")
+        super().__init__(f"connector: unknown KV connector {name!r}; known connectors: {', '.join(known)}")
         self.name = name
 
 

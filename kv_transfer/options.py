@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kv_transfer.disk.tier import DiskTierOptions
 from kv_transfer.errors import InvalidOptionError, UnknownConnectorError
 from kv_transfer.host.tier import HostTierOptions
-from kv_transfer.registry import CHAIN, CONNECTORS, PEER_SOURCES, SOURCES, TIERS, Tier
+from kv_transfer.registry import CHAIN, CLUSTER_PEER_SOURCES, CONNECTORS, PEER_SOURCES, SOURCES, TIERS, Tier
 from kv_transfer.transfer_options import TransferOptions
 
 
@@ -33,13 +33,13 @@ class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, Source
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
         if self.connector not in CONNECTORS:
-            raise UnknownConnectorError(name=self.connector, known=CONNECTORS)
+            raise UnknownConnectorError(name=self.connector, known=(*CLUSTER_PEER_SOURCES, CHAIN))
         self.check_transfer()
         if self.connector == CHAIN:
             self._check_chain()
         elif self.chain:
             raise InvalidOptionError(
-                f"chain {list(self.chain)} is given, but connector is {self.connector!r}; say connector: {CHAIN}"
+                f"chain: {list(self.chain)} is given, but connector is {self.connector!r}; say connector: {CHAIN}"
             )
         for tier in TIERS.values():
             self._check_tier(tier)
@@ -67,13 +67,14 @@ class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, Source
         sources = list(self.chain)
         for source in sources:
             if source not in SOURCES:
-                raise InvalidOptionError(f"chain: unknown source {source!r}; known sources: {', '.join(SOURCES)}")
+                known = ", ".join((*CLUSTER_PEER_SOURCES, *TIERS))
+                raise InvalidOptionError(f"chain: unknown source {source!r}; known sources: {known}")
         if len(set(sources)) < len(sources):
             raise InvalidOptionError(f"chain: {sources} names a source twice")
         if sum(source in PEER_SOURCES for source in sources) != 1:
             raise InvalidOptionError(
                 f"chain: {sources} needs exactly one source that moves blocks between workers: "
-                f"{' or '.join(PEER_SOURCES)}"
+                f"{' or '.join(CLUSTER_PEER_SOURCES)}"
             )
 
     def _check_tier(self, tier: Tier) -> None:
@@ -87,6 +88,6 @@ class ConnectorOptions(TransferOptions, DiskTierOptions, HostTierOptions, Source
             )
         if is_used and not num_bytes:
             raise InvalidOptionError(
-                f"chain {list(self.chain)} has a {tier.name} tier, but {key} is 0; say how large it is"
+                f"chain: {list(self.chain)} has a {tier.name} tier, but {key} is 0; say how large it is"
             )
         tier.check(self)

@@ -32,10 +32,14 @@ class TransportOpener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSource:
-    """What moves blocks between engines. Its settings are ``TransferOptions``."""
+    """What moves blocks between engines. Its settings are ``TransferOptions``.
+
+    in_cluster: it moves them between processes, too, as the workers of a cluster need it.
+    """
 
     name: str
     open_transport: TransportOpener
+    in_cluster: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ PEER_SOURCES: Final = {
     entry.name: entry
     for entry in (
         PeerSource(name="nixl", open_transport=_open_nixl),
-        PeerSource(name="inproc", open_transport=_open_inproc),
+        PeerSource(name="inproc", open_transport=_open_inproc, in_cluster=False),
     )
 }
 """The first one is meant where none is named."""
@@ -119,6 +123,9 @@ TIERS: Final = {
 
 CONNECTORS: Final = (*PEER_SOURCES, CHAIN)
 """What ``connector`` may name."""
+
+CLUSTER_PEER_SOURCES: Final = tuple(name for name, source in PEER_SOURCES.items() if source.in_cluster)
+"""Those that messages offer: others are for engines of one process, which nobody configures."""
 
 SOURCES: Final = (*PEER_SOURCES, *TIERS)
 """What ``chain`` may name."""

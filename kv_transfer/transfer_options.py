@@ -51,4 +51,6 @@ class TransferOptions:
             if not 0.0 < seconds < math.inf:
                 raise InvalidOptionError(f"{name} must be a number of seconds above 0, got {seconds:g}")
         if self.faults is not None and not self.allow_faults:
-            raise InvalidOptionError("faults are configured, but allow_faults is not true")
+            raise InvalidOptionError(
+                "faults: some are configured, but allow_faults is not true: set it if they are meant, or leave them out"
+            )

@@ -8,7 +8,7 @@ from typing import Literal
 
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.role import Role
-from router.policies import PREFIX, make_policy
+from router.policies import PREFIX, policy_names
 from router.roles import ROLES
 from router.scaling_rules import ScalingRules
 from router.tools.reasoning import REASONING_FORMATS
@@ -204,9 +204,7 @@ class RouterSettings:
             )
         self._check_shares()
         self._check_times()
-        self._check_formats()
-        for role in ROLES.values():
-            make_policy(self.policy_of(role), role)
+        self._check_names()
         if self.session_header is not None and not _HEADER_NAME.fullmatch(self.session_header):
             raise ValueError(f"session_header must be the name of a header, got {self.session_header!r}")
         if self.default_max_tokens is not None and self.default_max_tokens < 1:
@@ -222,10 +220,13 @@ class RouterSettings:
         if not 0.2 <= self.rebalance_max_kv_usage <= 1.0:
             raise ValueError(f"rebalance_max_kv_usage must be from 0.2 to 1, got {self.rebalance_max_kv_usage}")
 
-    def _check_formats(self) -> None:
+    def _check_names(self) -> None:
         for name, known in (("tool_format", TOOL_FORMATS), ("reasoning_format", REASONING_FORMATS)):
             if (value := getattr(self, name)) not in (allowed := (AUTO, NONE, *known)):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        for role in ROLES.values():
+            if (policy := self.policy_of(role)) not in policy_names():
+                raise ValueError(f"{role.name}_policy must be one of {', '.join(policy_names())}, got {policy!r}")
 
     def _check_times(self) -> None:
         for item in fields(self):

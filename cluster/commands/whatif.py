@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cluster.commands.clients.status import print_table
 from engine.contract.promise import Promise
 from simulation.layout import Layout, LayoutError
 from simulation.loads import LoadError
@@ -99,7 +100,11 @@ class WhatIfOptions:
         Raises:
             WhatIfError: Something is.
         """
-        if self.is_search is (self.layouts is not None):
+        if self.is_search and self.layouts is not None:
+            raise WhatIfError(
+                f"--search looks for layouts itself, and --layouts {self.layouts} names them: give only one of the two"
+            )
+        if not self.is_search and self.layouts is None:
             raise WhatIfError("say which layouts: --layouts LIST, or --search for the cheapest that keeps the promise")
         if self.is_search and self.promise == Promise():
             raise WhatIfError("--search needs a promise to keep: --ttft-ms, --itl-ms or both")
@@ -128,13 +133,15 @@ def whatif(options: WhatIfOptions, output: Console, progress: Console) -> bool:
             check_plots()
         calibration = find_calibration(options.calibration)
         source = options.source()
-        listed = parse_layouts(options.layouts, calibration.machine, options.promise) if options.layouts else []
+        listed: Sequence[Layout] = ()
+        if options.layouts is not None:
+            listed = parse_layouts(options.layouts, calibration.machine, options.promise)
         question = Question(source=source, promise=options.promise, price_per_hour=options.price, seed=options.seed)
         with judging(question, calibration.machine, num_processes=options.processes) as judge:
             tried, best = _answer(options, calibration, listed, judge, progress)
     except (LoadError, LayoutError, MachineFileError, PlotsUnavailableError) as error:
         raise WhatIfError(str(error)) from error
-    output.print(table_of(tried, best))
+    print_table(table_of(tried, best), output)
     for line in notes(options, calibration, tried, best):
         output.print(line, markup=False, highlight=False, soft_wrap=True)
     if options.json_file is not None:

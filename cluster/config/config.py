@@ -44,6 +44,7 @@ from engine.contract.role import Role
 from kv_transfer.errors import KVTransferError
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
+from kv_transfer.registry import CLUSTER_PEER_SOURCES
 from router.host_rule import is_loopback_name
 from router.roles import ROLES
 from router.security import SecuritySettings
@@ -192,7 +193,7 @@ class BatonConfig(Section):
             transfer = self.transfer_options()
             self.security_settings()
         except (ConfigError, KVTransferError) as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(with_keys(str(error), ("kv_transfer", self.kv_transfer))) from error
         (first, *others), sizes = engines, {pool: engine.cache.block_size for pool, engine in engines.items()}
         for other in others:
             if sizes[first] != sizes[other]:
@@ -206,10 +207,10 @@ class BatonConfig(Section):
                 "(address, or `baton deploy`) Serve's proxies find the routers on whatever machine they are, and "
                 "HAProxy is chosen where Ray starts; leave http_proxy out"
             )
-        if transfer.peer_source != "nixl":
+        if transfer.peer_source not in CLUSTER_PEER_SOURCES:
             raise ValueError(
                 f"kv_transfer.{'chain' if transfer.chain else 'connector'} {transfer.peer_source!r} works within one "
-                "process only; a cluster needs 'nixl'"
+                f"process only; a cluster needs {' or '.join(CLUSTER_PEER_SOURCES)}"
             )
         for pool, engine in engines.items():
             if transfer.tiers and not engine.cache.enable_prefix_caching:
@@ -245,6 +246,7 @@ class BatonConfig(Section):
             message,
             *((f"{pool}.cache", section.cache), (f"{pool}.scheduler", section.scheduler), (f"{pool}.gpu", section.gpu)),
             *(("cache", self.cache), ("scheduler", self.scheduler), ("gpu", self.gpu)),
+            ("kv_transfer", self.kv_transfer),
         )
 
     @model_validator(mode="after")

@@ -124,13 +124,19 @@ def is_path(annotation: Any) -> bool:
     return annotation is Path or Path in typing.get_args(annotation)
 
 
-def read_mapping(path: Path, schema: type[BaseModel] = BatonConfig) -> dict[str, Any]:
-    """The top level of a YAML file; an empty file is an empty mapping."""
+def read_mapping(
+    path: Path, schema: type[BaseModel] = BatonConfig, *, kind: str = "configuration file"
+) -> dict[str, Any]:
+    """The top level of a YAML file; an empty file is an empty mapping. ``kind`` is what messages call it.
+
+    Raises:
+        ConfigFileError: It is missing, or no YAML mapping with keys that are text.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigFileError(f"cannot read the configuration file {path}: {reason}") from error
+        raise ConfigFileError(f"cannot read the {kind} {path}: {reason}") from error
     try:
         content = parse_yaml(text)
     except yaml.YAMLError as error:

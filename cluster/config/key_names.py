@@ -11,9 +11,10 @@ def with_keys(message: str, *places: tuple[str, Section]) -> str:
     """The message with whole keys: ``max_num_seqs`` becomes ``decode.scheduler.max_num_seqs`` where that decides.
 
     ``places`` are sections with their keys, those that win first. A setting that is given nowhere stands in the last
-    one that has it.
+    one that has it. Names without an underscore are words, too: only one that the message begins with, as in
+    ``chain: ...``, is a key.
     """
     everywhere = {name: f"{key}.{name}" for key, section in places for name in type(section).model_fields}
     given = {name: f"{key}.{name}" for key, section in reversed(places) for name in section.model_fields_set}
-    keys = {name: key for name, key in {**everywhere, **given}.items() if "_" in name}  # others are words, too
-    return re.sub(rf"(?<![\w.])({'|'.join(keys)})(?!\w)", lambda found: keys[found[1]], message)
+    keys = {**everywhere, **given}
+    return re.sub(r"^\w+(?=[:.])|(?<![\w.])\w*_\w*", lambda found: keys.get(found[0], found[0]), message)

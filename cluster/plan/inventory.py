@@ -79,7 +79,7 @@ def load_nodes(path: Path) -> list[Node]:
         ConfigFileError: It is missing, or says what cannot be.
     """
     try:
-        content = NodesFile.model_validate(read_mapping(path, NodesFile))
+        content = NodesFile.model_validate(read_mapping(path, NodesFile, kind="nodes file"))
     except ValidationError as error:
         raise ConfigFileError(
             "; ".join(describe_problems(error, where=str(path), flags={}, schema=NodesFile))

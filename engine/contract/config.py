@@ -282,16 +282,16 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.num_tokens != "auto" and not 1 <= self.num_tokens <= MAX_DRAFT_TOKENS:
             raise ConfigError(
-                f"num_tokens must be auto or 1 to {MAX_DRAFT_TOKENS}, got {self.num_tokens}; method 'none' proposes no "
-                "draft tokens"
+                f"speculative.num_tokens must be auto or 1 to {MAX_DRAFT_TOKENS}, got {self.num_tokens}; method 'none' "
+                "proposes no draft tokens"
             )
         if not 1 <= self.min_match <= self.max_match:
             raise ConfigError(
-                f"min_match ({self.min_match}) and max_match ({self.max_match}) say how many of the last tokens must "
-                "be found again: at least 1, and min_match at most max_match"
+                f"speculative.min_match ({self.min_match}) and speculative.max_match ({self.max_match}) say how many "
+                "of the last tokens must be found again: at least 1, and the first at most the second"
             )
         if self.max_kept_tokens < 0:
-            raise ConfigError(f"max_kept_tokens must be >= 0, got {self.max_kept_tokens}")
+            raise ConfigError(f"speculative.max_kept_tokens must be >= 0, got {self.max_kept_tokens}")
         if self.method == "draft_model" and self.draft_model is None:
             raise ConfigError("speculative.method is draft_model, but speculative.draft_model names no checkpoint")
         if self.method != "draft_model" and self.draft_model is not None:
@@ -300,7 +300,7 @@ class SpeculativeConfig:
                 "set it to draft_model, or leave the model out"
             )
         if self.draft_cache_tokens < 1:
-            raise ConfigError(f"draft_cache_tokens must be at least 1, got {self.draft_cache_tokens}")
+            raise ConfigError(f"speculative.draft_cache_tokens must be at least 1, got {self.draft_cache_tokens}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

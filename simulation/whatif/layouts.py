@@ -52,7 +52,23 @@ def parse_layout(name: str, machine: Machine, promise: Promise) -> Layout:
     assert first is not None
     if first + (second or 0) > MAX_WORKERS:
         raise LayoutError(f"{name} has {first + (second or 0)} workers, at most {MAX_WORKERS} are simulated")
+    _check_least(name, kind, first, second)
     return replace(_make(kind, first, second, chunk, machine, promise), name=name)
+
+
+def _check_least(name: str, kind: str, first: int, second: int | None) -> None:
+    if kind == "unified" and first < 1:
+        raise LayoutError(f"{name} has {first} workers: a layout needs at least one worker, as unified:1 has")
+    if kind == "elastic" and first < 2:
+        raise LayoutError(
+            f"{name} has {first} {'worker' if first == 1 else 'workers'}: elastic ones lean to prompts or to tokens, "
+            "at least one to each: name elastic:2 or more, or unified:1"
+        )
+    if second is not None and min(first, second) < 1:
+        raise LayoutError(
+            f"{name} has {first} prefill and {second} decode workers: a layout needs at least one worker of each kind, "
+            "as apart:1+1 has"
+        )
 
 
 def _make(kind: str, first: int, second: int | None, chunk: int | None, machine: Machine, promise: Promise) -> Layout:
@@ -61,7 +77,10 @@ def _make(kind: str, first: int, second: int | None, chunk: int | None, machine:
     if kind == "unified":
         return unified(first, machine) if chunk is None else unified(first, machine, chunk=chunk)
     if promise == NO_PROMISE:
-        raise LayoutError("elastic workers work by what is promised: promise something, or leave them out")
+        raise LayoutError(
+            f"elastic:{first} works by what is promised, and nothing is: give --ttft-ms, --itl-ms or both, or leave it "
+            "out"
+        )
     return elastic(first, machine, promise)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from engine.contract.token_ids import TokenIds
 from simulation.loads import Arrival, LoadError, LoadSpec, make_load, parse_trace_row
@@ -25,6 +27,8 @@ WARM_UP_BIT = 1 << 30
 """Set in every token of a warm-up, and in none of a load."""
 
 MAX_LENGTH = 10_000_000
+EXAMPLE = '{"t": 0.5, "prompt_tokens": 100, "output_tokens": 20}'
+"""A line of a trace, for messages."""
 
 
 class ArrivalRow(BaseModel):
@@ -67,11 +71,24 @@ class TraceSource:
         """
         part = Part(start_s=self.start_s, seconds=self.seconds, speed=self.speed, scale=self.scale)
         part.check()
-        lines = enumerate(self._lines(), start=1)
-        found = part.of(self._read(line, number) for number, line in lines if line.strip())
-        if not found:
-            raise LoadError(f"{self.file} has no requests from second {self.start_s:g} on for {self.seconds:g} s")
-        return found
+        times: list[float] = []
+        if found := part.of(self._arrivals(times)):
+            return found
+        if not times:
+            raise LoadError(f"the trace {self.file} has no requests: each is a line such as {EXAMPLE}")
+        until = "" if math.isinf(self.seconds) else f" for {self.seconds:g} s"
+        raise LoadError(
+            f"the trace {self.file} has no requests from second {self.start_s:g} on{until}: they leave from second "
+            f"{min(times):g} to second {max(times):g}; give another --start-s or --seconds"
+        )
+
+    def _arrivals(self, times: list[float]) -> Iterator[Arrival]:
+        """All of the file, one after the other, since prompts take memory; ``times`` gets when they leave."""
+        for number, line in enumerate(self._lines(), start=1):
+            if line.strip():
+                arrival = self._read(line, number)
+                times.append(arrival.at_s)
+                yield arrival
 
     def _lines(self) -> list[str]:
         try:
@@ -82,19 +99,34 @@ class TraceSource:
             raise LoadError(f"the trace {self.file} is no text: {error.reason} at byte {error.start}") from error
 
     def _read(self, line: str, number: int) -> Arrival:
+        where = f"{self.file}: line {number}"
         try:
             row = json.loads(line)
-            if not isinstance(row, dict):
-                raise TypeError("it is no JSON object")
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise LoadError(f"{where} is {reprlib.repr(line)}, no JSON object of a trace such as {EXAMPLE}")
+        try:
             if "timestamp" in row:
                 return parse_trace_row(row, scale=self.scale)
             return _plain(ArrivalRow.model_validate(row), number, self.scale)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the line"
-            raise LoadError(f"{self.file}: line {number}: {place}: {first['msg']}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise LoadError(f"{self.file}: line {number} is not a request of a trace: {error!r}") from error
+            raise LoadError(f"{where}: {_problem(error.errors()[0])}") from error
+        except KeyError as error:
+            raise LoadError(f"{where}: {error.args[0]} is missing") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LoadError(f"{where} is not a request of a trace: {error}") from error
+
+
+def _problem(problem: ErrorDetails) -> str:
+    """What is wrong with a line, with the value that is."""
+    place = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "missing":
+        return f"{place} is missing"
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {place!r}; known keys: {', '.join(ArrivalRow.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {message[:1].lower()}{message[1:]}, got {reprlib.repr(problem['input'])}" if place else message
 
 
 def _plain(row: ArrivalRow, number: int, scale: int) -> Arrival:

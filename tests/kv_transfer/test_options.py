@@ -19,13 +19,13 @@ DISK = {"connector": "chain", "chain": ("disk", "nixl"), "disk_bytes": 1024, "di
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"connector": "carrier-pigeon"}, ("carrier-pigeon", "nixl")),
+        ({"connector": "carrier-pigeon"}, ("carrier-pigeon", "connectors: nixl, chain")),
         ({**TIER, "connector": "nixl"}, ("['host', 'nixl']", "connector: chain")),
         ({**TIER, "chain": ()}, ("[]", "exactly one", "nixl")),
         ({**TIER, "chain": ("host",)}, ("['host']", "exactly one", "nixl")),
         ({**TIER, "chain": ("host", "nixl", "inproc")}, ("exactly one",)),
         ({**TIER, "chain": ("host", "nixl", "host")}, ("twice",)),
-        ({**TIER, "chain": ("tape", "nixl")}, ("'tape'", "nixl, inproc, host, disk")),
+        ({**TIER, "chain": ("tape", "nixl")}, ("'tape'", "sources: nixl, host, disk")),
         ({**DISK, "disk_bytes": 0, "disk_path": None}, ("disk_bytes is 0",)),
         ({**DISK, "disk_path": None}, ("disk_bytes is 1024", "disk_path is None")),
         ({**DISK, "disk_path": "cache"}, ("absolute", "'cache'")),

@@ -82,18 +82,33 @@ def test_both_forms_of_lines_may_stand_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row, text",
     [
-        ({"t": -1, "prompt_tokens": 1, "output_tokens": 1}, "line 2: t: Input should be greater than or equal to 0"),
-        ({"t": 0, "prompt_tokens": "many", "output_tokens": 1}, "line 2: prompt_tokens: Input should be a valid int"),
-        ({"t": 0, "output_tokens": 1}, "line 2: prompt_tokens: Field required"),
-        ({"t": 0, "prompt_tokens": 1, "output_tokens": 1, "x": 1}, "line 2: x: Extra inputs are not permitted"),
+        ({"t": -1, "prompt_tokens": 1, "output_tokens": 1}, "line 2: t: input should be .* equal to 0, got -1"),
+        (
+            {"t": 0, "prompt_tokens": "many", "output_tokens": 1},
+            "prompt_tokens: input .* valid int.*, got 'many'",
+        ),
+        ({"t": 0, "output_tokens": 1}, "line 2: prompt_tokens is missing"),
+        ({"t": 0, "prompt_tokens": 1, "output_tokens": 1, "x": 1}, "line 2: unknown key 'x'; known keys: t, "),
         (plain_row(0, 5, prefix_tokens=3), "prefix_tokens is given without prefix"),
-        ([1], "line 2 is not a request of a trace"),
-        ({"timestamp": 5}, r"line 2 is not a request of a trace: KeyError\('hash_ids'\)"),
+        ({**plain_row(0, 5), "output_tokens": 0}, "line 2: output_tokens: input .* equal to 1, got 0"),
+        ([1], r"line 2 is '\[1\]', no JSON object of a trace such as {\"t\": "),
+        ({"timestamp": 5}, "line 2: hash_ids is missing"),
+        ({"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": 1}, "trace: hash_ids must be a list"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(row: object, text: str, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=text):
         TraceSource(file=rows_file(tmp_path, plain_row(0, 5), row)).load()
+
+
+@pytest.mark.parametrize("text", ["# Baton", "[" * 100_000])
+def test_a_file_that_is_no_trace_is_named_with_its_first_line(text: str, tmp_path: Path) -> None:
+    (file := tmp_path / "README.md").write_text(text)
+
+    with pytest.raises(LoadError, match=r"README.md: line 1 is '.*', no JSON object of a trace") as refused:
+        TraceSource(file=file).load()
+
+    assert len(str(refused.value)) < 400
 
 
 def recorded(at_s: float, num_prompt: int, num_cached: int = 0) -> RecordedRequest:
@@ -133,8 +148,12 @@ def test_long_prompts_are_simulated_in_large_blocks_of_as_many_tokens_in_all() -
 
 
 def test_loads_without_requests_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="no requests from second 9 on"):
-        TraceSource(file=rows_file(tmp_path, plain_row(0, 5)), start_s=9.0).load()
+    with pytest.raises(LoadError, match="no requests from second 9 on: they leave from second 0 to second 2;"):
+        TraceSource(file=rows_file(tmp_path, plain_row(0, 5), plain_row(2, 5)), start_s=9.0).load()
+    with pytest.raises(LoadError, match="no requests from second 9 on for 3 s: "):
+        TraceSource(file=rows_file(tmp_path, plain_row(0, 5)), start_s=9.0, seconds=3.0).load()
+    with pytest.raises(LoadError, match=r"arrivals.jsonl has no requests: each is a line such as {"):
+        TraceSource(file=rows_file(tmp_path)).load()
     with pytest.raises(LoadError, match="brings none in 1 s"):
         DescribedSource(mix="balanced", shape="steady", rate=1e-6, seconds=1.0).load()
     with pytest.raises(LoadError, match="mix must be one of"):
@@ -181,7 +200,9 @@ def test_layouts_are_read_as_they_are_called() -> None:
         ("apart:3", "two numbers of workers"),
         ("unified:3+1", "one number"),
         ("elastic:4/128", "chunks are of unified workers"),
-        ("unified:0", "at least one decode worker"),
+        ("unified:0", "unified:0 has 0 workers: a layout needs at least one worker"),
+        ("elastic:1", "elastic:1 has 1 worker: .* name elastic:2"),
+        ("apart:0+2", "apart:0\\+2 has 0 prefill and 2 decode workers: .* as apart:1\\+1"),
         ("unified:5000", "at most 1024"),
     ],
 )
@@ -191,7 +212,7 @@ def test_what_is_no_layout_is_refused(text: str, message: str) -> None:
 
 
 def test_elastic_workers_need_a_promise() -> None:
-    with pytest.raises(LayoutError, match="promise something"):
+    with pytest.raises(LayoutError, match=r"elastic:4 works .* give --ttft-ms, --itl-ms or both"):
         parse_layouts("elastic:4", CPU_CORE, NO_PROMISE)
 
 

@@ -44,6 +44,18 @@ def test_the_search_marks_the_cheapest_layout() -> None:
     assert " *" in text
 
 
+def test_no_figure_is_cut_off_where_the_output_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+
+    text = run(*LOAD, "--layouts", "unified:1,apart:1+1", "--calibration", "gpu", "--price", "123456")
+
+    assert "…" not in text
+    (title,) = (line.split() for line in text.splitlines() if line.startswith("layout "))
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("apart:1+1 "))
+    assert (title[-1], len(row)) == ("cost", 10)
+    assert float(row[-1]) == pytest.approx(123456 * float(row[-2]), rel=0.5)
+
+
 def test_a_search_that_finds_nothing_says_so_and_fails() -> None:
     text = run(*LOAD, "--ttft-ms", "0.001", "--search", "--max-workers", "1", code=1)
 
@@ -69,7 +81,7 @@ def test_a_machine_that_no_run_was_compared_for_has_no_error() -> None:
         ((*LOAD, "--trace", "x", "--layouts", "unified:1"), "--trace is a load by itself"),
         ((*LOAD, "--scale", "2", "--layouts", "unified:1"), "--start-s, --speed and --scale are of a --trace"),
         ((*LOAD,), "say which layouts"),
-        ((*LOAD, "--search", "--layouts", "unified:1"), "say which layouts"),
+        ((*LOAD, "--search", "--layouts", "unified:1"), "--layouts unified:1 names them: give only one of the two"),
         ((*LOAD, "--search"), "--search needs a promise"),
         ((*LOAD, *PROMISE, "--search", "--attainment", "95"), "--attainment is a share above 0 and up to 1, got 95.0"),
         ((*LOAD, *PROMISE, "--search", "--max-workers", "0"), "--max-workers is from 1 to 1024, got 0"),
@@ -77,6 +89,7 @@ def test_a_machine_that_no_run_was_compared_for_has_no_error() -> None:
         ((*LOAD, "--layouts", "unified:1", "--price", "-1"), "--price is what a worker costs an hour"),
         ((*LOAD, "--layouts", "unified:1", "--json-file", "no/such/a.json"), "there is no folder no/such"),
         ((*LOAD, "--layouts", "both:1"), "'both:1' is no layout"),
+        ((*LOAD, "--layouts", ""), "no layout is named in ''"),
         ((*LOAD, "--layouts", "unified:1", "--calibration", "a"), "known by name are cpu_host, cpu_core"),
         (("--trace", "no-file", "--layouts", "unified:1"), "the trace no-file cannot be read: No such file"),
     ],

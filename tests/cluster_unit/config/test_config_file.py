@@ -177,11 +177,32 @@ def test_wrong_flag_is_not_blamed_on_the_file(tmp_path: Path) -> None:
             "decode: {cache: {num_blocks: 4}}\nmax_model_len: 64",
             ("scheduler.max_num_seqs (128)", "(decode.cache.num_blocks, cache.kv_cache_bytes or cache.gpu_memory_u"),
         ),
-        ("kv_transfer: {connector: smoke}", ("smoke", "nixl")),
+        (
+            "kv_transfer: {connector: smoke}",
+            (": kv_transfer.connector: unknown", "'smoke'", ": nixl, chain"),
+        ),
+        ("kv_transfer: {connector: chain}", (": kv_transfer.chain: [] needs exactly one", "workers: nixl")),
+        ("kv_transfer: {chain: [nixl]}", (": kv_transfer.chain: ['nixl'] is given, but connector is 'nixl'",)),
+        (
+            "kv_transfer: {connector: chain, chain: [host, nixl]}",
+            (": kv_transfer.chain: ['host', 'nixl'] has a host tier, but kv_transfer.host_bytes is 0",),
+        ),
+        ("kv_transfer: {disk_path: /x}", (": kv_transfer.disk_bytes is 0 and kv_transfer.disk_path is /x",)),
+        (
+            "kv_transfer: {faults: {bit_flips: 1}}",
+            (": kv_transfer.faults: some", "kv_transfer.allow_faults is not"),
+        ),
+        (
+            "kv_transfer: {allow_faults: true, faults: {bit_flips: 2}}",
+            (": kv_transfer.faults.bit_flips: a probability", "got 2"),
+        ),
+        ("speculative: {min_match: 9, max_match: 3}", (": speculative.min_match (9) and speculative.max_match (3)",)),
+        ("speculative: {num_tokens: 0}", (": speculative.num_tokens must be at least 1, got 0",)),
+        ("router: {prefill_policy: foo}", (": router.prefill_policy must be one of kv_usage, ", "got 'foo'")),
         ("kv_transfer: {connector: inproc}", ("inproc", "nixl")),
         ("kv_transfer: {connector: chain, chain: [host, inproc], host_bytes: 9}", ("chain", "inproc", "nixl")),
-        ("kv_transfer: {connector: chain, chain: [host, tape], host_bytes: 9}", ("tape", "nixl, inproc, host, disk")),
-        ("kv_transfer: {host_bytes: 9}", ("host_bytes is 9", "connector: chain, chain: [host, nixl]")),
+        ("kv_transfer: {connector: chain, chain: [host, tape], host_bytes: 9}", ("tape", "sources: nixl, host, disk")),
+        ("kv_transfer: {host_bytes: 9}", (": kv_transfer.host_bytes is 9", "connector: chain, chain: [host, nixl]")),
         (
             "kv_transfer: {connector: chain, chain: [host, nixl], host_bytes: 9}\n"
             "decode: {cache: {enable_prefix_caching: false}}",

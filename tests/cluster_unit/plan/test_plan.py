@@ -308,6 +308,11 @@ def test_what_no_machine_can_be_is_named(tmp_path: Path, text: str, problem: str
     assert problem in str(refused.value)
 
 
+def test_nodes_file_that_is_missing_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigFileError, match=r"cannot read the nodes file .*none\.yaml: No such file"):
+        load_nodes(tmp_path / "none.yaml")
+
+
 def cpu_node(address: str) -> Node:
     return Node(address=address, num_cores=4, num_cpus=4.0, memory_bytes=16 * GIB)
 

@@ -177,7 +177,7 @@ def _build(connector: str, region: KVRegion = REGION, fabric: InProcessFabric | 
 
 
 def test_unknown_connector_is_refused_naming_the_known_ones() -> None:
-    with pytest.raises(UnknownConnectorError, match=r"'carrier-pigeon'.*nixl, inproc"):
+    with pytest.raises(UnknownConnectorError, match=r"'carrier-pigeon'.*: nixl, chain"):
         _build("carrier-pigeon")
 
 
