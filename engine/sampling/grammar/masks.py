@@ -16,7 +16,7 @@ from engine.contract.grammar import RowFailure
 from engine.contract.messages import SamplingParams
 from engine.contract.step import BoolArray, IntArray
 from engine.device.cores import run_anywhere
-from engine.sampling.grammar.compiler import GrammarStore
+from engine.sampling.grammar.compiler import REMEDY, GrammarStore, told_error
 from engine.sampling.token_history import TokenHistory
 
 MAX_NUM_THREADS: Final = 8
@@ -206,7 +206,7 @@ class GrammarMasks:
         """Join a row's mask with what else its request wants; ``is_known``: its position is behind no draft."""
         mask = job.words[place]
         if row.matcher.is_error():
-            row.failure = f"following the grammar failed: {row.matcher.get_error()[:400]}"
+            row.failure = f"following the grammar failed ({told_error(row.matcher)}): {REMEDY}"
             if is_known:
                 job.failures.append(RowFailure(int(job.rows[place]), row.failure))
             return
@@ -241,7 +241,7 @@ def _advance(row: _Row, tokens: IntArray) -> None:
     new = tokens[row.num_consumed :].tolist()
     row.num_consumed = tokens.size
     if new and not row.matcher.consume_tokens(new):
-        row.failure = f"the output does not fit the grammar: {row.matcher.get_error()[:400]}"
+        row.failure = f"the output does not fit the grammar: {told_error(row.matcher)}"
 
 
 def _fill_one(matcher: LLMatcher, words: IntArray, place: int) -> None:

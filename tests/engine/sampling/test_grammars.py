@@ -307,6 +307,18 @@ def test_f1_what_cannot_be_compiled_says_why(folder: Path, grammar: str) -> None
 
 
 @pytest.mark.behaviour("F1")
+def test_f1_a_grammar_whose_first_mask_costs_too_much_is_refused_with_the_remedy(folder: Path) -> None:
+    store = make_store(folder)
+
+    found = compiled(store, lark("/(a{1000}){1000}/"))
+
+    assert isinstance(found, GrammarFailure)
+    assert "smaller counts" in found.message
+    assert "<non-verbose" not in found.message
+    store.close()
+
+
+@pytest.mark.behaviour("F1")
 def test_f1_a_checkpoint_without_an_end_or_a_tokenizer_compiles_nothing(folder: Path, tmp_path: Path) -> None:
     endless = GrammarStore(folder, vocab_size=VOCAB_SIZE, eos_token_ids=())
     mute = GrammarStore(tmp_path, vocab_size=VOCAB_SIZE, eos_token_ids=(END,))
