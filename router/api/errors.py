@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from engine.contract.grammar import GRAMMAR_FAILED, GRAMMAR_REFUSED
 from router.api.bodies.chat_body import CONTENT_FORMS
 from router.api.bodies.completion_body import PROMPT_FORMS
 from router.api.bodies.strict_body import UnsupportedValueError
@@ -157,6 +158,13 @@ def error_response(error: RouterError) -> ErrorResponse:
         headers["Accept-Encoding"] = "identity"
     body = error_body(error.message, kind=kind, code=error.code, param=error.param)
     return ErrorResponse(body, status=status, headers=headers)
+
+
+def grammar_blamed(error: RouterError, param: str | None) -> RouterError:
+    """What a worker says of a grammar, with the parameter that asks for it: a worker does not know its name."""
+    if param is None or error.param is not None or error.code not in (GRAMMAR_REFUSED, GRAMMAR_FAILED):
+        return error
+    return InvalidRequestError(f"the parameter '{param}' is invalid: {error.message}", code=error.code, param=param)
 
 
 def http_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> ErrorResponse:
