@@ -13,8 +13,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from engine.contract.grammar import GRAMMAR_FAILED, GRAMMAR_REFUSED
-from router.api.bodies.chat_body import CONTENT_FORMS
-from router.api.bodies.completion_body import PROMPT_FORMS
 from router.api.bodies.strict_body import UnsupportedValueError
 from router.errors import (
     AdminClosedError,
@@ -204,13 +202,8 @@ def _root(location: Sequence[int | str]) -> str:
 
 
 def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """A place in the body itself: those of a prompt and of a message's content are told without the form's name."""
-    place = tuple(part for part in location if not _names_form(str(part)))
-    if place[:1] == ("prompt",) and place[1:2] and place[1] in PROMPT_FORMS:
-        return (place[0], *place[2:])
-    if place[:1] == ("messages",) and place[2:3] == ("content",) and place[3:4] and place[3] in CONTENT_FORMS:
-        return (*place[:3], *place[4:])
-    return place
+    """A place in the body itself, without the names of forms."""
+    return tuple(part for part in location if not _names_form(str(part)))
 
 
 def _names_form(part: str) -> bool:
