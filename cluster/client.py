@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from cluster.plan.preflight import PreflightError
+from router.errors import OWN_ADMIN_KEY_FOLDER
 
 MAX_PORT = 65_535
 
@@ -48,9 +49,12 @@ def explain(error: httpx.HTTPError, url: str) -> str:
 
 def _remedy_of(response: httpx.Response) -> str:
     if response.status_code == httpx.codes.UNAUTHORIZED:
+        hint = "; --api-key sends one, or BATON_API_KEY in the environment"
+        if OWN_ADMIN_KEY_FOLDER in message_of(response):
+            return hint
         return (
-            "; --api-key sends one, or BATON_API_KEY in the environment (the admin key of a cluster that has none "
-            "configured lies in ~/.baton/admin-keys of who started it, on its machine)"
+            f"{hint} (the admin key of a cluster that has none configured lies in {OWN_ADMIN_KEY_FOLDER} of who "
+            "started it, on its machine)"
         )
     if response.status_code == httpx.codes.NOT_FOUND and _openai_message(response) is None:
         return "; is that a Baton cluster? --url is where its API begins, such as http://127.0.0.1:8000/v1"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+OWN_ADMIN_KEY_FOLDER: Final = "~/.baton/admin-keys"
+"""Where a cluster without configured admin keys leaves the one that it made, in its user's home."""
 
 
 class RouterError(Exception):
@@ -164,17 +168,24 @@ class HeadersTooLargeError(RouterError):
         )
 
 
+_OWN_KEY_HINT: Final = f" (who started the cluster finds its own in {OWN_ADMIN_KEY_FOLDER} on its machine)"
+
+
 class InvalidApiKeyError(RouterError):
     """No key, or none that is known."""
 
     code = "invalid_api_key"
 
-    def __init__(self, *, is_missing: bool) -> None:
-        super().__init__(
+    def __init__(self, *, is_missing: bool, admin_path: str = "", is_own: bool = False) -> None:
+        """``admin_path`` is a path that only an admin key opens, ``is_own`` says that the cluster made that key."""
+        text = (
             "no API key was sent: it belongs into the header 'Authorization: Bearer KEY'"
             if is_missing
             else "the API key is not valid here"
         )
+        if admin_path:
+            text += f"; {admin_path[:80]} needs the admin key" if is_own else f"; {admin_path[:80]} needs an admin key"
+        super().__init__(text + (_OWN_KEY_HINT if admin_path and is_own else ""))
 
 
 class AdminKeyError(RouterError):
@@ -182,8 +193,13 @@ class AdminKeyError(RouterError):
 
     code = "admin_key_required"
 
-    def __init__(self, *, path: str, has_any: bool) -> None:
-        hint = "" if has_any else "; none is configured: set security.admin_keys"
+    def __init__(self, *, path: str, has_any: bool, is_own: bool = False) -> None:
+        hint = "; none is configured: set security.admin_keys"
+        if has_any:
+            hint = (
+                ", and the key that was sent is a user's: send one in the header 'Authorization: Bearer KEY', with "
+                f"Baton's commands by BATON_ADMIN_KEY or --api-key{_OWN_KEY_HINT if is_own else ''}"
+            )
         super().__init__(f"{path[:80]} needs an admin key{hint}")
 
 

@@ -21,9 +21,10 @@ import httpx
 from cluster.config.api_url import base_url
 from cluster.config.config import BatonConfig
 from cluster.config.private_files import write_private
+from router.errors import OWN_ADMIN_KEY_FOLDER
 from router.security import hash_key, new_key
 
-FOLDER = Path("~/.baton/admin-keys")
+FOLDER = Path(OWN_ADMIN_KEY_FOLDER)
 MAX_KEY_BYTES = 1000
 LOCALHOST = "localhost"
 PRIVATE_FOLDER = 0o700

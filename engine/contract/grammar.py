@@ -11,7 +11,7 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 
 GRAMMAR_REFUSED = "grammar_refused"
-"""The code of a request whose grammar could not be compiled."""
+"""The code of a request whose grammar could not be compiled, or costs too much from the start."""
 
 GRAMMAR_FAILED = "grammar_failed"
 """The code of a request at whose next token nothing fits its grammar, or following it costs too much."""

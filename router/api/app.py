@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response, status
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
@@ -38,6 +38,9 @@ from router.errors import InternalError, InvalidRequestError, NoReplicaError, Ro
 from router.security import SecuritySettings
 from router.service import RouterService
 from router.version import baton_version
+
+MAX_SHOWN_CHARACTERS = 80
+"""Of a path that a message repeats."""
 
 _PATHS = frozenset(
     {
@@ -145,12 +148,23 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(InvalidRequestError(reason, code="invalid_parameter", param=name))
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(_: Request, error: HTTPException) -> Response:
-        return http_error_response(error.status_code, str(error.detail), error.headers)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        return http_error_response(error.status_code, _http_problem(request, error), error.headers)
 
     @app.exception_handler(Exception)
     async def on_any_error(_: Request, __: Exception) -> Response:
         return error_response(InternalError())
+
+
+def _http_problem(request: Request, error: HTTPException) -> str:
+    """What is wrong with a request that meets no endpoint, by its method and path."""
+    method, path = request.method[:MAX_SHOWN_CHARACTERS], request.url.path[:MAX_SHOWN_CHARACTERS]
+    method = "GET" if method == "HEAD" else method  # the headers are those of a GET, its length included
+    if error.status_code == status.HTTP_404_NOT_FOUND:
+        return f"{method} {path}: there is no such path; GET /docs lists those that there are"
+    if error.status_code == status.HTTP_405_METHOD_NOT_ALLOWED:
+        return f"{method} {path}: this path does not take {method}; the header Allow names what it takes"
+    return f"{method} {path}: {error.detail}"
 
 
 def _add_generation(app: FastAPI, service: RouterService) -> dict[str, Endpoint]:

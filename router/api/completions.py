@@ -22,7 +22,7 @@ from router.api.bodies.processor_fields import with_fields_of
 from router.api.http.request_body import read_body
 from router.api.ignored import ignored_header
 from router.api.output_limit import OutputLimit
-from router.api.parameters.answer_grammar import answer_grammar
+from router.api.parameters.answer_grammar import answer_grammar, grammar_names
 from router.api.parameters.beams import beam_params
 from router.api.parameters.logits_values import logits_values
 from router.api.parameters.logprobs_wish import chat_wish, completion_wish
@@ -36,7 +36,7 @@ from router.api.prompts import (
 )
 from router.api.request_id import SCOPE_KEY
 from router.api.text_requests import Ask, num_candidates, start_choices
-from router.api.turns import chosen_tools, turn_grammar, turn_rules
+from router.api.turns import chosen_tools, grammar_param, turn_grammar, turn_rules
 from router.errors import InvalidRequestError
 from router.request.text_output import TextOutput
 from router.service import RouterService
@@ -85,6 +85,7 @@ async def start_chat(
         logits=await logits_values(service, body),
         wish=chat_wish(service, body),
         grammar=await turn_grammar(service, body, turn, answer=await answer_grammar(service, body)),
+        grammar_param=grammar_param(body, turn),
         turn=turn,
         beams=beams,
         prediction=await predicted_answer(service, body),
@@ -121,6 +122,7 @@ async def _answer_completion(service: RouterService, request: Request, body: Com
         param="prompt",
         logits=await logits_values(service, body),
         grammar=await answer_grammar(service, body),
+        grammar_param=next(iter(grammar_names(body)), None),
         wish=completion_wish(service, body),
         beams=beams,
     )
@@ -190,6 +192,7 @@ def _head(service: RouterService, body: GenerateBody, kind: str, ask: Ask) -> An
         shows_logprobs=wish.num_output is not None,
         num_prompt_logprobs=wish.num_prompt,
         tells_of_prompts=wish.num_prompt_to_compute is not None,
+        grammar_param=ask.grammar_param,
     )
 
 

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from router.api.bodies.chat_body import CONTENT_FORMS
-from router.api.bodies.completion_body import PROMPT_FORMS
+from engine.contract.grammar import GRAMMAR_FAILED, GRAMMAR_REFUSED
 from router.api.bodies.strict_body import UnsupportedValueError
 from router.errors import (
     AdminClosedError,
@@ -159,6 +158,13 @@ def error_response(error: RouterError) -> ErrorResponse:
     return ErrorResponse(body, status=status, headers=headers)
 
 
+def grammar_blamed(error: RouterError, param: str | None) -> RouterError:
+    """What a worker says of a grammar, with the parameter that asks for it: a worker does not know its name."""
+    if param is None or error.param is not None or error.code not in (GRAMMAR_REFUSED, GRAMMAR_FAILED):
+        return error
+    return InvalidRequestError(f"the parameter '{param}' is invalid: {error.message}", code=error.code, param=param)
+
+
 def http_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> ErrorResponse:
     """An error of HTTP itself: unknown path, wrong method."""
     kind = "invalid_request_error" if status < 500 else "server_error"
@@ -196,13 +202,8 @@ def _root(location: Sequence[int | str]) -> str:
 
 
 def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """A place in the body itself: those of a prompt and of a message's content are told without the form's name."""
-    place = tuple(part for part in location if not _names_form(str(part)))
-    if place[:1] == ("prompt",) and place[1:2] and place[1] in PROMPT_FORMS:
-        return (place[0], *place[2:])
-    if place[:1] == ("messages",) and place[2:3] == ("content",) and place[3:4] and place[3] in CONTENT_FORMS:
-        return (*place[:3], *place[4:])
-    return place
+    """A place in the body itself, without the names of forms."""
+    return tuple(part for part in location if not _names_form(str(part)))
 
 
 def _names_form(part: str) -> bool:

@@ -50,6 +50,11 @@ def told_as(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
+def own_name(param: str | None, names: Mapping[str, str]) -> str | None:
+    """What the endpoint calls a parameter of a chat."""
+    return None if param is None else names.get(param.partition(".")[0], param)
+
+
 def _without_function(text: str, names: Mapping[str, str]) -> str:
     def told(match: re.Match[str]) -> str:
         return f"{match[1]}.{names.get(f'function.{match[2]}', match[2])}"

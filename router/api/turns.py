@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from router.api.bodies.chat_body import ChatBody
 from router.api.bodies.tools_body import call_rules
+from router.api.parameters.answer_grammar import grammar_names
 from router.errors import InvalidRequestError
 from router.grammar.grammar_text import GrammarText, lark_grammar
 from router.grammar.lark import TEXT_RULE
@@ -82,6 +83,15 @@ async def turn_grammar(
         )
     except BudgetError as error:
         raise _refusal(f"{error}: leave it out", "thinking_token_budget") from error
+
+
+def grammar_param(body: ChatBody, rules: TurnRules | None) -> str | None:
+    """The parameter to blame where a worker cannot follow the grammar of a whole answer; None where there is none."""
+    calls = None if rules is None else rules.calls
+    names = [] if calls is not None and calls.must_call else grammar_names(body)
+    if names or calls is not None:
+        return next(iter(names), "tools")
+    return None if body.thinking_token_budget is None else "thinking_token_budget"
 
 
 def _written(body: ChatBody, tool_format: ToolFormat, rules: CallRules, vocabulary: Vocabulary) -> str:

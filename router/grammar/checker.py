@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,13 @@ MAX_PLACE_TRIES: Final = 200
 """Sub-schemas that are looked at to say where in a schema a fault is."""
 
 MAX_MESSAGE_CHARACTERS: Final = 400
+
+MAX_SHOWN_CHARACTERS: Final = 60
+"""Of a regex that a message repeats."""
+
+_IN_REGEX: Final = "(in regex): "
+_REASON: Final = re.compile(r"^error: (.+)$", re.MULTILINE)
+"""Where llguidance's messages say what is wrong with a regex."""
 
 UNENFORCEABLE: Final = "Unimplemented keys:"
 UNKNOWN_FORMAT: Final = "Unknown format:"
@@ -73,9 +81,21 @@ def find_problem(grammar: GrammarText, text: str) -> tuple[str, str] | None:
     problem = _problem_of(text)
     if not problem:
         return None
+    if grammar.pattern is not None:
+        return "", _regex_problem(grammar.pattern, problem)
     if isinstance(grammar.schema, Mapping):
         return _place_of(problem, grammar.schema), problem
     return "", problem
+
+
+def _regex_problem(pattern: str, problem: str) -> str:
+    """Why a regex cannot be read, without the grammar that was put around it."""
+    shown = pattern if len(pattern) <= MAX_SHOWN_CHARACTERS else f"{pattern[:MAX_SHOWN_CHARACTERS]}..."
+    found = _REASON.findall(problem)
+    reason = found[-1] if found else problem.rpartition(_IN_REGEX)[2].partition("\n")[0].partition(";")[0]
+    if "look" in reason:
+        reason += r"; leave out (?=, (?!, (?<, \b and the like"
+    return f"the regex {shown!r} cannot be read: {reason}"
 
 
 def _text_of(grammar: GrammarText, param: str) -> str:
@@ -104,7 +124,9 @@ def _problem_of(text: str) -> str:
 def _remedy_for(problem: str) -> str:
     if problem.startswith(UNENFORCEABLE):
         remedy = "no grammar holds an answer to that: leave it out, and check the answer for it"
-        return f"{remedy}; a boolean a choice says which of few are in a set" if '"uniqueItems"' in problem else remedy
+        if '"uniqueItems"' in problem:
+            remedy += "; or ask for an object with one boolean for each possible item, if these are few"
+        return remedy
     if problem.startswith(UNKNOWN_FORMAT):
         return "leave it out, or say it by a `pattern`"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import llguidance
@@ -26,10 +26,12 @@ class GrammarText:
 
     Each part is an object of llguidance: ``{"lark_grammar": text}`` or ``{"json_schema": schema}``.
     ``schema`` is the JSON schema that it was made from, where it was: so that a refusal can name a place in it.
+    ``pattern`` is the regex, where it was made from one: a refusal tells of that, and of nothing around it.
     """
 
     parts: tuple[Mapping[str, object], ...]
     schema: Mapping[str, Any] | bool | None = None
+    pattern: str | None = None
 
     @property
     def text(self) -> str:
@@ -53,7 +55,7 @@ def json_object_grammar() -> GrammarText:
 def regex_grammar(pattern: str) -> GrammarText:
     r"""A text all of which the pattern matches. ``\d``, ``\w`` and ``\s`` mean ASCII; there is no look-around."""
 
-    return lark_grammar(f"start: /{regex_text(pattern)}/")
+    return replace(lark_grammar(f"start: /{regex_text(pattern)}/"), pattern=pattern)
 
 
 def regex_text(pattern: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.contract.grammar import GrammarFailure
@@ -31,6 +32,12 @@ MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 """Of the grammars' texts; what is compiled from them takes a multiple of it."""
 
 MAX_MESSAGE_CHARACTERS: Final = 400
+
+REMEDY: Final = "ask for a simpler one, with smaller counts of repetitions"
+"""What to do about a grammar that costs too much."""
+
+_MARKER: Final = "<non-verbose/>"
+"""Stands in the library's messages for what they leave out."""
 
 
 class Grammar:
@@ -178,10 +185,10 @@ class GrammarStore:
         if not self._eos_token_ids:
             return GrammarFailure("this model has no end-of-sequence token, so that no grammar could come to its end")
         matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=self._limits)
-        if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()  # a grammar whose very first mask is too costly is refused here
         if matcher.is_error():
-            return GrammarFailure(f"the grammar cannot be compiled: {matcher.get_error()[:MAX_MESSAGE_CHARACTERS]}")
+            return GrammarFailure(f"the grammar cannot be compiled: {told_error(matcher)}")
+        if reason := _first_mask_problem(matcher, self.mask_words):
+            return GrammarFailure(f"the grammar is too costly to follow ({reason}): {REMEDY}")
         return Grammar(grammar, matcher)
 
     def _find_tokenizer(self) -> LLTokenizer:
@@ -198,6 +205,27 @@ class GrammarStore:
             # Models pad their vocabulary: ids behind the tokenizer's are no tokens, and never allowed.
             return LLTokenizer(path, n_vocab=self._vocab_size, eos_token=eos)
         return LLTokenizer(path, eos_token=eos)
+
+
+def told_error(matcher: LLMatcher) -> str:
+    """What a matcher says of its own failure, without the library's marks."""
+    text: str = matcher.get_error()
+    return text.replace(_MARKER, "").strip()[:MAX_MESSAGE_CHARACTERS]
+
+
+def _first_mask_problem(matcher: LLMatcher, mask_words: int) -> str:
+    """Why not even the first mask can be made; empty where it can.
+
+    All copies of a matcher share what they build lazily, and its bound: a mask that goes beyond it is still made, and
+    the copy after it fails. So there are two, and the second is what a row would meet.
+    """
+    mask: IntArray = np.zeros(mask_words, np.int32)
+    for _ in range(2):
+        begun = matcher.deep_copy()
+        begun.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if begun.is_error():
+            return told_error(begun)
+    return ""
 
 
 def _num_bytes(grammar: str) -> int:

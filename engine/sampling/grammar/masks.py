@@ -16,10 +16,13 @@ from engine.contract.grammar import RowFailure
 from engine.contract.messages import SamplingParams
 from engine.contract.step import BoolArray, IntArray
 from engine.device.cores import run_anywhere
-from engine.sampling.grammar.compiler import GrammarStore
+from engine.sampling.grammar.compiler import REMEDY, GrammarStore, told_error
 from engine.sampling.token_history import TokenHistory
 
 MAX_NUM_THREADS: Final = 8
+
+_MISFIT: Final = "satisfy the grammar"
+"""In the library's message where it was a token that did not fit, and not a limit that was met."""
 
 _ALL: Final = np.int32(-1)
 _NO_TOKENS: Final[tuple[int, ...]] = ()
@@ -206,7 +209,7 @@ class GrammarMasks:
         """Join a row's mask with what else its request wants; ``is_known``: its position is behind no draft."""
         mask = job.words[place]
         if row.matcher.is_error():
-            row.failure = f"following the grammar failed: {row.matcher.get_error()[:400]}"
+            row.failure = _cost(told_error(row.matcher))
             if is_known:
                 job.failures.append(RowFailure(int(job.rows[place]), row.failure))
             return
@@ -231,6 +234,10 @@ class GrammarMasks:
             job.failures.append(RowFailure(int(job.rows[place]), row.failure))
 
 
+def _cost(told: str) -> str:
+    return f"following the grammar failed ({told}): {REMEDY}"
+
+
 def _advance(row: _Row, tokens: IntArray) -> None:
     """Bring a row's matcher to the end of its output."""
     if row.failure:
@@ -241,7 +248,8 @@ def _advance(row: _Row, tokens: IntArray) -> None:
     new = tokens[row.num_consumed :].tolist()
     row.num_consumed = tokens.size
     if new and not row.matcher.consume_tokens(new):
-        row.failure = f"the output does not fit the grammar: {row.matcher.get_error()[:400]}"
+        told = told_error(row.matcher)
+        row.failure = f"the output does not fit the grammar: {told}" if _MISFIT in told else _cost(told)
 
 
 def _fill_one(matcher: LLMatcher, words: IntArray, place: int) -> None:

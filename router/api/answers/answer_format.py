@@ -55,6 +55,7 @@ class AnswerHead:
     ``num_candidates_per_prompt`` outputs are generated for each prompt, and the best ``num_choices_per_prompt`` given.
     ``logprobs`` writes log-probabilities where any are to be told: in ``logprobs`` if ``shows_logprobs``, in
     ``prompt_logprobs`` if there is a number of them. With ``tells_of_prompts`` writing an answer may take seconds.
+    ``grammar_param`` is the parameter to blame where a worker cannot follow the answer's grammar.
     """
 
     answer_id: str
@@ -69,6 +70,7 @@ class AnswerHead:
     shows_logprobs: bool = False
     num_prompt_logprobs: int | None = None
     tells_of_prompts: bool = False
+    grammar_param: str | None = None
 
     def usage(self, outputs: Sequence[TextOutput]) -> dict[str, object]:
         """The usage of all that was generated."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.answers.answer_format import AnswerFormat, Collected
-from router.api.errors import error_event, error_response
+from router.api.errors import error_event, error_response, grammar_blamed
 from router.api.http.patience import within
 from router.errors import InternalError, RequestCancelledError, RouterError
 from router.request.text_output import TextOutput, TextPiece
@@ -132,7 +132,7 @@ class GenerationResponse(Response):
     def _told(self, error: Exception) -> RouterError:
         """What the client is told of an error; one that it cannot understand is logged."""
         if isinstance(error, RouterError):
-            return error
+            return grammar_blamed(error, self._answer.head.grammar_param)
         logger.error("answer failed: request_id=%s", self._outputs[0].generation.name_in_logs, exc_info=error)
         return InternalError()
 

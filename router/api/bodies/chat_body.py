@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
-from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs
+from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, form_of
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
 from router.api.bodies.tools_body import MAX_NUM_TOOLS, AllowedChoiceBody, ToolBody, ToolCallBody, ToolChoice
 
@@ -18,8 +18,6 @@ _OTHER_ROLES = frozenset({"function"})
 _REASONING = ("reasoning", "reasoning_content")
 _TEMPLATE_REASONING = (*_REASONING, "thinking")
 """What templates call it; ``thinking`` is gpt-oss's word."""
-
-CONTENT_FORMS = frozenset({"text", "parts"})
 
 MAX_ROLE_CHARACTERS = 64
 
@@ -42,8 +40,12 @@ class TextPart(StrictBody):
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("parts")],
-    Discriminator(lambda content: "parts" if isinstance(content, list) else "text"),
+    Annotated[str, Tag("~text")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("~parts")],
+    Discriminator(
+        lambda content: form_of(content, text="~text", items="~parts"),
+        custom_error_type="content_type",
+        custom_error_message="Input should be a valid string or a list of parts",
+    ),
 ]
 
 

@@ -8,32 +8,33 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Discriminator, Field, Tag
 
 from engine.contract.logits_params import TokenId
-from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs
+from router.api.bodies.generate_body import MAX_INT64, GenerateBody, NumLogprobs, form_of
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 MAX_NUM_PROMPTS = 65_536
 """More are not even validated; how many are answered is the setting ``max_num_choices``."""
 
-PROMPT_FORMS = frozenset({"text", "ids", "texts", "batches"})
 
-
-def _form(prompt: Any) -> str:
+def _form(prompt: Any) -> str | None:
     """Which of its forms a prompt was meant to have: what is said of the others would only mislead."""
-    if not isinstance(prompt, list):
-        return "text"
-    first = prompt[0] if prompt else None
+    first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(first, str):
-        return "texts"
-    return "batches" if isinstance(first, list) else "ids"
+        return "~texts"
+    return "~batches" if isinstance(first, list) else form_of(prompt, text="~text", items="~ids")
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[TokenIds, Tag("ids")]
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True), Tag("texts")]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True), Tag("batches")],
-    Discriminator(_form),
+    Annotated[str, Tag("~text")]
+    | Annotated[TokenIds, Tag("~ids")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True), Tag("~texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_NUM_PROMPTS, fail_fast=True), Tag("~batches")],
+    Discriminator(
+        _form,
+        custom_error_type="prompt_type",
+        custom_error_message="Input should be a valid string, a list of strings, a list of token ids or a list of such "
+        "lists",
+    ),
 ]
 """One text, one list of token ids, or a batch of either. The first item that is wrong ends the validation: a list of
 millions would otherwise make as many errors."""

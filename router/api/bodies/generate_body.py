@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from engine.contract.logits_params import TokenId
 from engine.contract.messages import SamplingParams
@@ -19,6 +19,23 @@ from router.api.request_id import MAX_CHARACTERS, is_request_id
 MAX_INT64 = 2**63 - 1
 
 NumLogprobs = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+
+
+def form_of(value: Any, *, text: str, items: str) -> str | None:
+    """The name of the form that a value was meant to have which may be a text or a list; None where it is neither."""
+    if isinstance(value, list):
+        return items
+    return text if isinstance(value, str) else None
+
+
+Stops = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[list[str], Field(fail_fast=True), Tag("~texts")],
+    Discriminator(
+        lambda value: form_of(value, text="~text", items="~texts"),
+        custom_error_type="stop_type",
+        custom_error_message="Input should be a valid string or a list of strings",
+    ),
+]
 
 
 def _as_request_id(text: str) -> str:
@@ -109,7 +126,7 @@ class GenerateBody(SamplingBody):
     beam_width: int | None = Field(None, ge=1)
     length_penalty: float | None = Field(None, ge=-5.0, le=5.0)
     early_stopping: bool | Literal["never"] | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop: Stops | None = None
     include_stop_str_in_output: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

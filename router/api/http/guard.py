@@ -61,12 +61,13 @@ class GuardMiddleware:
         needed = self.access_to(scope["path"])
         if needed == "open":
             return
-        key = _key_of(headers)
+        key, is_own = _key_of(headers), settings.own_admin_key is not None
         rank = "none" if key is None else self._keys.rank_of(key)
         if rank == "none":
-            raise InvalidApiKeyError(is_missing=key is None)
+            admin_path = scope["path"] if needed == "admin" else ""
+            raise InvalidApiKeyError(is_missing=key is None, admin_path=admin_path, is_own=is_own)
         if needed == "admin" and rank != "admin":
-            raise AdminKeyError(path=scope["path"], has_any=settings.has_admin_keys)
+            raise AdminKeyError(path=scope["path"], has_any=settings.has_admin_keys, is_own=is_own)
         assert key is not None
         scope[_OWNER] = hash_key(key)
         scope[_IS_ADMIN] = rank == "admin"

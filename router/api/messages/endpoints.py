@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 from fastapi import FastAPI, Request, Response
 
@@ -20,7 +21,7 @@ from router.api.messages.message_format import MessageFormat
 from router.api.messages.to_chat import NAMES, chat_of
 from router.api.openapi import body_schema
 from router.api.prompts import encode, render_chat
-from router.api.told_as import told_as
+from router.api.told_as import own_name, told_as
 from router.service import RouterService
 
 
@@ -62,6 +63,7 @@ def _ignored_in_chat(service: RouterService, chat: ChatBody) -> set[str]:
 async def _create(service: RouterService, request: Request, body: MessagesBody) -> Response:
     chat = chat_of(body, thinks=service.reasoning_format is not None)
     head, [output] = await start_chat(service, request, chat, answer_id=f"msg_{uuid.uuid4().hex}")
+    head = replace(head, grammar_param=own_name(head.grammar_param, NAMES))
     answer = MessageFormat(head, TurnBlocks(output))
     return GenerationResponse(
         [output],

@@ -37,6 +37,11 @@ async def answer_grammar(service: RouterService, body: GenerateBody) -> str | No
     return None if wish is None else await service.grammars.check(wish[1], param=wish[0])
 
 
+def grammar_names(body: GenerateBody) -> list[str]:
+    """Where in a body the shape of its answers stands: at most once, unless the body is refused."""
+    return [name for ask in (_by_format, _by_outputs, _by_older_names) for name, _ in ask(body)]
+
+
 def grammar_wish(body: GenerateBody) -> Wish | None:
     """What a body says of the shape of its answers, not checked yet.
 

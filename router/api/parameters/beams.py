@@ -33,9 +33,13 @@ def beam_params(body: GenerateBody, *, vocab_size: int) -> BeamParams | None:
         raise _refusal(f"best_of is {body.best_of}, and beam_width is {width}: give one of them", "best_of")
     name = next((name for name in ("beam_width", "best_of") if getattr(body, name)), "n")
     if width < 2:
-        raise _refusal(f"a beam search follows at least 2 outputs, and {name} is {width}: set beam_width", name)
+        raise _refusal(f"a beam search follows at least 2 outputs, and {name} is {width}: {_width_remedy(name)}", name)
     if 2 * width > vocab_size:
-        raise _refusal(f"{name} is {width}, and the model has no more than {vocab_size} tokens to choose from", name)
+        raise _refusal(
+            f"{name} is {width}: each beam looks at 2 candidates, {2 * width} in all, and the model has no more than "
+            f"{vocab_size} tokens to choose from; set it to {vocab_size // 2} or less",
+            name,
+        )
     if num_results > width:
         raise _refusal(f"{name} is {width}, less than n, which is {num_results}", name)
     for param, reason in _obstacles(body, width):
@@ -46,6 +50,12 @@ def beam_params(body: GenerateBody, *, vocab_size: int) -> BeamParams | None:
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         early_stopping=False if body.early_stopping is None else body.early_stopping,
     )
+
+
+def _width_remedy(name: str) -> str:
+    if name == "beam_width":
+        return "set it to 2 or more, or leave it out and generate without a search"
+    return "set beam_width to 2 or more, or leave out use_beam_search"
 
 
 def _check_no_search(body: GenerateBody) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from router.api.bodies.callers_tool import CallersTool
-from router.api.bodies.generate_body import MAX_INT64, NumLogprobs, SamplingBody, StreamOptions
+from router.api.bodies.generate_body import MAX_INT64, NumLogprobs, SamplingBody, Stops, StreamOptions
 from router.api.bodies.strict_body import StrictBody
 from router.api.bodies.tools_body import choice_form
 from router.api.responses.items import InputItem, ignored_of
@@ -139,7 +139,7 @@ class ResponsesBody(SamplingBody):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop: Stops | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: StreamOptions | None = None
     max_tool_calls: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
@@ -24,7 +25,7 @@ from router.api.responses.items import ITEMS, InputItem, stored_item
 from router.api.responses.record import ResponseRecord
 from router.api.responses.response_format import ResponseFormat
 from router.api.responses.to_chat import NAMES, chat_of, input_items
-from router.api.told_as import told_as
+from router.api.told_as import own_name, told_as
 from router.errors import BodyTooLargeError, InvalidRequestError, ResponseNotFoundError
 from router.service import RouterService
 
@@ -144,6 +145,7 @@ async def _create(service: RouterService, request: Request, body: ResponsesBody)
     chat = chat_of(body, [*_read_items(history), *new])
     response_id = store.new_id()
     head, [output] = await start_chat(service, request, chat, answer_id=response_id)
+    head = replace(head, grammar_param=own_name(head.grammar_param, NAMES))
     unique = response_id.rpartition("_")[2]
     listed = [stored_item(item, item_id=f"item_{unique}{index:02x}") for index, item in enumerate(new)]
     record = ResponseRecord(

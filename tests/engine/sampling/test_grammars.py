@@ -218,6 +218,24 @@ def test_f1_an_output_that_does_not_fit_is_told_and_not_gone_on_with(rig: Rig) -
 
 
 @pytest.mark.behaviour("F1")
+@pytest.mark.parametrize(
+    ("grammar", "output", "words"),
+    [("/b?(a{1000}){1000}/", "ba", "smaller counts"), ('"abc"', "ax", "the output does not fit")],
+)
+def test_f1_a_limit_met_on_the_way_is_told_from_an_output_that_does_not_fit(
+    rig: Rig, grammar: str, output: str, words: str
+) -> None:
+    rig.set(0, lark(grammar), output[:1])
+    rig.sample(0)
+    rig.set(0, lark(grammar), output)
+
+    [failure] = rig.sample(0).failures
+
+    assert words in failure.message
+    assert "<non-verbose" not in failure.message
+
+
+@pytest.mark.behaviour("F1")
 def test_f1_logits_of_no_number_follow_the_grammar_too(rig: Rig) -> None:
     rig.set(0, lark('"abc"'), "a")
 
@@ -303,6 +321,18 @@ def test_f1_what_cannot_be_compiled_says_why(folder: Path, grammar: str) -> None
 
     assert isinstance(found, GrammarFailure)
     assert "cannot be compiled" in found.message
+    store.close()
+
+
+@pytest.mark.behaviour("F1")
+def test_f1_a_grammar_whose_first_mask_costs_too_much_is_refused_with_the_remedy(folder: Path) -> None:
+    store = make_store(folder)
+
+    found = compiled(store, lark("/(a{1000}){1000}/"))
+
+    assert isinstance(found, GrammarFailure)
+    assert "smaller counts" in found.message
+    assert "<non-verbose" not in found.message
     store.close()
 
 

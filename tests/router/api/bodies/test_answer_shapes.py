@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.contract.grammar import GRAMMAR_REFUSED
 from router.grammar.grammar_text import (
     GrammarText,
     choice_grammar,
@@ -75,6 +76,22 @@ async def test_f1_grammars_and_tags_reach_the_workers(rig: RouterRig, fields: di
 
     assert response.status_code == 200, response.text
     assert all("start:" in (request.sampling.grammar or "") for request in rig.prefill[0].seen)
+
+
+@pytest.mark.behaviour("F1")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_f1_what_a_worker_says_of_a_grammar_names_its_parameter(rig: RouterRig, stream: bool) -> None:
+    rig.prefill[0].error_code = GRAMMAR_REFUSED
+    text = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
+
+    for response, param in (
+        (await rig.complete("hi", stream=stream, structured_outputs={"regex": "a+"}), "structured_outputs.regex"),
+        (await rig.chat("hi", stream=stream, guided_choice=["a", "b"]), "guided_choice"),
+        (await rig.client.post("/v1/responses", json={"input": "hi", "text": text, "stream": stream}), "text.format"),
+    ):
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "grammar_refused", param)
+        assert error["message"] == f"the parameter '{param}' is invalid: failed by the test"
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

@@ -29,11 +29,48 @@ async def rig(model_dir: Path) -> AsyncIterator[RouterRig]:
             "the parameter 'temperature' is invalid: Input should be greater than or equal to 0, got -1",
         ),
         ({"n": "two"}, "the parameter 'n' is invalid: Input should be a valid integer, got \"two\""),
+        ({"stop": ["a", "b", 5]}, "the parameter 'stop.2' is invalid: Input should be a valid string, got 5"),
+        ({"stop": 5}, "the parameter 'stop' is invalid: Input should be a valid string or a list of strings, got 5"),
+        (
+            {"prompt": {"a": 1}},
+            "the parameter 'prompt' is invalid: Input should be a valid string, a list of strings, a list of token ids "
+            "or a list of such lists",
+        ),
+        (
+            {"beam_width": 1},
+            "a beam search follows at least 2 outputs, and beam_width is 1: set it to 2 or more, or leave it out and "
+            "generate without a search",
+        ),
+        (
+            {"beam_width": 1000},
+            "beam_width is 1000: each beam looks at 2 candidates, 2000 in all, and the model has no more than 400 "
+            "tokens to choose from; set it to 200 or less",
+        ),
     ],
 )
 async def test_message_has_the_value_and_nothing_of_how_it_was_checked(
     rig: RouterRig, fields: dict[str, Any], message: str
 ) -> None:
-    response = await rig.complete("hi", **fields)
+    response = await rig.client.post("/v1/completions", json={"prompt": "hi", **fields})
 
     assert response.json()["error"]["message"] == message
+
+
+async def test_place_in_a_chat_is_one_that_was_sent(rig: RouterRig) -> None:
+    response = await rig.chat("hi", prediction={"type": "content", "content": 7})
+
+    assert response.json()["error"]["message"] == (
+        "the parameter 'prediction.content' is invalid: Input should be a valid string or a list of parts, got 7"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [("GET", "/nothing-here", "there is no such path"), ("DELETE", "/v1/models", "this path does not take DELETE")],
+)
+async def test_what_meets_no_endpoint_is_told_by_method_and_path(
+    rig: RouterRig, method: str, path: str, words: str
+) -> None:
+    response = await rig.client.request(method, path)
+
+    assert response.json()["error"]["message"].startswith(f"{method} {path}: {words}")

@@ -103,6 +103,18 @@ async def test_clusters_own_key_opens_what_api_keys_close(model_dir: Path) -> No
         assert [await status_of(rig, "/status", key) for key in (None, USER, ADMIN)] == [401, 403, 200]
 
 
+@pytest.mark.parametrize(("key", "words"), [(None, "no API key was sent"), (USER, "a user's: send one in the header")])
+async def test_who_lacks_the_admin_key_is_told_where_it_is(model_dir: Path, key: str | None, words: str) -> None:
+    settings = SecuritySettings(api_keys=(hash_key(USER),), own_admin_key=hash_key(ADMIN))
+    async with router_rig(model_dir, security=settings) as rig:
+        response = await rig.client.get("/server_info", headers=bearer(key) if key else {})
+
+    message = response.json()["error"]["message"]
+    assert words in message
+    assert "/server_info needs" in message
+    assert "~/.baton/admin-keys" in message
+
+
 async def test_metrics_can_be_opened(model_dir: Path) -> None:
     settings = SecuritySettings(api_keys=(hash_key(USER),), open_metrics=True)
     async with router_rig(model_dir, security=settings) as rig:

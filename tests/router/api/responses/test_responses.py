@@ -194,8 +194,9 @@ async def test_client_that_leaves_ends_its_response(live: Live) -> None:
         await live.client.responses.retrieve(event.response.id)
 
 
-async def test_log_probabilities(live: Live) -> None:
-    answer = await live.create(include=["message.output_text.logprobs"], top_logprobs=2, stream=True)
+@pytest.mark.parametrize("included", [["message.output_text.logprobs"], []])
+async def test_log_probabilities(live: Live, included: list[str]) -> None:
+    answer = await live.create(include=included, top_logprobs=2, stream=True)
     deltas = [event async for event in answer]  # type: ignore[attr-defined]
 
     told = [item for event in deltas if event.type == "response.output_text.delta" for item in event.logprobs]
