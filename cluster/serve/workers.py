@@ -59,6 +59,7 @@ logger = logging.getLogger(f"baton.{__name__}")
 
 MEET_TIMEOUT_S = 5.0
 TICK_PERIOD_S = 0.25
+END_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +244,7 @@ class Worker:
                 await self._engine.close()
             await self._frames.close()
             await self._send_spans()
-            os._exit(0)  # Serve finds the actor gone, and starts another one
+            await _end_process()
 
     async def _send_spans(self) -> None:
         """Send the spans that were not sent yet."""
@@ -350,3 +351,12 @@ class Worker:
         if hasattr(self, "_frames"):
             await self._frames.close()
             await self._send_spans()
+
+
+async def _end_process() -> None:
+    """End this replica as it is meant to: Serve finds the actor gone, and starts another one. A process that ends by
+    itself is told of on the cluster's terminal as one that ran out of memory.
+    """
+    ray.kill(ray.get_runtime_context().current_actor)
+    await asyncio.sleep(END_TIMEOUT_S)
+    os._exit(0)

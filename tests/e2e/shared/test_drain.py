@@ -27,7 +27,7 @@ async def wait_for_replacement(cluster: LiveCluster, pool: str, gone_pid: int) -
 
 
 async def test_baton_drain_ends_a_worker_under_load_and_another_one_comes(wide_cluster: ClusterProcess) -> None:
-    max_tokens = [NUM_TOKENS] * len(PROMPTS)
+    max_tokens, log_before = [NUM_TOKENS] * len(PROMPTS), wide_cluster.log
     async with httpx.AsyncClient(base_url=wide_cluster.url, timeout=120.0, trust_env=False) as client:
         cluster = LiveCluster(client, seed=0)
         undisturbed = await complete_all(wide_cluster.url, PROMPTS, max_tokens=max_tokens)
@@ -40,6 +40,7 @@ async def test_baton_drain_ends_a_worker_under_load_and_another_one_comes(wide_c
         assert "is gone after" in drained.stdout
         assert await answers == undisturbed
         await wait_for_replacement(cluster, "prefill", leaving["pid"])
+    assert "died" not in wide_cluster.log[len(log_before) :], "an orderly end is no crash"
 
 
 async def test_worker_that_is_not_there_cannot_be_drained(wide_cluster: ClusterProcess) -> None:
