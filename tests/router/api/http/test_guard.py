@@ -103,7 +103,11 @@ async def test_clusters_own_key_opens_what_api_keys_close(model_dir: Path) -> No
         assert [await status_of(rig, "/status", key) for key in (None, USER, ADMIN)] == [401, 403, 200]
 
 
-@pytest.mark.parametrize(("key", "words"), [(None, "no API key was sent"), (USER, "a user's: send one in the header")])
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [(None, "no API key was sent"), (USER, "a user's: send one in the header")],
+    ids=["no key", "a user's"],  # keys are drawn: processes that share the tests must call them the same
+)
 async def test_who_lacks_the_admin_key_is_told_where_it_is(model_dir: Path, key: str | None, words: str) -> None:
     settings = SecuritySettings(api_keys=(hash_key(USER),), own_admin_key=hash_key(ADMIN))
     async with router_rig(model_dir, security=settings) as rig:
