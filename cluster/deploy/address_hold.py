@@ -14,7 +14,8 @@ from cluster.plan.preflight import PreflightError
 
 @contextlib.contextmanager
 def holding_address(config: BatonConfig) -> Iterator[None]:
-    """Be the only one of this machine who starts or runs a cluster at an address, whoever the others are.
+    """Be the only one of this machine who starts or runs a cluster at an address, whoever the others are. On a Ray that
+    others run, who may is settled there (``cluster.deploy.claim``).
 
     Held as a name in the kernel (an abstract socket), which is free again as soon as this process is gone. Only
     Linux has such names.
@@ -22,6 +23,9 @@ def holding_address(config: BatonConfig) -> Iterator[None]:
     Raises:
         PreflightError: Another one does.
     """
+    if config.address is not None:
+        yield
+        return
     url = base_url(config).replace("//localhost:", "//127.0.0.1:")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
         try:
