@@ -127,6 +127,7 @@ class Administration:
         try:
             async with asyncio.timeout(self._timeout_s):
                 before = await pool.workers.lean(replica.replica_id, role)
+            replica.note_leaning(role)
             self._on_leaned(replica.replica_id)
         except (WorkerError, TimeoutError) as error:
             raise NoReplicaError(role=pool.role, retry_after_s=1.0, reason=f"{replica.replica_id}: {error}") from error

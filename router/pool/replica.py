@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.contract.messages import LoadReport, WorkerInfo
 from router.placement.fleet import Fleet, Standing, prices_of
@@ -100,6 +101,11 @@ class Replica:
             self.leaning == "prefill",
             *prices_of(load.step_time, has_prompts=num_prompt_tokens(load) >= KNOWN_PROMPT_TOKENS),
         )
+
+    def note_leaning(self, role: str) -> None:
+        """It was told to lean to another role, and has answered: its next report will say so."""
+        self.load = replace(self.load, leaning=role)
+        self.update()
 
     def report(self, load: LoadReport, now_s: float) -> None:
         """Take a report, which counts the requests that were accepted before it."""

@@ -22,22 +22,20 @@ async def test_stream_that_is_told_to_leave_goes_on_at_the_other_worker(wide_clu
     headers = {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120.0, trust_env=False) as client:
         cluster = LiveCluster(client, seed=0)
-        before = (await cluster.status())["totals"]
-        answers = asyncio.create_task(complete_all(wide_cluster.url, [PROMPT], max_tokens=[NUM_TOKENS]))
+        totals = before = (await cluster.status())["totals"]
         names = [row["replica_id"] for row in members(await cluster.status(), "decode")]
 
-        num_moved = 0
         deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while not num_moved and not answers.done():
+        while totals["ordered_moves"] == before["ordered_moves"]:  # a stream may end before the order comes
             assert time.monotonic() < deadline_s
-            for source, target in (names, names[::-1]):
-                told = await client.post("/admin/move", json={"replica": source, "to": target})
-                assert told.status_code == 200, told.text
-                num_moved += told.json()["num_streams"]
+            answers = asyncio.create_task(complete_all(wide_cluster.url, [PROMPT], max_tokens=[NUM_TOKENS]))
+            num_moved = 0
+            while not num_moved and not answers.done():
+                for source, target in (names, names[::-1]):
+                    told = await client.post("/admin/move", json={"replica": source, "to": target})
+                    assert told.status_code == 200, told.text
+                    num_moved += told.json()["num_streams"]
+            assert await answers == undisturbed
+            totals = (await cluster.status())["totals"]
 
-        assert await answers == undisturbed
-        totals = (await cluster.status())["totals"]
-
-    assert num_moved > 0
-    assert totals["ordered_moves"] > before["ordered_moves"]
     assert totals["migrations"] == before["migrations"]

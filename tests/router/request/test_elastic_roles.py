@@ -43,6 +43,18 @@ async def test_order_to_lean_reaches_the_worker_and_status_tells(model_dir: Path
         }
 
 
+async def test_router_that_was_told_to_lean_a_worker_goes_by_it_at_once(model_dir: Path) -> None:
+    """Its next report may come half a second later, and requests before it."""
+    async with router_rig(model_dir, settings=BY_LEANING) as rig:
+        administration = rig.service.administration
+
+        for role in ("prefill", "decode"):
+            await administration.lean("decode-0", role)
+
+            _, replica = administration._find("decode-0")
+            assert (replica.leaning, replica.load.leaning) == (role, role)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
