@@ -81,8 +81,10 @@ def _watched(home: RayHome, period_s: float) -> Iterator[None]:
                     signal.pthread_kill(main_thread_id, GONE_SIGNAL)
             if not is_over.wait(RELEASE_TIMEOUT_S):
                 code = fail(f"{STANDS_STILL} (logs: {home.logs})", EXIT_FAILURE)
-                home.kill()
-                os._exit(code)
+                try:
+                    home.kill()
+                finally:
+                    os._exit(code)
             return
 
     watcher = threading.Thread(target=watch, name="ray-watch", daemon=True)
