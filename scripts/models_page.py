@@ -57,6 +57,11 @@ that are neither causal nor a window, keys and values of different sizes, rotary
 sequence of a batch (`dynamic`, `longrope`), quantized weights, and code that comes with a checkpoint unless
 `trust_remote_code` is set.
 
+Norms, MLPs, attention modules and whole layers give way to Baton's own where these **compute the same**: each is tried
+in float32 when the model is loaded, with samples of all sizes and positions from all over the context. Where one says
+something else anywhere, the model's own code stays. Most families end up with layers that are Baton's throughout, and
+run as fast as native ones (`python -m benchmarks.engine --model-impl transformers --peer native`).
+
 ## What else is to know
 
 **longrope** has one set of factors for sequences up to `original_max_position_embeddings` and one for longer ones. Keys

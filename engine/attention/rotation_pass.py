@@ -42,6 +42,7 @@ class RotationPass:
         slots: [num_tokens] where they go: block id * block_size + offset, int64.
         """
         assert heads.is_contiguous()
+        assert heads.dtype == rotations.table.dtype
         assert layer.spec.value_size is None, "latents come without values beside them"
         transform = layer.transform
         query = heads.new_empty(len(heads), transform.num_heads, heads.shape[2])

@@ -29,7 +29,19 @@ class Rotations:
     sine: torch.Tensor
 
 
-class RotaryEmbedding:
+class RotationTable:
+    """[max_positions, 2, num_pairs] cosine and sine of every position, in the model's dtype."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self._table = table
+
+    def rotations(self, positions: torch.Tensor) -> Rotations:
+        """For the tokens of one step."""
+        rows = self._table.index_select(0, positions)
+        return Rotations(table=self._table, positions=positions, cosine=rows[:, 0, None, :], sine=rows[:, 1, None, :])
+
+
+class RotaryEmbedding(RotationTable):
     """Rotates queries and keys by their positions, if ``config`` is given; the angles are computed once, in float32."""
 
     def __init__(
@@ -41,12 +53,7 @@ class RotaryEmbedding:
             frequencies = inverse_frequencies(config, head_dim=head_dim)
             angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies[None, :]
             table = torch.stack((angles.cos(), angles.sin()), dim=1) * attention_scaling(config)
-        self._table = table.to(device=device, dtype=dtype).contiguous()
-
-    def rotations(self, positions: torch.Tensor) -> Rotations:
-        """For the tokens of one step."""
-        rows = self._table.index_select(0, positions)
-        return Rotations(table=self._table, positions=positions, cosine=rows[:, 0, None, :], sine=rows[:, 1, None, :])
+        super().__init__(table.to(device=device, dtype=dtype).contiguous())
 
 
 def rotate_halves(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

@@ -61,4 +61,4 @@ def load_model(
     from engine.model.transformers_backend import model as backend
 
     assert isinstance(shape, config.TransformersConfig)
-    return backend.load_model(path, shape, dtype=dtype, device=device, progress=progress)
+    return backend.load_model(path, shape, max_positions=max_positions, dtype=dtype, device=device, progress=progress)

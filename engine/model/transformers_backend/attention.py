@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 
 from engine.attention.backend import AttentionPlans
 from engine.layers.attention_layer import AttentionLayer
+from engine.layers.rotary import Rotations, RotationTable
 
 IMPLEMENTATION: Final = "baton_paged"
 """Its name in transformers. No mask is registered under it, so that models build none: what their masks would say was
@@ -20,9 +21,13 @@ looked at before (``probe.py``) and is in each layer's ``AttentionSpec``."""
 
 @dataclass(slots=True)
 class CurrentStep:
-    """The step that a model computes. One for all layers of a model."""
+    """The step that a model computes. One for all layers of a model.
+
+    rotations: by their table, for layers that do not take what the model's own code makes of positions.
+    """
 
     plans: AttentionPlans = ()
+    rotations: Mapping[RotationTable, Rotations] = field(default_factory=dict)
     between_layers: Callable[[], None] | None = None
 
 

@@ -14,19 +14,25 @@ from engine.contract.errors import CheckpointError
 class Head:
     """Turns hidden states into logits by a model whose layers were taken out; it may scale or cap them.
 
-    output_class: what its layers return. The layers are in ``layers`` from here on.
+    output_class: what its layers return. The layers are in ``layers`` from here on. product: the name of the linear
+    layer that is all there is of the head (``find_product``), if so.
     """
 
-    def __init__(self, model: PreTrainedModel, output_class: type[Any]) -> None:
+    def __init__(self, model: PreTrainedModel, output_class: type[Any], *, product: str | None = None) -> None:
         self.layers: Any = model.base_model
+        self._product: Any = None if product is None else model.get_submodule(product)
         self._model: Any = model
         self._given = _GivenHidden(output_class)
         setattr(model, model.base_model_prefix, self._given)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, hidden_size] to [num_rows, vocab_size]."""
+        logits: torch.Tensor
+        if self._product is not None:
+            logits = self._product(hidden)
+            return logits
         self._given.hidden = hidden.unsqueeze(0)
-        logits: torch.Tensor = self._model(inputs_embeds=self._given.hidden, use_cache=False).logits[0]
+        logits = self._model(inputs_embeds=self._given.hidden, use_cache=False).logits[0]
         return logits
 
     def give_back(self) -> None:
@@ -44,6 +50,22 @@ class _GivenHidden(nn.Module):
 
     def forward(self, *_: Any, **__: Any) -> Any:
         return self._output_class(last_hidden_state=self.hidden)
+
+
+@torch.no_grad()
+def find_product(model: PreTrainedModel, output_class: type[Any], rows: torch.Tensor) -> str | None:
+    """The linear layer that says, bit for bit, what a loaded model says of ``rows``, [num_rows, hidden_size] of hidden
+    states behind its layers; None if the model does more with them.
+    """
+    linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    name = next((name for name, module in model.named_modules() if module is linear), None)
+    if name is None or type(linear) is not nn.Linear:
+        return None
+    head = Head(model, output_class)
+    try:
+        return name if torch.equal(head(rows), linear(rows)) else None
+    finally:
+        head.give_back()
 
 
 def probe_head(model: PreTrainedModel, output: Any) -> int:

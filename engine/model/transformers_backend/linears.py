@@ -37,8 +37,7 @@ class SharedProduct:
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self._sizes = [linear.out_features for linear in linears]
-        weight = torch.cat([linear.weight.data for linear in linears])
-        self._multiply = pack(weight, _joint_bias(linears))
+        self._multiply = pack_joined(linears)
         self._input: torch.Tensor | None = None
         self._parts: list[torch.Tensor | None] = []
 
@@ -92,6 +91,12 @@ def pack_linears(model: nn.Module, groups: Groups) -> None:
             packed = PackedLinear(linear) if product is None else PartOfProduct(linear, product, index)
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, packed)
+
+
+def pack_joined(linears: Sequence[nn.Linear]) -> Multiply:
+    """One product by the matrices of several layers, [num_tokens, in_features] to their results side by side."""
+    weight = torch.cat([linear.weight.data for linear in linears]) if len(linears) > 1 else linears[0].weight.data
+    return pack(weight, _joint_bias(linears))
 
 
 def _joint_bias(linears: Sequence[nn.Linear]) -> torch.Tensor | None:

@@ -16,8 +16,10 @@ from engine.model.step_context import StepContext
 from engine.model.transformers_backend import attention, experts
 from engine.model.transformers_backend.attention import PAGED_LAYER, CurrentStep, PagedLayer
 from engine.model.transformers_backend.config import TransformersConfig, build_on_meta
-from engine.model.transformers_backend.head import Head
+from engine.model.transformers_backend.head import Head, find_product
 from engine.model.transformers_backend.linears import Groups, apart, pack_linears, siblings
+from engine.model.transformers_backend.parts.agreement import sample_rows
+from engine.model.transformers_backend.parts.replacement import Replaced, replace_parts
 from engine.model.transformers_backend.probe import AttentionCall, Probe, probe
 from engine.model.transformers_backend.weights import load_weights
 from engine.model.weights.checkpoint import ProgressCallback
@@ -27,23 +29,23 @@ class TransformersModel:
     """Token ids and a paged cache in, hidden states and logits out.
 
     The tokens of a step are one sequence to the model's code, with positions of their own; only attention, which is
-    ours, knows whose they are. ``products`` are its linear layers by which of them are computed together.
+    ours, knows whose they are. ``replaced``: its parts that are ours.
     """
 
-    def __init__(self, model: PreTrainedModel, found: Probe, products: Groups, config: TransformersConfig) -> None:
-        self.products = products
-        self._step = CurrentStep()
-        for index, call in enumerate(found.calls):
-            layer = _attention_layer(model, config, call, index)
-            setattr(model.get_submodule(call.module), PAGED_LAYER, PagedLayer(self._step, layer))
-        self._head = Head(model, found.output_class)
+    def __init__(self, head: Head, step: CurrentStep, replaced: Replaced) -> None:
+        self.replaced = replaced
+        self._head, self._step = head, step
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, context: StepContext) -> torch.Tensor:
         """Token ids, [num_tokens], to hidden states behind the last norm."""
-        self._step.plans, self._step.between_layers = context.plans, context.between_layers
+        step, positions = self._step, context.positions
+        step.plans, step.between_layers = context.plans, context.between_layers
+        step.rotations = {table: table.rotations(positions) for table in self.replaced.tables}
+        if self.replaced.chain is not None:
+            return self.replaced.chain(input_ids)
         output = self._head.layers(
-            input_ids=input_ids.unsqueeze(0), position_ids=context.positions.unsqueeze(0), use_cache=False
+            input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
@@ -58,11 +60,12 @@ def load_model(
     path: Path,
     config: TransformersConfig,
     *,
+    max_positions: int,
     dtype: torch.dtype,
     device: torch.device,
     progress: ProgressCallback | None = None,
 ) -> TransformersModel:
-    """Load a checkpoint, and put our attention, products and experts into its model.
+    """Load a checkpoint, and put our attention, products, experts and layers into its model.
 
     Raises:
         CheckpointError: The weights do not fit, or the model changed since ``config`` was read.
@@ -75,9 +78,14 @@ def load_model(
     own_config._experts_implementation = experts.IMPLEMENTATION
     model = load_weights(path, type(shadow), own_config, dtype=dtype, progress=progress)
     nn.Module.to(model, device)
-    pack_linears(model, products)
     experts.pack_all_experts(model)
-    return TransformersModel(model, found, products, config)
+    layers = [_attention_layer(model, config, call, index) for index, call in enumerate(found.calls)]
+    step = CurrentStep()
+    for call, layer in zip(found.calls, layers, strict=True):
+        setattr(model.get_submodule(call.module), PAGED_LAYER, PagedLayer(step, layer))
+    head_product = find_product(model, found.output_class, sample_rows(found.hidden_size, device).to(dtype))
+    replaced = replace_parts(model, found, layers, step, products=products, max_positions=max_positions)
+    return TransformersModel(Head(model, found.output_class, product=head_product), step, replaced)
 
 
 def _choose_products(shadow: PreTrainedModel, found: Probe) -> Groups:

@@ -1,0 +1,59 @@
+"""A model whose layers are all ours, from token ids to hidden states, without its own code between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from engine.layers.norm import Norm
+from engine.model.transformers_backend.parts.layers import OwnLayer
+from engine.model.transformers_backend.parts.norms import FoundNorm, find_norm
+from engine.model.transformers_backend.parts.watch import Watched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainParts:
+    """The names of the embedding and of the layers, in order, and the norm behind them."""
+
+    embedding: str
+    layers: Sequence[str]
+    norm: FoundNorm
+
+
+class Chain:
+    """Runs the layers of a model without its own code between them."""
+
+    def __init__(self, model: PreTrainedModel, parts: ChainParts) -> None:
+        self._embedding = model.get_submodule(parts.embedding)
+        layers = [model.get_submodule(name) for name in parts.layers]
+        self._layers = [layer for layer in layers if isinstance(layer, OwnLayer)]
+        assert len(self._layers) == len(layers)
+        self._norm: Norm = parts.norm.build(delta_scale=self._layers[-1].delta_scale)
+
+    def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids, [num_tokens], to hidden states behind the last norm."""
+        hidden: torch.Tensor = self._embedding(input_ids)
+        delta: torch.Tensor | None = None
+        for layer in self._layers:
+            delta = layer.advance(hidden, delta)
+        return self._norm.add_and_normalize(hidden, delta)
+
+
+def find_chain(model: PreTrainedModel, watched: Watched, layers: Sequence[str]) -> ChainParts | None:
+    """What a model is made of, if every one of its layers, which are ours, was given just what the one before returned,
+    the first what the embedding did, and the norm behind the last returned what the model did.
+    """
+    calls = [call for call in map(watched.call, layers) if call is not None]
+    if len(calls) != len(layers) or any(first.result is not then.given for first, then in pairwise(calls)):
+        return None
+    embeddings = [call.module for call in watched.calls if call.result is calls[0].given]
+    lasts = [call.module for call in watched.calls if call.given is calls[-1].result and call.result is watched.hidden]
+    if len(embeddings) != 1 or len(lasts) != 1 or not isinstance(model.get_submodule(embeddings[0]), nn.Embedding):
+        return None
+    norm = find_norm(model.get_submodule(lasts[0]))
+    return None if norm is None else ChainParts(embedding=embeddings[0], layers=layers, norm=norm)

@@ -1,0 +1,204 @@
+"""Decoder layers of models of transformers: attention, then what each token goes through by itself, each joined to the
+residual stream with norms around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from engine.layers.residual import ResidualNorms
+from engine.model.transformers_backend.parts.agreement import agree, call_in_float32, sample_rows
+from engine.model.transformers_backend.parts.attentions import OwnAttention
+from engine.model.transformers_backend.parts.mlps import OwnMLP
+from engine.model.transformers_backend.parts.norms import FoundNorm, find_norm
+from engine.model.transformers_backend.parts.watch import Call, Watched, hooked, watching_attention
+
+NormsAround = tuple[FoundNorm | None, FoundNorm | None]
+"""Of what a part of a layer reads, and of what it adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """What a layer is made of. name: in the model. attention, feed_forward: the names of its two parts within it.
+    delta_scale: what these are multiplied with before they are added. returns_tuple: its result is in a tuple.
+    """
+
+    name: str
+    attention: str
+    attention_norms: NormsAround
+    feed_forward_norms: NormsAround
+    feed_forward: str
+    delta_scale: float
+    returns_tuple: bool
+
+
+class OwnLayer(nn.Module):
+    """Stands where a decoder layer of a model was, with the modules in it, of which attention is ours."""
+
+    def __init__(self, layer: nn.Module, parts: LayerParts) -> None:
+        super().__init__()
+        attention, feed_forward = layer.get_submodule(parts.attention), layer.get_submodule(parts.feed_forward)
+        assert isinstance(attention, OwnAttention)
+        self.delta_scale = parts.delta_scale
+        self._returns_tuple = parts.returns_tuple
+        self._attention, self._feed_forward = attention, feed_forward
+        self._attention_norms = self._around(*parts.attention_norms)
+        self._feed_forward_norms = self._around(*parts.feed_forward_norms)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """[1, num_tokens, hidden_size] to as much; what else is given says nothing that is not known."""
+        hidden: torch.Tensor = (args[0] if args else kwargs["hidden_states"])[0].clone()
+        hidden = hidden.add_(self.advance(hidden, None), alpha=self.delta_scale).unsqueeze(0)
+        return (hidden,) if self._returns_tuple else hidden
+
+    def advance(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """One layer over [num_tokens, hidden_size], as ``DecoderLayer.forward``: what the layer before adds and what
+        attention says are added in place, and what is left to add is returned.
+        """
+        attended = self._attention.attend(self._attention_norms.enter(hidden, delta))
+        read = self._feed_forward_norms.enter(hidden, self._attention_norms.leave(attended))
+        second = self._feed_forward
+        made = second.rows(read) if isinstance(second, OwnMLP) else second(read.unsqueeze(0))[0]
+        return self._feed_forward_norms.leave(made)
+
+    def _around(self, before: FoundNorm | None, after: FoundNorm | None) -> ResidualNorms:
+        scale = self.delta_scale
+        return ResidualNorms(
+            before=None if before is None else before.build(delta_scale=scale),
+            after=None if after is None else after.build(),
+            delta_scale=scale,
+        )
+
+
+def find_layer(model: PreTrainedModel, watched: Watched, attention: str) -> LayerParts | None:
+    """What the layer around an attention module, which is one that we have, is made of, if it is one that we have."""
+    name = attention.rpartition(".")[0]
+    call = watched.call(name)
+    if call is None or call.given is None:
+        return None
+    layer, rows = model.get_submodule(name), sample_rows(call.given.shape[-1], call.given.device)
+    inner = {child: module for child, module in layer.named_children() if watched.call(f"{name}.{child}") is not None}
+    norms = {child: norm for child, module in inner.items() if (norm := find_norm(module)) is not None}
+    attention_child = attention.rpartition(".")[2]
+    others = [child for child, module in inner.items() if not isinstance(module, nn.Dropout)]
+    others = [child for child in others if child not in norms and child != attention_child]
+    second = watched.call(f"{name}.{others[0]}") if len(others) == 1 else None
+    if second is None or not isinstance(second.output, torch.Tensor):
+        return None
+    passages = _pass_through(model, layer, call, rows, others[0])
+    if passages is None:
+        return None
+    flow = _Flow(
+        attention=passages[attention_child],
+        feed_forward=passages[others[0]],
+        norms=[(norm, passages[child]) for child, norm in norms.items()],
+    )
+    for delta_scale in _scales(layer):
+        norms_around = flow.norms_around(rows, passages[""].said, delta_scale)
+        if norms_around is not None:
+            return LayerParts(
+                name=name,
+                attention=attention_child,
+                attention_norms=norms_around[0],
+                feed_forward_norms=norms_around[1],
+                feed_forward=others[0],
+                delta_scale=delta_scale,
+                returns_tuple=isinstance(call.output, tuple),
+            )
+    return None
+
+
+class _Passage(NamedTuple):
+    """What a module read and said, [num_tokens, hidden_size]."""
+
+    read: torch.Tensor
+    said: torch.Tensor
+
+
+Found = tuple[FoundNorm | None]
+"""One norm, or none; what is None itself was not found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flow:
+    """What the modules of a layer read and said in one pass."""
+
+    attention: _Passage
+    feed_forward: _Passage
+    norms: Sequence[tuple[FoundNorm, _Passage]]
+
+    def norms_around(
+        self, start: torch.Tensor, end: torch.Tensor, delta_scale: float
+    ) -> tuple[NormsAround, NormsAround] | None:
+        """The norms around attention and around what comes after it, if a layer of ours with them leads from ``start``
+        to ``end`` by the same numbers.
+        """
+        around: list[NormsAround] = []
+        hidden = start
+        for part in (self.attention, self.feed_forward):
+            before, after = self._before(hidden, part.read), self._after(part.said)
+            if before is None:
+                return None
+            hidden = hidden + delta_scale * (part.said if after is None else after[1].said)
+            around.append((before[0], None if after is None else after[0]))
+        num_used = sum(norm is not None for norms in around for norm in norms)
+        return (around[0], around[1]) if num_used == len(self.norms) and agree(hidden, end) else None
+
+    def _before(self, hidden: torch.Tensor, read: torch.Tensor) -> Found | None:
+        """The norm that makes what is read of the residual stream."""
+        if agree(hidden, read):
+            return (None,)
+        found = (norm for norm, passage in self.norms if agree(hidden, passage.read) and agree(passage.said, read))
+        norm = next(found, None)
+        return None if norm is None else (norm,)
+
+    def _after(self, said: torch.Tensor) -> tuple[FoundNorm, _Passage] | None:
+        """The norm of what a part says, and what it makes of it."""
+        return next(((norm, passage) for norm, passage in self.norms if agree(said, passage.read)), None)
+
+
+def _pass_through(
+    model: PreTrainedModel, layer: nn.Module, call: Call, rows: torch.Tensor, feed_forward: str
+) -> dict[str, _Passage] | None:
+    """What a layer, "", and the modules in it read and say for samples. ``feed_forward``, whatever it is, says samples
+    of its own.
+    """
+    calls: list[Call] = []
+    args, kwargs = call.with_given(rows.unsqueeze(0))
+    own = getattr(layer, feed_forward)
+    setattr(layer, feed_forward, _Says(rows.flip(0, 1).unsqueeze(0)))
+    try:
+        with watching_attention(model), hooked({"": layer, **dict(layer.named_children())}, calls):
+            call_in_float32(layer, *args, **kwargs)
+    except Exception:  # whatever a model's code does with samples
+        return None
+    finally:
+        setattr(layer, feed_forward, own)
+    return {
+        inner.module: _Passage(inner.given[0], inner.result[0])
+        for inner in calls
+        if inner.given is not None and inner.result is not None
+    }
+
+
+class _Says(nn.Module):
+    """Returns the same whatever it reads."""
+
+    def __init__(self, said: torch.Tensor) -> None:
+        super().__init__()
+        self._said = said
+
+    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self._said
+
+
+def _scales(layer: Any) -> Iterator[float]:
+    """What a layer may multiply with before it adds."""
+    yield 1.0
+    yield from (value for value in vars(layer).values() if isinstance(value, float))

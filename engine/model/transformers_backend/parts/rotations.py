@@ -1,0 +1,105 @@
+"""The rotations that a model's own code makes from positions, as the tables that our attention reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from engine.layers.rotary import Rotations, RotationTable
+from engine.model.transformers_backend.parts.watch import Call, Watched
+
+CHUNK: Final = 4096
+"""Positions of a table that are asked for at once."""
+
+
+class Angles(NamedTuple):
+    """Cosine and sine of a pass's tokens, [1, num_tokens, size] each, the second half of the size as the first."""
+
+    cosine: torch.Tensor
+    sine: torch.Tensor
+
+    def rotations(self) -> Rotations:
+        """As our own layers take them, without a table."""
+        table = torch.stack([part[0, :, : part.shape[2] // 2] for part in self], dim=1)
+        return RotationTable(table).rotations(torch.arange(len(table), device=table.device))
+
+
+class NoRotations(nn.Module):
+    """Stands where a module made rotations that nobody reads any more."""
+
+    def forward(self, *_: Any, **__: Any) -> None:
+        """Nothing, whatever is asked for."""
+
+
+def angles_of(call: Call) -> Angles | None:
+    """What a module was called with to rotate by, if it was."""
+    values = (*call.args, *call.kwargs.values())
+    return next((Angles(*value) for value in values if isinstance(value, tuple) and _is_angles(value)), None)
+
+
+def _is_angles(pair: tuple[Any, ...]) -> bool:
+    """Is it numbers for each token, twice, of which the second half repeats the first?"""
+    if [getattr(part, "ndim", None) for part in pair] != [3, 3] or pair[0].shape != pair[1].shape:
+        return False
+    halves = [part.tensor_split(2, dim=2) for part in pair if part.is_floating_point() and len(part) == 1]
+    return len(halves) == len(pair) and all(torch.equal(first, second) for first, second in halves)
+
+
+class Tables:
+    """The tables of a model, each made once, by the module that makes its angles in the model.
+
+    sources: the names of these modules. made: the tables.
+    """
+
+    def __init__(self, model: nn.Module, watched: Watched, max_positions: int) -> None:
+        self.sources: set[str] = set()
+        self._model, self._watched, self._max_positions = model, watched, max_positions
+        self._made: list[tuple[torch.Tensor | None, RotationTable]] = []
+
+    @property
+    def made(self) -> tuple[RotationTable, ...]:
+        """All of them."""
+        return tuple(table for _, table in self._made)
+
+    def table(self, angles: Angles | None, *, like: torch.Tensor) -> RotationTable | None:
+        """The table with these angles of the watched positions, or that of layers that rotate nothing. None where no
+        module makes the angles from positions alone. ``like``: has the model's dtype, and is on its device.
+        """
+        wanted = None if angles is None else angles.cosine
+        for made_for, made in self._made:
+            if made_for is wanted:
+                return made
+        if angles is None:
+            table = RotationTable(torch.empty(self._max_positions, 2, 0, dtype=like.dtype, device=like.device))
+        else:
+            source = next((call for call in self._watched.calls if _returned(call, angles)), None)
+            if source is None:
+                return None
+            rows = torch.cat([torch.stack(pair, dim=1) for pair in self._chunks(source)])
+            if not torch.equal(rows.index_select(0, self._watched.positions), angles.rotations().table):
+                return None
+            self.sources.add(source.module)
+            table = RotationTable(rows.to(like.dtype).contiguous())  # some models rotate in float32; ours never do
+        self._made.append((wanted, table))
+        return table
+
+    def _chunks(self, source: Call) -> Iterator[list[torch.Tensor]]:
+        """Cosine and sine, [number of positions, num_pairs] each, of one chunk of positions after the other."""
+        module, watched = self._model.get_submodule(source.module), self._watched.positions
+        for first in range(0, self._max_positions, CHUNK):
+            chunk = torch.arange(first, min(first + CHUNK, self._max_positions), device=watched.device).unsqueeze(0)
+
+            def in_chunk(value: Any, chunk: torch.Tensor = chunk) -> Any:
+                is_watched = isinstance(value, torch.Tensor) and value.dtype == watched.dtype
+                return chunk if is_watched and torch.equal(value.view(-1), watched) else value
+
+            args, kwargs = pytree.tree_map(in_chunk, (source.args, source.kwargs))
+            yield [part[0, :, : part.shape[2] // 2] for part in module(*args, **kwargs)]
+
+
+def _returned(call: Call, angles: Angles) -> bool:
+    return isinstance(call.output, tuple) and call.output[0] is angles.cosine
