@@ -1,8 +1,8 @@
-"""Products with a weight that lies in panels, for CPUs with 256-bit fused multiply-add, compiled.
+"""Products with a weight that lies in panels, for CPUs with fused multiply-add, compiled.
 
-A panel holds 16 rows of the weight side by side, [in_size, 16]: one pass over it makes 16 columns of the output for up
-to six rows of the input. Each sum runs over the input in order, whatever the number of rows: what comes out for a row
-does not depend on what else is in the batch.
+A panel holds ``PANEL`` rows of the weight side by side, [in_size, PANEL]: one pass over it makes as many columns of the
+output for up to ``MAX_ROWS`` rows of the input. Each sum runs over the input in order, whatever the number of rows:
+what comes out for a row does not depend on what else is in the batch.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import take_next
-from engine.kernels.tile_product import MAX_ROWS, PANEL, tile_product
+from engine.kernels.tile_product import MAX_ROWS, PANEL, any_tile
 
 CHUNK_ROWS = 96
 """Rows of the input that all panels see before the next ones: they stay in a core's own cache."""
@@ -25,24 +25,7 @@ NUM_ROWS, IN_SIZE, OUT_SIZE = 5, 6, 7
 NUM_PARAMETERS = 8
 
 # With few rows a panel is seen once and comes from memory; with many it is in a cache after the first ones.
-_tile_1, _tile_2, _tile_3, _tile_4 = (tile_product(num_rows, prefetches=True) for num_rows in (1, 2, 3, 4))
-_tile_5, _tile_6 = (tile_product(num_rows, prefetches=False) for num_rows in (5, 6))
-
-
-@njit(**PART_OPTIONS)
-def _tile(num_rows, x, x_stride, panel, in_size, bias, y, y_stride, weight, output):
-    if num_rows == 6:
-        _tile_6(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
-    elif num_rows == 5:
-        _tile_5(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
-    elif num_rows == 4:
-        _tile_4(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
-    elif num_rows == 3:
-        _tile_3(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
-    elif num_rows == 2:
-        _tile_2(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
-    else:
-        _tile_1(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
+_tile = any_tile(max_prefetched=4)
 
 
 @njit(**PART_OPTIONS)

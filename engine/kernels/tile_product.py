@@ -1,7 +1,7 @@
 """The innermost loop of a matrix product: a few rows of the input times one panel of the weight, as machine code.
 
-Written out for LLVM, since no loop that numba compiles keeps 12 sums in registers. After Goto and van de Geijn, Anatomy
-of High-Performance Matrix Multiplication, 2008.
+Written out for LLVM, since no loop that numba compiles keeps all sums in registers. After Goto and van de Geijn,
+Anatomy of High-Performance Matrix Multiplication, 2008.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
-PANEL = 16
-"""Columns of the output that a panel makes: two registers of eight numbers."""
+from engine.kernels.compiled import PART_OPTIONS
+from engine.kernels.lanes import LANES
 
-MAX_ROWS = 6
-"""Rows whose sums are in registers together: 12 of 16, beside two of the weight and one of the input."""
+PANEL = 2 * LANES
+"""Columns of the output that a panel makes: two registers."""
+
+MAX_ROWS = 12 if LANES == 16 else 6
+"""Rows whose sums are in registers together, beside two of the weight and one of the input: 24 of 32, or 12 of 16."""
 
 UNROLLED = 4
 """Columns of the input between two jumps; their number must be a multiple of it."""
@@ -29,7 +32,7 @@ _BYTES = ir.IntType(8).as_pointer()
 _BF16_SHIFT = 16
 
 
-def tile_product(num_rows: int, *, prefetches: bool, panel_size: int = PANEL) -> Any:
+def tile_product(num_rows: int, *, prefetches: bool) -> Any:
     """``tile(x, x_stride, panel, in_size, bias, y, y_stride, weight_like, output_like)`` for so many rows.
 
     All but the last two are addresses, strides in bytes and a count. x and bias are float32; the last two are numbers
@@ -53,7 +56,7 @@ def tile_product(num_rows: int, *, prefetches: bool, panel_size: int = PANEL) ->
         """One tile."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            tile = _Tile(builder, num_rows, panel_size // 2, weight_like, output_like, prefetches=prefetches)
+            tile = _Tile(builder, num_rows, weight_like, output_like, prefetches=prefetches)
             tile.build(*arguments[:7])
             return context.get_dummy_value()
 
@@ -65,17 +68,14 @@ def tile_product(num_rows: int, *, prefetches: bool, panel_size: int = PANEL) ->
 class _Tile:
     """Builds the machine code of one tile."""
 
-    def __init__(
-        self, builder: Any, num_rows: int, num_lanes: int, weight: Any, output: Any, *, prefetches: bool
-    ) -> None:
+    def __init__(self, builder: Any, num_rows: int, weight: Any, output: Any, *, prefetches: bool) -> None:
         self._builder = builder
-        self._num_lanes = num_lanes
-        self._floats, self._shorts, self._ints = (ir.VectorType(kind, num_lanes) for kind in (_F32, _I16, _I32))
+        self._floats, self._shorts, self._ints = (ir.VectorType(kind, LANES) for kind in (_F32, _I16, _I32))
         self._rows = range(num_rows)
         self._weight, self._output = weight, output
         self._prefetches = prefetches
         kind = ir.FunctionType(self._floats, [self._floats] * 3)
-        self._fma = get_or_insert_function(builder.module, kind, f"llvm.fma.v{num_lanes}f32")
+        self._fma = get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
 
     def build(self, x: Any, x_stride: Any, panel: Any, in_size: Any, bias: Any, y: Any, y_stride: Any) -> None:
         """A loop over the input's columns that keeps the sums in registers, then the stores."""
@@ -106,7 +106,7 @@ class _Tile:
     def _add_column(self, column: Any, starts: list[Any], panel: Any, results: list[list[Any]]) -> None:
         """Add one column of the input, times a panel's numbers."""
         b = self._builder
-        num_bytes = 2 * self._num_lanes * _num_bytes(self._weight)
+        num_bytes = PANEL * _num_bytes(self._weight)
         place = b.add(panel, b.mul(column, _int(num_bytes)))
         if self._prefetches:
             for line in range(0, num_bytes, _LINE_BYTES):
@@ -125,7 +125,7 @@ class _Tile:
         """A register's stored numbers as float32."""
         b = self._builder
         stored = self._stored(like)
-        place = b.add(address, _int(half * self._num_lanes * _num_bytes(like)))
+        place = b.add(address, _int(half * LANES * _num_bytes(like)))
         numbers = b.load(b.inttoptr(place, stored.as_pointer()), align=_num_bytes(like))
         if like == types.uint16:
             return b.bitcast(b.shl(b.zext(numbers, self._ints), self._all(_BF16_SHIFT)), self._floats)
@@ -138,7 +138,7 @@ class _Tile:
             numbers = self._to_bfloat16(numbers)
         elif like == types.int16:
             numbers = b.fptrunc(numbers, self._stored(like))
-        place = b.add(address, _int(half * self._num_lanes * _num_bytes(like)))
+        place = b.add(address, _int(half * LANES * _num_bytes(like)))
         b.store(numbers, b.inttoptr(place, self._stored(like).as_pointer()), align=_num_bytes(like))
 
     def _to_bfloat16(self, numbers: Any) -> Any:
@@ -160,11 +160,11 @@ class _Tile:
     def _stored(self, like: Any) -> Any:
         """A register's numbers as they lie in memory."""
         if like == types.int16:
-            return ir.VectorType(ir.HalfType(), self._num_lanes)
+            return ir.VectorType(ir.HalfType(), LANES)
         return self._shorts if like == types.uint16 else self._floats
 
     def _all(self, value: int) -> Any:
-        return ir.Constant(self._ints, [value] * self._num_lanes)
+        return ir.Constant(self._ints, [value] * LANES)
 
 
 def _num_bytes(like: Any) -> int:
@@ -173,3 +173,31 @@ def _num_bytes(like: Any) -> int:
 
 def _int(value: int) -> Any:
     return ir.Constant(_I64, value)
+
+
+def any_tile(*, max_prefetched: int = MAX_ROWS) -> Any:
+    """``tile(height, x, x_stride, panel, in_size, bias, y, y_stride, weight_like, output_like)`` for 1 to ``MAX_ROWS``
+    rows; see ``tile_product``. Tiles of more than ``max_prefetched`` rows ask for nothing ahead.
+    """
+    first = tile_product(1, prefetches=True)
+
+    @njit(**PART_OPTIONS)  # type: ignore[untyped-decorator]
+    def tile(height, x, x_stride, panel, in_size, bias, y, y_stride, weight, output):  # type: ignore[no-untyped-def]
+        first(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
+
+    for height in range(2, MAX_ROWS + 1):
+        tile = _or_lower(height, tile_product(height, prefetches=height <= max_prefetched), tile)
+    return tile
+
+
+def _or_lower(own_height: int, own: Any, lower: Any) -> Any:
+    """A tile of one height more than ``lower`` knows."""
+
+    @njit(**PART_OPTIONS)  # type: ignore[untyped-decorator]
+    def tile(height, x, x_stride, panel, in_size, bias, y, y_stride, weight, output):  # type: ignore[no-untyped-def]
+        if height == own_height:
+            own(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
+        else:
+            lower(height, x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
+
+    return tile

@@ -8,7 +8,7 @@ import torch
 
 from engine.contract.config import DeviceName, DTypeName
 from engine.contract.errors import ConfigError
-from engine.layers.panel_weight import is_panel_machine
+from engine.layers.panel_weight import suits_panels
 from engine.model.model_shape import ModelShape
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -49,7 +49,7 @@ def choose_dtype(
         if name == "auto":
             logger.info("this CPU has no products in %s: computing in float32", dtype)
             return torch.float32
-        if not is_panel_machine():
+        if not suits_panels(dtype):
             logger.warning("this CPU has no products in %s and emulates them slowly; dtype float32 is faster", dtype)
     if not on_cpu:
         return _choose_on_gpu(name, dtype, gpu_dtypes(device) if fast_dtypes is None else fast_dtypes)

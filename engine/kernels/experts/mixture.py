@@ -13,9 +13,9 @@ from numba import carray, njit
 
 from engine.kernels.activation import ALPHA, CLAMPED_GATE, LIMIT, NUM_CLAMP_NUMBERS, bend_row
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
-from engine.kernels.experts.wide_tile import MAX_ROWS, PANEL, wide_tile
 from engine.kernels.machine_code import add_to, look_at, narrow, pointer, take_next, widen
 from engine.kernels.row_loops import add_row, clamped_gate_row
+from engine.kernels.tile_product import MAX_ROWS, PANEL, any_tile
 
 FLOAT32_BYTES, COUNTER_BYTES = 4, 8
 
@@ -49,6 +49,10 @@ def max_blocks(num_rows: int, num_experts: int, height: int) -> int:
 def tables_size(num_rows: int, num_experts: int, num_blocks: int) -> int:
     """How many int64 are to be at TABLES: see ``_run``."""
     return 2 * num_rows + num_experts + 1 + 2 + BLOCK_FIELDS * num_blocks
+
+
+_FLOAT = np.float32(0.0)
+_tile = any_tile()
 
 
 @njit(**PART_OPTIONS)
@@ -125,7 +129,7 @@ def _bend(p, block, index, scratch, numbers, weight, weight_bytes):
         x = p[ROWS] + row * x_stride
         for half in range(2):
             of_half, columns = panel + half * panel_bytes, half * PANEL * FLOAT32_BYTES
-            wide_tile(height, x, x_stride, of_half, p[HIDDEN_SIZE], bias + columns, y + columns, y_stride, weight)
+            _tile(height, x, x_stride, of_half, p[HIDDEN_SIZE], bias + columns, y + columns, y_stride, weight, _FLOAT)
         target = p[INNER] + (row * p[INNER_STRIDE] + index * PANEL) * FLOAT32_BYTES
         _bend_rows(p, numbers, scratch, y, target, height)
         row += height
@@ -142,7 +146,7 @@ def _project(p, block, index, weight, weight_bytes):
     for num_left in range((end - row + MAX_ROWS - 1) // MAX_ROWS, 0, -1):
         height = (end - row + num_left - 1) // num_left
         y = p[RESULTS] + row * y_stride + index * PANEL * FLOAT32_BYTES
-        wide_tile(height, p[INNER] + row * x_stride, x_stride, panel, p[INNER_SIZE], bias, y, y_stride, weight)
+        _tile(height, p[INNER] + row * x_stride, x_stride, panel, p[INNER_SIZE], bias, y, y_stride, weight, _FLOAT)
         row += height
 
 

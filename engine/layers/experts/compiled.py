@@ -11,11 +11,10 @@ from llvmlite import binding
 
 from engine.kernels.call import KernelCall
 from engine.kernels.experts import mixture as kernel
-from engine.kernels.experts.wide_tile import PANEL
-from engine.kernels.tile_product import UNROLLED
+from engine.kernels.tile_product import PANEL, UNROLLED
 from engine.layers.activation import ClampNumbers, gate_kind
 from engine.layers.layer_spec import Activation, GateClamp
-from engine.layers.panel_weight import is_panel_machine, narrowest_exact
+from engine.layers.panel_weight import narrowest_exact, suits_panels
 
 CACHED_NUMBERS = 1 << 18
 """Of the input of a product, what a core's own cache keeps while all panels go over it."""
@@ -92,11 +91,11 @@ class CompiledExperts:
 def fits_compiled(gate_up: torch.Tensor, down: torch.Tensor) -> bool:
     """True when matrices can lie in panels, and this machine multiplies them faster so than by its matrix library.
 
-    With a unit for bfloat16, and where the library knows AVX-512 well, that is so of float32 only.
+    With a unit for bfloat16 that is fast, where the library knows AVX-512 well, that is so of float32 only.
     """
     sizes = down.shape[1:]
     is_even = all(size > 0 and size % PANEL == 0 and size % UNROLLED == 0 for size in sizes)
-    is_faster = is_panel_machine() or (gate_up.dtype is torch.float32 and _has_wide_registers())
+    is_faster = suits_panels(gate_up.dtype) or (gate_up.dtype is torch.float32 and _has_wide_registers())
     return is_even and gate_up.device.type == "cpu" and is_faster
 
 

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.kernels.tile_product import PANEL
 from engine.layers.packed_weight import pack
-from engine.layers.panel_weight import PanelWeight, fits_panels
+from engine.layers.panel_weight import PanelWeight, fits_panels, suits_panels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = tuple(TOLERANCE)
@@ -22,8 +23,8 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch
 def test_product_is_that_of_the_plain_weight(
     dtype: torch.dtype, num_rows: int, num_panels: int, quarter: int, *, has_bias: bool
 ) -> None:
-    weight = numbers(16 * num_panels, 4 * quarter, seed=1, dtype=dtype)
-    bias = numbers(16 * num_panels, seed=2, dtype=dtype) if has_bias else None
+    weight = numbers(PANEL * num_panels, 4 * quarter, seed=1, dtype=dtype)
+    bias = numbers(PANEL * num_panels, seed=2, dtype=dtype) if has_bias else None
     x = numbers(num_rows, 4 * quarter, seed=3, dtype=dtype)
 
     found = PanelWeight(weight, bias)(x)
@@ -36,7 +37,7 @@ def test_product_is_that_of_the_plain_weight(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_row_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
-    multiply = PanelWeight(numbers(48, 64, seed=1, dtype=dtype), None)
+    multiply = PanelWeight(numbers(3 * PANEL, 64, seed=1, dtype=dtype), None)
     x = numbers(197, 64, seed=2, dtype=dtype)
     whole = multiply(x)
 
@@ -45,7 +46,7 @@ def test_row_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
 
 
 def test_number_that_bfloat16_holds_gives_the_same_result_from_half_the_bytes() -> None:
-    exact = numbers(32, 64, seed=1, dtype=torch.bfloat16).float()
+    exact = numbers(2 * PANEL, 64, seed=1, dtype=torch.bfloat16).float()
     x = numbers(7, 64, seed=2)
     off = torch.zeros_like(exact)
     off[0, 0] = 1e-4  # now one number needs more bits
@@ -60,20 +61,20 @@ def test_what_is_no_number_stays_visible_in_its_row(dtype: torch.dtype) -> None:
     x = numbers(9, 16, seed=2, dtype=dtype)
     x[4, 3], x[6, 0] = float("nan"), float("inf")
 
-    found = PanelWeight(numbers(16, 16, seed=1, dtype=dtype), None)(x)
+    found = PanelWeight(numbers(PANEL, 16, seed=1, dtype=dtype), None)(x)
 
     assert [bool(row.isfinite().all()) for row in found] == [True] * 4 + [False, True, False, True, True]
     assert bool(found[4].isnan().all())
 
 
 def test_rows_that_lie_apart_are_read_where_they_are() -> None:
-    multiply = PanelWeight(numbers(16, 8, seed=1), None)
+    multiply = PanelWeight(numbers(PANEL, 8, seed=1), None)
     wide = numbers(5, 24, seed=2)
 
     assert torch.equal(multiply(wide[:, 8:16]), multiply(wide[:, 8:16].clone()))
 
 
-@pytest.mark.parametrize("shape", [(17, 8), (16, 6), (8, 16)])
+@pytest.mark.parametrize("shape", [(PANEL + 1, 8), (PANEL, 6), (PANEL // 2, 16)])
 def test_sizes_that_fill_no_panel_are_left_to_the_matrix_library(shape: tuple[int, int]) -> None:
     weight = numbers(*shape, seed=1)
 
@@ -81,3 +82,25 @@ def test_sizes_that_fill_no_panel_are_left_to_the_matrix_library(shape: tuple[in
     torch.testing.assert_close(
         pack(weight, None)(numbers(3, shape[1], seed=2)), numbers(3, shape[1], seed=2) @ weight.T
     )
+
+
+AVX2 = {"avx2": True, "fma": True, "f16c": True}
+AVX512 = {**AVX2, "avx512f": True}
+MACHINES: dict[str, tuple[str, str, dict[str, bool], set[torch.dtype]]] = {
+    "AVX2 only": ("x86_64", "haswell", AVX2, set(DTYPES)),
+    "AVX only": ("x86_64", "sandybridge", {}, set()),
+    "AVX-512 without instructions for bfloat16": ("x86_64", "icelake-server", AVX512, {torch.bfloat16}),
+    "Intel, AMX hidden": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True}, {torch.bfloat16}),
+    "AMX": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True, "amx-bf16": True}, set()),
+    "AMD with instructions for bfloat16": ("x86_64", "znver4", {**AVX512, "avx512bf16": True}, set()),
+    "no x86": ("aarch64", "neoverse-n1", {}, set()),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_panels_are_for_machines_whose_library_is_slower(monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    architecture, name, features, expected = MACHINES[machine]
+    monkeypatch.setattr("platform.machine", lambda: architecture)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: name)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
+    assert {dtype for dtype in DTYPES if suits_panels.__wrapped__(dtype)} == expected
