@@ -7,7 +7,8 @@ All sides get the same prompts with the same number of threads, in turn; figures
 ``<dtype>/prefill`` computes 16 prompts of 512 tokens, ``<dtype>/ttft/512`` one; ``<dtype>/decode/<batch>`` continues
 ``batch`` prompts of 32 tokens. ``ratio/<row>`` is Baton over the best peer (for ttft: best peer over Baton): above 1 is
 faster; each peer's own value stands beside Baton's. ``--model mixture`` has 8 experts in the place of each MLP; a token
-goes through 2. ``--model-impl transformers --peer native`` has transformers' code with Baton's attention
+goes through 2. ``--model gemma3 --peer llama`` has a Gemma 3 beside the Llama of its sizes, which takes as many FLOPs a
+token. ``--model-impl transformers --peer native`` has transformers' code with Baton's attention
 and products in it beside Baton's own code.
 """
 
@@ -27,7 +28,7 @@ import torch
 from benchmarks.arguments import count
 from benchmarks.ceilings import matmul_gflops, memory_read_gb_per_s
 from benchmarks.peers.process import PeerProcess, engine_peers
-from benchmarks.random_llama import VOCAB_SIZE, write_random_llama, write_random_mixture
+from benchmarks.random_llama import VOCAB_SIZE, write_random_gemma3, write_random_llama, write_random_mixture
 from benchmarks.report import Row, add_json_option, publish
 from engine.contract.config import ModelCode
 from engine.contract.token_ids import TokenIds
@@ -40,6 +41,7 @@ MAX_MODEL_LEN, MAX_NUM_SEQS = 1024, 64
 
 MODELS = {
     "llama": (write_random_llama, "random Llama, 125 M parameters"),
+    "gemma3": (write_random_gemma3, "random Gemma 3 of the sizes of the Llama, 125 M parameters"),
     "mixture": (write_random_mixture, "random Mixtral, 520 M parameters, 8 experts of which 2 are active"),
 }
 """What writes each, and what it is called."""
@@ -164,21 +166,31 @@ def alternate(
     return {name: statistics.median(values) for name, values in durations.items()}
 
 
-def measure_dtype(dtype_name: str, args: argparse.Namespace, directory: Path, stack: contextlib.ExitStack) -> list[Row]:
-    """All rows of one dtype."""
+def start_sides(
+    dtype_name: str, args: argparse.Namespace, directory: Path, stack: contextlib.ExitStack
+) -> dict[str, Side]:
+    """All engines that are asked for, with the model written to ``directory``."""
     dtype = getattr(torch, dtype_name)
     write, _ = MODELS[args.model]
     write(directory, dtype)
     sides: dict[str, Side] = {"baton": BatonSide(directory, dtype_name, args.threads, ModelCode(impl=args.model_impl))}
     if "native" in args.peer:
         sides["native"] = BatonSide(directory, dtype_name, args.threads, ModelCode(impl="native"))
+    if "llama" in args.peer:
+        write_random_llama(directory / "llama", dtype)
+        sides["llama"] = BatonSide(directory / "llama", dtype_name, args.threads)
     if "transformers" in args.peer:
         sides["transformers"] = TransformersSide(directory, dtype)
     for name in engine_peers():
         if name in args.peer:
             sides[name] = stack.enter_context(PeerProcess(name, directory, dtype_name, args.threads))
+    return sides
+
+
+def measure_dtype(dtype_name: str, args: argparse.Namespace, sides: dict[str, Side]) -> list[Row]:
+    """All rows of one dtype."""
     generator = torch.Generator().manual_seed(1)
-    rows = [Row(name=f"{dtype_name}/ceiling/matmul", value=matmul_gflops(dtype), unit="GFLOP/s")]
+    rows = [Row(name=f"{dtype_name}/ceiling/matmul", value=matmul_gflops(getattr(torch, dtype_name)), unit="GFLOP/s")]
 
     def seconds_of(measure: Callable[[Side, Prompts], float], count: int, length: int) -> dict[str, float]:
         return alternate(sides, lambda: random_prompts(generator, count, length), measure, args.repeats)
@@ -224,7 +236,10 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--peer", nargs="+", choices=("transformers", "native", *engine_peers(), "none"), default=["transformers"]
+        "--peer",
+        nargs="+",
+        choices=("transformers", "native", "llama", *engine_peers(), "none"),
+        default=["transformers"],
     )
     parser.add_argument("--model", choices=tuple(MODELS), default="llama")
     parser.add_argument("--model-impl", choices=("auto", "native", "transformers"), default="auto")
@@ -240,7 +255,7 @@ def main() -> None:
     rows = [Row(name="ceiling/memory_read", value=memory_read_gb_per_s(), unit="GB/s")]
     for dtype_name in args.dtypes:
         with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-            rows.extend(measure_dtype(dtype_name, args, Path(directory), stack))
+            rows.extend(measure_dtype(dtype_name, args, start_sides(dtype_name, args, Path(directory), stack)))
     _, title = MODELS[args.model]
     publish(rows, packages=("torch", "transformers"), json_file=args.json, title=f"engine: {title}")
 

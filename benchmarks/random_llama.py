@@ -1,4 +1,4 @@
-"""The random models that the engine benchmarks run, as Hugging Face directories: a 125 M Llama, and a mixture of it."""
+"""The random models that the engine benchmarks run, as Hugging Face directories: a 125 M Llama, others of its sizes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def write_random_mixture(directory: Path, dtype: torch.dtype) -> None:
     """The same with 8 experts instead of the MLP, of which a token goes through 2: 520 M parameters."""
     config = transformers.MixtralConfig(**_SHAPE, num_local_experts=8, num_experts_per_tok=2, sliding_window=None)
     _write(transformers.MixtralForCausalLM, config, directory, dtype)
+
+
+def write_random_gemma3(directory: Path, dtype: torch.dtype) -> None:
+    """A Gemma 3 of the same sizes, and so with as many FLOPs a token: five in six layers see 512 tokens."""
+    config = transformers.Gemma3TextConfig(**_SHAPE, query_pre_attn_scalar=_SHAPE["head_dim"], sliding_window=512)
+    _write(transformers.Gemma3ForCausalLM, config, directory, dtype)
 
 
 def _write(

@@ -64,7 +64,7 @@ def check_threads(dtype: torch.dtype) -> float:
     if speedup < (1 + num_threads) / 2:
         logger.warning(
             "asked for %d threads, but a matrix product is only %.1f times as fast as with one: other processes use "
-            "the cores, or fewer are usable here (num_threads in the configuration sets how many an engine uses)",
+            "the cores, or fewer are usable here (num_threads sets how many an engine uses)",
             num_threads,
             speedup,
         )

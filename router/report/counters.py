@@ -23,7 +23,8 @@ def _placed(reason: Reason) -> int:
 @across_versions
 @dataclass(slots=True, kw_only=True)
 class RouterCounters:
-    """Sequences and tokens. ``num_failed`` ended with an error, ``num_cancelled`` were given up by their client.
+    """Sequences and tokens. ``num_failed`` ended with an error, ``num_cancelled`` were given up by their client;
+    ``num_invalid`` ended for what they ask for, which only a worker could tell: a grammar that cannot be followed.
 
     ``num_refused`` were refused when they came because too many were there; they are not in ``num_requests``.
 
@@ -39,6 +40,9 @@ class RouterCounters:
         "Sequences turned away because too many were in progress or waiting.",
         metric="requests_refused",
         total="refused",
+    )
+    num_invalid: int = counted(
+        "Sequences that ended for what they ask for, as a worker found.", metric="requests_invalid", total="invalid"
     )
     num_generated_tokens: int = counted(total="tokens")
     num_prompt_tokens: int = counted(total="prompt_tokens")

@@ -17,6 +17,7 @@ from router.balance.streams import LiveStreams
 from router.errors import (
     DeadlineExceededError,
     InternalError,
+    InvalidRequestError,
     QueueFullError,
     RequestCancelledError,
     RouterError,
@@ -259,6 +260,8 @@ class Orchestrator:
         except RouterError as caught:
             if is_refusal(caught, num_output_tokens=len(generation.output_token_ids)):
                 counters.num_refused += 1
+            elif isinstance(caught, InvalidRequestError):
+                counters.num_invalid += 1
             else:
                 counters.num_failed += 1
             error = caught

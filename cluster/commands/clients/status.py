@@ -33,6 +33,12 @@ COLUMNS = (
 
 TOTALS = ("requests", "tokens", "transfers", "transferred_bytes", "failed_blocks", "recomputed_tokens")
 
+RARE_TOTALS = (
+    *("failed", "invalid", "refused", "prefill_retries", "migrations", "drain_moves"),
+    *("gap_moves", "kv_moves", "ordered_moves", "failed_moves", "leaning_changes"),
+)
+"""Those told only once there are any."""
+
 
 def status(url: str, console: Console, *, as_json: bool, api_key: str = "") -> None:
     """Ask the cluster at ``url`` and print what it says.
@@ -49,9 +55,13 @@ def status(url: str, console: Console, *, as_json: bool, api_key: str = "") -> N
     if len(routers := answer.get("routers", ())) > 1:
         states = ", ".join(f"{router['router_id']} {router['state']}" for router in routers)
         console.print(Text(f"routers: {states}"), soft_wrap=True)
-    totals = answer.get("totals", {})
-    told = ", ".join(f"{name} {totals[name]:,}" for name in TOTALS if name in totals)
-    console.print(told, highlight=False, soft_wrap=True)
+    console.print(totals_line(answer.get("totals", {})), highlight=False, soft_wrap=True)
+
+
+def totals_line(totals: dict[str, Any]) -> str:
+    """What was counted since the start."""
+    names = [*(name for name in TOTALS if name in totals), *(name for name in RARE_TOTALS if totals.get(name))]
+    return ", ".join(f"{name} {totals[name]:,}" for name in names)
 
 
 def print_table(table: Table, console: Console) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from cluster.cli import app, main
 from cluster.client import cluster_url, explain
 from cluster.commands.clients.chat import ChatInputError, ask, greeting
-from cluster.commands.clients.status import COLUMNS, print_table, status_table
+from cluster.commands.clients.status import COLUMNS, print_table, status_table, totals_line
 from cluster.commands.generate import GenerateOptions, generate
 from cluster.commands.welcome import open_api_warning, welcome
 from cluster.config.config import BatonConfig
@@ -268,3 +268,9 @@ def test_status_table_tells_what_a_worker_of_another_pool_leans_to() -> None:
     assert any("prefill→decode abcdefgh" in line for line in lines)
     assert any("decode         ijklmnop" in line for line in lines)
     assert max(len(line.rstrip()) for line in lines) <= 80
+
+
+def test_status_tells_of_moves_and_failures_once_there_are_any() -> None:
+    totals = {"requests": 1200, "tokens": 7, "migrations": 0, "drain_moves": 3, "failed": 1, "finished": 9}
+    assert totals_line(totals) == "requests 1,200, tokens 7, failed 1, drain_moves 3"
+    assert totals_line({}) == ""

@@ -92,6 +92,8 @@ async def test_f1_what_a_worker_says_of_a_grammar_names_its_parameter(rig: Route
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == (400, "grammar_refused", param)
         assert error["message"] == f"the parameter '{param}' is invalid: failed by the test"
+    counters = rig.service.counters
+    assert (counters.num_invalid, counters.num_failed) == (3, 0), "it is their callers who were wrong"
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
