@@ -50,6 +50,7 @@ class RMSNorm:
         """Add ``delta`` to ``hidden`` in place, and return the sum normalised; both [num_tokens, size]."""
         if self._compiled is not None:
             assert hidden.is_contiguous()
+            assert hidden.dtype == self.weight.dtype
             return self._compiled(hidden, delta, torch.empty_like(hidden))
         if delta is not None:
             if self._fused_ops is not None:

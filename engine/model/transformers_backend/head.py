@@ -59,11 +59,14 @@ def find_product(model: PreTrainedModel, output_class: type[Any], rows: torch.Te
     """
     linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     name = next((name for name, module in model.named_modules() if module is linear), None)
-    if name is None or type(linear) is not nn.Linear:
+    if name is None or type(linear) is not nn.Linear or linear.in_features != rows.shape[1]:
+        return None
+    if linear.weight.dtype != rows.dtype:
         return None
     head = Head(model, output_class)
     try:
-        return name if torch.equal(head(rows), linear(rows)) else None
+        theirs, ours = head(rows), linear(rows)
+        return name if theirs.dtype == ours.dtype and torch.equal(theirs, ours) else None
     finally:
         head.give_back()
 

@@ -100,7 +100,20 @@ def _gated(forward: Callable[..., Any]) -> Callable[..., Any]:
     return changed
 
 
-@pytest.mark.parametrize("change", [_late_queries, _bounded, _gated])
+def _scaled_in_place(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """An attention that writes to what it is given back before its last product."""
+
+    def changed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        handle = self.o_proj.register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(0.5),))
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            handle.remove()
+
+    return changed
+
+
+@pytest.mark.parametrize("change", [_late_queries, _bounded, _gated, _scaled_in_place])
 def test_attention_that_differs_somewhere_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]
 ) -> None:
@@ -150,6 +163,90 @@ def test_model_that_does_something_between_its_layers_keeps_its_own_code(
     assert "model.layers.0" in replaced.names
     expected = oracle_logits(load_oracle(path), _tokens())
     assert (_logits(path) - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+def test_layer_that_writes_to_what_it_is_given_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_checkpoint(tmp_path, "llama")
+    call = modeling_llama.LlamaDecoderLayer.__call__
+
+    def changed(self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return call(self, hidden_states.mul_(0.5), *args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__call__", changed)
+    assert "model.layers.0" not in _model(path).replaced.names
+    expected = oracle_logits(load_oracle(path), _tokens())
+    assert (_logits(path) - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+def test_model_that_writes_between_its_layers_keeps_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer's input is the tensor that the one before returned, with other numbers in it."""
+    path = make_checkpoint(tmp_path, "llama")
+    forward = modeling_llama.LlamaModel.forward
+
+    def changed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, given: (given[0].mul_(0.5), *given[1:])) for layer in self.layers
+        ]
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    monkeypatch.setattr(modeling_llama.LlamaModel, "forward", changed)
+    replaced = _model(path).replaced
+    assert "model.layers.0" in replaced.names
+    assert replaced.chain is None
+    expected = oracle_logits(load_oracle(path), _tokens())
+    assert (_logits(path) - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+def test_mlp_that_is_given_more_than_hidden_states_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_checkpoint(tmp_path, "llama")
+    layer_forward, mlp_forward = modeling_llama.LlamaDecoderLayer.forward, modeling_llama.LlamaMLP.forward
+
+    def with_more(self: nn.Module, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        result: torch.Tensor = mlp_forward(self, x)
+        return result if scale is None else scale * result
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        own = self.mlp
+        given = torch.tensor(0.5)
+        self.mlp.forward, before = (lambda x: with_more(own, x, given)), own.forward
+        try:
+            return layer_forward(self, *args, **kwargs)
+        finally:
+            self.mlp.forward = before
+
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", forward)
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", with_more)
+    assert _model(path).replaced.chain is None
+
+
+def test_model_that_cannot_be_tried_is_served_by_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_checkpoint(tmp_path, "llama")
+    expected = oracle_logits(load_oracle(path), _tokens())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("its code")
+
+    monkeypatch.setattr("engine.model.transformers_backend.parts.replacement.find_attention", fail)
+    assert not _model(path).replaced.names
+    assert "no part of the model is replaced" in caplog.text
+    assert (_logits(path) - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("family", ["llama", "phi"])
+def test_context_of_few_tokens_is_tried_within_its_bounds(tmp_path: Path, family: str) -> None:
+    path = make_checkpoint(tmp_path, family)
+    expected = oracle_logits(load_oracle(path), _tokens()[:4])
+    harness = ModelHarness(path, max_model_len=4, model_impl="transformers")
+    (logits,) = harness.run((harness.start(_tokens()[:4]), 4))
+    assert (logits - expected).abs().max() < 2e-4 * expected.abs().max()
 
 
 class _Norm(nn.Module):

@@ -40,7 +40,7 @@ def call_in_float32(
 ) -> Any:
     """What a module returns with its weights, or with others in their places, and all it is given, in float32."""
     own = {name: _widened(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-    args, kwargs = pytree.tree_map(_widened, (args, kwargs))
+    args, kwargs = pytree.tree_map(_copied, (args, kwargs))
     return torch.func.functional_call(module, own | (weights or {}), args, kwargs)
 
 
@@ -48,6 +48,12 @@ def in_float32(linear: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
     """A linear layer's product with rows of float32."""
     bias = None if linear.bias is None else linear.bias.float()
     return nn.functional.linear(rows, linear.weight.float(), bias)
+
+
+def _copied(value: Any) -> Any:
+    """For whoever may write to it."""
+    wide = _widened(value)
+    return wide.clone() if isinstance(wide, torch.Tensor) else wide
 
 
 def _widened(value: Any) -> Any:

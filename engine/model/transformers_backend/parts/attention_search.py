@@ -23,15 +23,15 @@ Projection = tuple[Sequence[nn.Linear], Sequence[torch.Tensor]]
 
 def find_attention(model: PreTrainedModel, call: Call, tables: Tables) -> AttentionParts | None:
     """What an attention module is made of, if it is one that we have. ``call``: how the model called it."""
-    given = call.given
-    if given is None:
+    given, output = call.given, call.output
+    returns_pair = isinstance(output, tuple)
+    if given is None or given.dtype != model.dtype or (returns_pair and output[1:] != (None,)):
         return None
     module, rows = model.get_submodule(call.module), sample_rows(given.shape[-1], given.device)
     seen = _call_with(model, module, call, rows)
     if seen is None:
         return None
     heads, output = seen
-    returns_pair = isinstance(output, tuple)
     linears = [child for child in module.children() if type(child) is nn.Linear]
     out = _find_out(linears, heads.attended.flatten(1), output[0] if returns_pair else output)
     norms = [norm for norm in map(find_norm, module.children()) if norm is not None and norm.spec.kind is NormKind.RMS]
@@ -98,12 +98,13 @@ def _find_way(
     for way in ways:
         result = projected
         if way.norm is not None:
-            by_norm = projected.reshape(-1, len(way.norm.weight))
+            by_norm = projected.reshape(-1, len(way.norm.weight)).contiguous()
             result = way.norm.build(dtype=torch.float32).add_and_normalize(by_norm, None)
         result = result.reshape(wanted.shape)
         if agree(result, wanted):
             return way
-        if rotations is not None and agree(rotate(result, rotations, rotate_halves), wanted):
+        fits = rotations is not None and 2 * rotations.cosine.shape[2] <= head_dim
+        if rotations is not None and fits and agree(rotate(result, rotations, rotate_halves), wanted):
             return way._replace(is_rotated=True)
     return None
 

@@ -51,9 +51,16 @@ def find_chain(model: PreTrainedModel, watched: Watched, layers: Sequence[str]) 
     calls = [call for call in map(watched.call, layers) if call is not None]
     if len(calls) != len(layers) or any(first.result is not then.given for first, then in pairwise(calls)):
         return None
-    embeddings = [call.module for call in watched.calls if call.result is calls[0].given]
+    first = calls[0].given
+    if first is None or first.dtype != model.dtype:
+        return None
+    embeddings = [call.module for call in watched.calls if call.result is first]
     lasts = [call.module for call in watched.calls if call.given is calls[-1].result and call.result is watched.hidden]
     if len(embeddings) != 1 or len(lasts) != 1 or not isinstance(model.get_submodule(embeddings[0]), nn.Embedding):
         return None
     norm = find_norm(model.get_submodule(lasts[0]))
-    return None if norm is None else ChainParts(embedding=embeddings[0], layers=layers, norm=norm)
+    return (
+        None
+        if norm is None or norm.weight.dtype != model.dtype
+        else ChainParts(embedding=embeddings[0], layers=layers, norm=norm)
+    )

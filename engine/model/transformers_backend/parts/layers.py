@@ -80,7 +80,9 @@ def find_layer(model: PreTrainedModel, watched: Watched, attention: str) -> Laye
     """What the layer around an attention module, which is one that we have, is made of, if it is one that we have."""
     name = attention.rpartition(".")[0]
     call = watched.call(name)
-    if call is None or call.given is None:
+    if call is None or call.given is None or call.given.dtype != model.dtype:
+        return None
+    if isinstance(call.output, tuple) and len(call.output) != 1:
         return None
     layer, rows = model.get_submodule(name), sample_rows(call.given.shape[-1], call.given.device)
     inner = {child: module for child, module in layer.named_children() if watched.call(f"{name}.{child}") is not None}
@@ -89,10 +91,12 @@ def find_layer(model: PreTrainedModel, watched: Watched, attention: str) -> Laye
     others = [child for child, module in inner.items() if not isinstance(module, nn.Dropout)]
     others = [child for child in others if child not in norms and child != attention_child]
     second = watched.call(f"{name}.{others[0]}") if len(others) == 1 else None
-    if second is None or not isinstance(second.output, torch.Tensor):
+    if second is None or second.num_arguments != 1 or not isinstance(second.output, torch.Tensor):
+        return None
+    if {second.output.dtype, *(norm.weight.dtype for norm in norms.values())} != {model.dtype}:
         return None
     passages = _pass_through(model, layer, call, rows, others[0])
-    if passages is None:
+    if passages is None or not {"", attention_child, others[0], *norms} <= passages.keys():
         return None
     flow = _Flow(
         attention=passages[attention_child],
@@ -172,9 +176,9 @@ def _pass_through(
     calls: list[Call] = []
     args, kwargs = call.with_given(rows.unsqueeze(0))
     own = getattr(layer, feed_forward)
-    setattr(layer, feed_forward, _Says(rows.flip(0, 1).unsqueeze(0)))
+    setattr(layer, feed_forward, _Says(rows.flip(1).unsqueeze(0)))
     try:
-        with watching_attention(model), hooked({"": layer, **dict(layer.named_children())}, calls):
+        with watching_attention(model), hooked({"": layer, **dict(layer.named_children())}, calls, copies=True):
             call_in_float32(layer, *args, **kwargs)
     except Exception:  # whatever a model's code does with samples
         return None

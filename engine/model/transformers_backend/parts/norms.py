@@ -36,7 +36,7 @@ class FoundNorm:
 
 
 class OwnNorm(nn.Module):
-    """Stands where a norm of a model was."""
+    """Stands where a norm of a model was, which was called with numbers of its own precision."""
 
     def __init__(self, found: FoundNorm) -> None:
         super().__init__()

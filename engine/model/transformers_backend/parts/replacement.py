@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -13,18 +14,18 @@ from transformers import PreTrainedModel
 
 from engine.layers.attention_layer import AttentionLayer
 from engine.layers.layer_spec import NormKind
-from engine.layers.rotary import Rotations, RotationTable
+from engine.layers.rotary import RotationTable
 from engine.model.transformers_backend.attention import CurrentStep
 from engine.model.transformers_backend.linears import Groups, pack_linears
-from engine.model.transformers_backend.parts.agreement import NUM_ROWS
 from engine.model.transformers_backend.parts.attention_search import find_attention
 from engine.model.transformers_backend.parts.attentions import OwnAttention
-from engine.model.transformers_backend.parts.chain import Chain, find_chain
-from engine.model.transformers_backend.parts.layers import OwnLayer, find_layer
+from engine.model.transformers_backend.parts.chain import Chain, ChainParts, find_chain
+from engine.model.transformers_backend.parts.layers import LayerParts, OwnLayer, find_layer
 from engine.model.transformers_backend.parts.mlps import OwnMLP, find_mlp
 from engine.model.transformers_backend.parts.norms import OwnNorm, find_norm
 from engine.model.transformers_backend.parts.rotations import NoRotations, Tables
-from engine.model.transformers_backend.parts.watch import watch
+from engine.model.transformers_backend.parts.trial import Trial
+from engine.model.transformers_backend.parts.watch import Call, Watched, watch
 from engine.model.transformers_backend.probe import Probe
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -60,6 +61,47 @@ def replace_parts(
 
     layers: what the attention modules of ``found`` mean. products: the linear layers by which can be computed together.
     """
+    try:
+        ours = _search(model, found, layers, step, max_positions)
+    except Exception as error:  # a model's own code may do anything with samples
+        logger.warning("no part of the model is replaced by Baton's own code, which may be faster: %s", error)
+        ours = _Ours()
+    names = frozenset(ours.inner)
+    left = tuple(group for group in products if not _is_inside(group[0], names))
+    while ours.inner:  # each holds the weights of what it replaces
+        name, part = ours.inner.popitem()
+        _put(model, name, part())
+        del part
+    pack_linears(model, left)
+    if ours.tables is None:
+        return Replaced(names=names, products=left, tables=(), chain=None)
+    trial = Trial(model, step, ours.tables, num_groups=1 + max(layer.group for layer in layers))
+    own_layers = {own.name: OwnLayer(model.get_submodule(own.name), own) for own in ours.layers}
+    if not _put_if_it_runs(model, own_layers, trial):
+        own_layers = {}
+    chain = None
+    if ours.chain is not None and own_layers:
+        chain = Chain(model, ours.chain)
+        chain = chain if trial.says_the_same(chain) else None
+    if chain is None and names.issuperset(call.module for call in found.calls):
+        _put_if_it_runs(model, {name: NoRotations() for name in ours.tables.sources}, trial)
+    logger.info("own code computes %d of %d layers, which is faster and says the same", len(own_layers), len(layers))
+    return Replaced(names=names | own_layers.keys(), products=left, tables=ours.tables.made, chain=chain)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ours:
+    """What was found. inner: what is to stand in the places of modules, by name. tables: None if nothing was tried."""
+
+    inner: dict[str, Part] = field(default_factory=dict)
+    layers: Sequence[LayerParts] = ()
+    chain: ChainParts | None = None
+    tables: Tables | None = None
+
+
+def _search(
+    model: PreTrainedModel, found: Probe, layers: Sequence[AttentionLayer], step: CurrentStep, max_positions: int
+) -> _Ours:
     watched = watch(model, max_positions=max_positions)
     tables = Tables(model, watched, max_positions)
     attentions: dict[str, Part] = {}
@@ -69,32 +111,26 @@ def replace_parts(
         if parts is not None and _is_computed_once(model, attention.module, found):
             attentions[attention.module] = partial(OwnAttention, parts, layer, step)
     own_layers = [own for name in attentions if (own := find_layer(model, watched, name)) is not None]
-    is_all_ours = len(own_layers) == len(layers)
-    chain = find_chain(model, watched, [own.name for own in own_layers]) if is_all_ours else None
-    inner = attentions | _find_others(model, found, outside=attentions)
-    for name, part in inner.items():
-        _put(model, name, part())
-    left = tuple(names for names in products if not _is_inside(names[0], inner))
-    pack_linears(model, left)
-    if len(attentions) == len(layers) and not is_all_ours:
-        _leave_out(model, tables, step, num_groups=1 + max(layer.group for layer in layers))
-    for own in own_layers:
-        _put(model, own.name, OwnLayer(model.get_submodule(own.name), own))
-    logger.info("own code computes %d of %d layers, which is faster and says the same", len(own_layers), len(layers))
-    return Replaced(
-        names=frozenset(inner) | {own.name for own in own_layers},
-        products=left,
-        tables=tables.made,
-        chain=None if chain is None else Chain(model, chain),
+    is_chain = len(own_layers) == len(layers) and len({own.delta_scale for own in own_layers}) == 1
+    return _Ours(
+        inner=attentions | _find_others(model, found, watched, outside=attentions),
+        layers=own_layers,
+        chain=find_chain(model, watched, [own.name for own in own_layers]) if is_chain else None,
+        tables=tables,
     )
 
 
-def _find_others(model: PreTrainedModel, found: Probe, *, outside: Mapping[str, Part]) -> dict[str, Part]:
+def _find_others(model: PreTrainedModel, found: Probe, watched: Watched, *, outside: Container[str]) -> dict[str, Part]:
     """Norms and MLPs that we have, outside of what is replaced anyway."""
     parts: dict[str, Part] = {}
+    calls: dict[str, list[Call]] = {}
+    for call in watched.calls:
+        calls.setdefault(call.module, []).append(call)
     for name, module in model.named_modules():
-        is_ours = all(weight.dtype == model.dtype for weight in module.parameters())
-        if not is_ours or _is_inside(name, outside) or not _is_computed_once(model, name, found):
+        dtypes = {weight.dtype for weight in module.parameters()} | {_only_dtype(call) for call in calls.get(name, ())}
+        if dtypes != {model.dtype} or name not in calls or _is_inside(name, outside):
+            continue
+        if not _is_computed_once(model, name, found):
             continue
         norm, mlp = find_norm(module), find_mlp(module)
         if norm is not None and norm.spec.kind is NormKind.RMS:  # the other kind is one operator as it is
@@ -104,8 +140,26 @@ def _find_others(model: PreTrainedModel, found: Probe, *, outside: Mapping[str, 
     return parts
 
 
-def _is_inside(name: str, modules: Mapping[str, Part]) -> bool:
-    return any(name.startswith(f"{module}.") for module in modules)
+def _only_dtype(call: Call) -> torch.dtype | None:
+    """The precision of all that a module was called with, where that is one tensor."""
+    return call.given.dtype if call.num_arguments == 1 and call.given is not None else None
+
+
+def _put_if_it_runs(model: PreTrainedModel, modules: Mapping[str, nn.Module], trial: Trial) -> bool:
+    """Put modules in their places, unless the model fails with them; then all is as before."""
+    before = {name: model.get_submodule(name) for name in modules}
+    for name, module in modules.items():
+        _put(model, name, module)
+    if trial.hidden() is not None:
+        return True
+    for name, module in before.items():
+        _put(model, name, module)
+    return False
+
+
+def _is_inside(name: str, modules: Container[str]) -> bool:
+    parents = accumulate(name.split(".")[:-1], "{}.{}".format)
+    return any(parent in modules for parent in parents)
 
 
 def _is_computed_once(model: nn.Module, name: str, found: Probe) -> bool:
@@ -117,34 +171,3 @@ def _is_computed_once(model: nn.Module, name: str, found: Probe) -> bool:
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(parent), attribute, module)
-
-
-def _leave_out(model: PreTrainedModel, tables: Tables, step: CurrentStep, *, num_groups: int) -> None:
-    """Have the model make no rotations any more, unless its code reads them."""
-    makers = {name: model.get_submodule(name) for name in tables.sources}
-    for name in makers:
-        _put(model, name, NoRotations())
-    positions = torch.arange(NUM_ROWS, device=model.device)
-    step.plans, step.rotations = (
-        (_NoAttention(),) * num_groups,
-        {made: made.rotations(positions) for made in tables.made},
-    )
-    try:
-        model.base_model(input_ids=positions.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
-    except Exception:  # whatever a model's code does with them
-        for name, maker in makers.items():
-            _put(model, name, maker)
-
-
-class _NoAttention:
-    """A plan that attends to nothing."""
-
-    def attend(
-        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        """See ``AttentionPlan``; no layer of a model whose attention modules are all ours calls it."""
-        raise NotImplementedError
-
-    def attend_heads(self, layer: AttentionLayer, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:  # noqa: ARG002  (the Protocol's)
-        """See ``AttentionPlan``."""
-        return heads.new_zeros(len(heads), layer.transform.num_heads * heads.shape[2])

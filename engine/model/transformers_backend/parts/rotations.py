@@ -61,6 +61,11 @@ class Tables:
         self._made: list[tuple[torch.Tensor | None, RotationTable]] = []
 
     @property
+    def positions(self) -> torch.Tensor:
+        """Those that were watched."""
+        return self._watched.positions
+
+    @property
     def made(self) -> tuple[RotationTable, ...]:
         """All of them."""
         return tuple(table for _, table in self._made)
@@ -79,8 +84,12 @@ class Tables:
             source = next((call for call in self._watched.calls if _returned(call, angles)), None)
             if source is None:
                 return None
-            rows = torch.cat([torch.stack(pair, dim=1) for pair in self._chunks(source)])
-            if not torch.equal(rows.index_select(0, self._watched.positions), angles.rotations().table):
+            try:
+                rows = torch.cat([torch.stack(pair, dim=1) for pair in self._chunks(source)])
+            except Exception:  # whatever a model's code does with other positions
+                return None
+            watched = self._watched.positions
+            if len(rows) != self._max_positions or not torch.equal(rows[watched], angles.rotations().table):
                 return None
             self.sources.add(source.module)
             table = RotationTable(rows.to(like.dtype).contiguous())  # some models rotate in float32; ours never do
@@ -94,8 +103,10 @@ class Tables:
             chunk = torch.arange(first, min(first + CHUNK, self._max_positions), device=watched.device).unsqueeze(0)
 
             def in_chunk(value: Any, chunk: torch.Tensor = chunk) -> Any:
-                is_watched = isinstance(value, torch.Tensor) and value.dtype == watched.dtype
-                return chunk if is_watched and torch.equal(value.view(-1), watched) else value
+                is_positions = isinstance(value, torch.Tensor) and value.dtype == watched.dtype
+                if not is_positions or value.shape[-1:] != watched.shape or not bool((value == watched).all()):
+                    return value
+                return chunk.expand(*value.shape[:-1], -1)
 
             args, kwargs = pytree.tree_map(in_chunk, (source.args, source.kwargs))
             yield [part[0, :, : part.shape[2] // 2] for part in module(*args, **kwargs)]

@@ -28,6 +28,11 @@ class Call:
     output: Any
 
     @property
+    def num_arguments(self) -> int:
+        """Of all kinds."""
+        return len(self.args) + len(self.kwargs)
+
+    @property
     def given(self) -> torch.Tensor | None:
         """The hidden states, [1, num_tokens, size]: what comes first, or by the name that all models have for them."""
         first = self.args[0] if self.args else self.kwargs.get("hidden_states")
@@ -90,7 +95,7 @@ def _keep(
     attended = torch.randn(shape, generator=generator).to(device=query.device, dtype=query.dtype)
     query, key, value = (part.clone() for part in by_token)
     _heads[:] = [Heads(query, key, value, attended)]
-    return attended.unsqueeze(0), None
+    return attended.clone().unsqueeze(0), None  # who is given it may write to it
 
 
 AttentionInterface.register(IMPLEMENTATION, _keep)
@@ -109,11 +114,14 @@ def watching_attention(model: PreTrainedModel) -> Iterator[list[Heads]]:
 
 
 @contextmanager
-def hooked(modules: Mapping[str, nn.Module], calls: list[Call]) -> Iterator[None]:
-    """Within, every call of the modules is added to ``calls``."""
+def hooked(modules: Mapping[str, nn.Module], calls: list[Call], *, copies: bool = False) -> Iterator[None]:
+    """Within, every call of the modules is added to ``calls``; as copies, what they were given and returned cannot be
+    written to afterwards.
+    """
 
     def keep(name: str) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def hook(_: nn.Module, *seen: Any) -> None:
+            args, kwargs, output = pytree.tree_map(_copied, seen) if copies else seen
             calls.append(Call(module=name, args=args, kwargs=kwargs, output=output))
 
         return hook
@@ -124,6 +132,10 @@ def hooked(modules: Mapping[str, nn.Module], calls: list[Call]) -> Iterator[None
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def watch(model: PreTrainedModel, *, max_positions: int) -> Watched:
