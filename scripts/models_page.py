@@ -41,8 +41,9 @@ CPUs; for GPUs such a checkpoint is refused. The published weights of V3 are in 
 them to bfloat16 first. Layers that only draft tokens (`num_nextn_predict_layers`) are not loaded.
 
 **Mixtures of experts** (Mixtral, Qwen3-MoE, gpt-oss, DeepSeek) group the tokens of a step by expert; what a token gets
-does not depend on its batch. On GPUs they use torch's grouped product where it has one, else they go expert by expert,
-without decode graphs.
+does not depend on its batch. On GPUs they use torch's grouped product where it has one, else a kernel in Triton that
+is tried once at the start, else they go expert by expert, without decode graphs. No GPU has run the kernel in Triton:
+its tests interpret it, and compile it for GPUs of 2018 and 2022.
 
 ## By transformers' code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
@@ -9,6 +10,8 @@ from typing import Protocol
 import torch
 
 from engine.layers.packed_weight import Multiply, pack
+
+logger = logging.getLogger(f"baton.{__name__}")
 
 PROBE_ROWS = 4
 
@@ -35,6 +38,10 @@ def pack_experts(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertProdu
     is_aligned = all(size * weight.itemsize % GROUPED_ALIGNMENT == 0 for size in weight.shape[1:])
     if weight.device.type == "cuda" and is_aligned and has_grouped_product(weight.device, weight.dtype):
         return GroupedProducts(weight, bias)
+    if weight.device.type == "cuda" and has_triton_product(weight.device, weight.dtype):
+        from engine.layers.experts.triton_product import TritonProducts  # imported late: GPUs have it
+
+        return TritonProducts(weight, bias)
     min_rows = 1
     if weight.device.type == "cpu":
         _, out_size, in_size = weight.shape
@@ -93,12 +100,27 @@ class GroupedProducts:
 @cache
 def has_grouped_product(device: torch.device, dtype: torch.dtype) -> bool:
     """True when torch's grouped product exists for a dtype on a device, and says the same as plain ones."""
+    return _is_right(GroupedProducts, device, dtype)
+
+
+@cache
+def has_triton_product(device: torch.device, dtype: torch.dtype) -> bool:
+    """True when Triton is there, compiles for a device, and its product says the same as plain ones."""
+    try:
+        from engine.layers.experts.triton_product import TritonProducts
+    except ImportError:
+        return False
+    return _is_right(TritonProducts, device, dtype)
+
+
+def _is_right(products: ExpertsPacker, device: torch.device, dtype: torch.dtype) -> bool:
     rows = torch.linspace(-1.0, 1.0, 64 * 64, device=device).view(64, 64).to(dtype)
     weight = torch.stack((rows, 2 * rows))
     experts = torch.tensor([0] * 40 + [1] * 24, device=device)
     try:
-        found = GroupedProducts(weight, None)(rows, experts)
-    except (AttributeError, RuntimeError, NotImplementedError):
+        found = products(weight, None)(rows, experts)
+    except Exception as error:  # of Triton's compiler too, which has its own
+        logger.info("no %s in %s on %s: %s", getattr(products, "__name__", products), dtype, device, error)
         return False
     expected = torch.cat((rows[:40] @ weight[0].T, rows[40:] @ weight[1].T))
     return torch.allclose(found, expected, atol=0.1, rtol=0.1)

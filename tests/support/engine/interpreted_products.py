@@ -1,0 +1,63 @@
+"""The products of experts in Triton as its interpreter runs them, on the CPU; in a process of its own, because Triton
+decides when it is imported whether it interprets.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.layers.experts.products import ExpertsPacker
+
+TIMEOUT_S = 200.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductsCase:
+    """So many rows of each expert, and the sizes of its matrix."""
+
+    counts: tuple[int, ...]
+    out_size: int = 64
+    in_size: int = 64
+    has_bias: bool = False
+
+    def multiply(self, packer: ExpertsPacker, *, rows: slice = slice(None)) -> torch.Tensor:
+        """What products say of the rows, or of some of them."""
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.randn(len(self.counts), self.out_size, self.in_size, generator=generator)
+        bias = torch.randn(len(self.counts), self.out_size, generator=generator) if self.has_bias else None
+        experts = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
+        x = torch.randn(len(experts), self.in_size, generator=generator)
+        return packer(weight, bias)(x[rows], experts[rows])
+
+
+def interpret(cases: list[tuple[ProductsCase, slice]], directory: Path) -> list[torch.Tensor]:
+    """What the kernel says of each case and its rows."""
+    questions, answers = directory / "cases", directory / "outputs"
+    torch.save(cases, questions)
+    subprocess.run(
+        [sys.executable, "-m", __name__, str(questions), str(answers)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    outputs: list[torch.Tensor] = torch.load(answers)
+    return outputs
+
+
+def main() -> None:
+    """Answer all questions."""
+    from engine.layers.experts.triton_product import TritonProducts
+
+    questions, answers = sys.argv[1:]
+    cases = torch.load(questions, weights_only=False)
+    torch.save([case.multiply(TritonProducts, rows=rows) for case, rows in cases], answers)
+
+
+if __name__ == "__main__":
+    main()
