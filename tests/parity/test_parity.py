@@ -20,6 +20,7 @@ from tests.support.parity.answers import Answer, assert_same, is_same
 from tests.support.parity.feature import NUM_TOKENS, Feature
 from tests.support.parity.setup import (
     ALL_WINDOWED,
+    BY_ITS_OWN_LAYERS,
     BY_TRANSFORMERS,
     FULL,
     LATENTS,
@@ -40,10 +41,12 @@ MODELS = {
     "two rotations": TWO_ROTATIONS,
     "latents": LATENTS,
     "transformers_backend": BY_TRANSFORMERS,
+    "transformers' own layers": BY_ITS_OWN_LAYERS,
 }
 ROWS = [("full", name) for name in BY_NAME] + [(model, name) for model in WINDOWED for name in WINDOWED_FEATURES]
 ROWS += [("two rotations", "everything"), ("latents", "everything"), ("latents", "several prompts")]
-ROWS += [("transformers_backend", "everything"), ("partly windowed", "beam search")]
+ROWS += [("transformers_backend", "everything"), ("transformers' own layers", "everything")]
+ROWS += [("partly windowed", "beam search")]
 
 
 @pytest.fixture(scope="module")

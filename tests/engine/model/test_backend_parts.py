@@ -204,25 +204,26 @@ def test_model_that_writes_between_its_layers_keeps_its_own_code(
 
 
 def test_mlp_that_is_given_more_than_hidden_states_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called with hidden states alone, as parts are tried, it says what an MLP of ours says."""
     path = make_checkpoint(tmp_path, "llama")
-    layer_forward, mlp_forward = modeling_llama.LlamaDecoderLayer.forward, modeling_llama.LlamaMLP.forward
+    mlp_forward = modeling_llama.LlamaMLP.forward
 
-    def with_more(self: nn.Module, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    def with_scale(self: nn.Module, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         result: torch.Tensor = mlp_forward(self, x)
-        return result if scale is None else scale * result
+        return scale * result
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        own = self.mlp
-        given = torch.tensor(0.5)
-        self.mlp.forward, before = (lambda x: with_more(own, x, given)), own.forward
-        try:
-            return layer_forward(self, *args, **kwargs)
-        finally:
-            self.mlp.forward = before
+    def forward(self: Any, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), **kwargs)[0]
+        made: torch.Tensor = self.mlp(self.post_attention_layernorm(hidden_states), 0.5)
+        return hidden_states + made
 
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", with_scale)
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", forward)
-    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", with_more)
-    assert _model(path).replaced.chain is None
+    expected = oracle_logits(load_oracle(path), _tokens())
+    names = _model(path).replaced.names
+    assert "model.layers.0.self_attn" in names
+    assert not {"model.layers.0", "model.layers.0.mlp"} & names
+    assert (_logits(path) - expected).abs().max() < 2e-4 * expected.abs().max()
 
 
 def test_model_that_cannot_be_tried_is_served_by_its_own_code(

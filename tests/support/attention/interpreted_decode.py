@@ -5,8 +5,6 @@ decides when it is imported whether it interprets.
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,8 @@ import torch
 from engine.attention.varlen import VarlenKernel, VarlenShape
 from engine.layers.attention_spec import AttentionSpec
 from engine.layers.rope_config import RopeConfig
+from tests.support import triton_interpreter
 
-TIMEOUT_S = 200.0
 TABLE_PADDING = 2
 
 
@@ -67,16 +65,7 @@ class DecodeCase:
 
 def interpret(cases: list[tuple[DecodeCase, int | None]], directory: Path) -> list[torch.Tensor]:
     """What the kernel says of each case and number of rows."""
-    questions, answers = directory / "cases", directory / "outputs"
-    torch.save(cases, questions)
-    subprocess.run(
-        [sys.executable, "-m", __name__, str(questions), str(answers)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        timeout=TIMEOUT_S,
-        check=True,
-    )
-    outputs: list[torch.Tensor] = torch.load(answers)
-    return outputs
+    return triton_interpreter.interpret(__name__, cases, directory)
 
 
 def main() -> None:

@@ -4,8 +4,6 @@ decides when it is imported whether it interprets.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,7 @@ from pathlib import Path
 import torch
 
 from engine.layers.experts.products import ExpertsPacker
-
-TIMEOUT_S = 200.0
+from tests.support import triton_interpreter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +35,7 @@ class ProductsCase:
 
 def interpret(cases: list[tuple[ProductsCase, slice]], directory: Path) -> list[torch.Tensor]:
     """What the kernel says of each case and its rows."""
-    questions, answers = directory / "cases", directory / "outputs"
-    torch.save(cases, questions)
-    subprocess.run(
-        [sys.executable, "-m", __name__, str(questions), str(answers)],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        timeout=TIMEOUT_S,
-        check=True,
-    )
-    outputs: list[torch.Tensor] = torch.load(answers)
-    return outputs
+    return triton_interpreter.interpret(__name__, cases, directory)
 
 
 def main() -> None:

@@ -78,7 +78,12 @@ LATENTS = ParityModel(architecture="deepseek_v3")
 
 
 BY_TRANSFORMERS = ParityModel(architecture="exaone4", changes={"sliding_window": WINDOW})
-"""Baton has no code for it: transformers' computes it. Of its three layers two have a window."""
+"""Baton has no code for it, but layers that compute the same stand in those of transformers' code. Of its three layers
+two have a window.
+"""
+
+BY_ITS_OWN_LAYERS = ParityModel(architecture="cohere2", changes={"sliding_window": WINDOW})
+"""Transformers' own layers compute it: it rotates neighbouring numbers. Of its four layers one has no window."""
 
 
 def suffering(faults: FaultOptions, options: ConnectorOptions = PLAIN) -> ConnectorOptions:

@@ -1,0 +1,27 @@
+"""A process in which Triton interprets kernels, on the CPU: it decides when it is imported whether it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+TIMEOUT_S = 200.0
+
+
+def interpret(module: str, cases: Sequence[object], directory: Path) -> list[torch.Tensor]:
+    """What ``python -m MODULE QUESTIONS ANSWERS`` says of cases: it reads them from one file, and writes the other."""
+    questions, answers = directory / "cases", directory / "outputs"
+    torch.save(cases, questions)
+    subprocess.run(
+        [sys.executable, "-m", module, str(questions), str(answers)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    outputs: list[torch.Tensor] = torch.load(answers)
+    return outputs
