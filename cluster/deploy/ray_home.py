@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,10 +26,10 @@ from cluster.deploy.deploy_record import forget_deployed, read_deploy_record
 from cluster.deploy.patient_start import NotStartedError, patient_ray, start_patiently
 from cluster.deploy.serve_env import RAY_FOLDER, ray_token_file
 from cluster.deploy.serve_status import applications, delete_application
+from cluster.deploy.started_processes import TERMINATE_TIMEOUT_S, StartedProcesses, kill_all
 from cluster.plan.placement import logical_cpus, usable_cores, wanted_resources
 from engine.device.core_table import remove_left_over
 
-TERMINATE_TIMEOUT_S = 5.0
 RAYLET = "raylet"
 
 
@@ -74,7 +74,7 @@ class PrivateRay:
         self._num_cpus = num_cpus
         self._resources = dict(resources)
         self._object_store_bytes = object_store_bytes
-        self._others: set[psutil.Process] = set()
+        self._started: StartedProcesses | None = None
 
     @property
     def logs(self) -> str:
@@ -89,7 +89,7 @@ class PrivateRay:
         Raises:
             RayUnavailableError: It did not start.
         """
-        self._others = set(psutil.Process().children(recursive=True))
+        self._started = StartedProcesses()
         try:
             with patient_ray(self._folder):
                 start_patiently(self._start, self.stop, folder=self._folder)
@@ -131,21 +131,21 @@ class PrivateRay:
 
     def kill(self) -> None:
         """Kill what ``stop`` would ask to end, the raylet last: its driver does not outlive it in every call."""
-        _kill(process for process in self._started() if process.name() != RAYLET)
+        kill_all([process for process in self._processes() if process.name() != RAYLET])
         remove_left_over()
-        _kill(self._started())
+        kill_all(self._processes())
 
     def stop(self) -> None:
         """End every process that came with Ray, politely and then not."""
-        started = self._started()
+        started = self._processes()
         _set_global_client(None)  # type: ignore[no-untyped-call]  # of a Serve that will be no more, for the next start
         ray.shutdown()
-        _, alive = psutil.wait_procs(started, timeout=TERMINATE_TIMEOUT_S)
-        _kill(alive)
+        psutil.wait_procs(started, timeout=TERMINATE_TIMEOUT_S)
+        kill_all(self._processes())
         remove_left_over()
 
-    def _started(self) -> list[psutil.Process]:
-        return [process for process in psutil.Process().children(recursive=True) if process not in self._others]
+    def _processes(self) -> list[psutil.Process]:
+        return self._started() if self._started is not None else []
 
     def remove_logs(self) -> None:
         """Remove the whole folder, sockets and all."""
@@ -367,11 +367,3 @@ def home_of(config: BatonConfig, folder: Path | None) -> RayHome:
 def _own_node() -> Any:
     """Ray's record of the processes that this one started for it; None where it started none."""
     return ray._private.worker._global_node
-
-
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    killed = list(processes)
-    for process in killed:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(killed, timeout=TERMINATE_TIMEOUT_S)

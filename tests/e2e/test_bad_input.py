@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -150,10 +151,15 @@ def test_interrupted_start_leaves_nothing(served_model: Path) -> None:
 
 def test_start_whose_ray_ends_meanwhile_begins_once_more(served_model: Path) -> None:
     cluster = ClusterProcess({"model": str(served_model)})
+    helpers: list[psutil.Process] = []
     try:
         cluster.wait_for_output("starting Ray Serve")
         first = cluster.processes()
-        next(process for process in first if process.name() == "raylet").kill()
+        raylet = next(process for process in first if process.name() == "raylet")
+        helpers = raylet.children()
+        for helper in helpers:  # some outlive it for a minute, and want to tell a server that is gone
+            helper.suspend()
+        raylet.kill()
 
         cluster.wait_for_output("Serving")
 
@@ -164,3 +170,6 @@ def test_start_whose_ray_ends_meanwhile_begins_once_more(served_model: Path) -> 
         assert_left_nothing(cluster, [*first, *processes])
     finally:
         cluster.close()
+        for helper in helpers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                helper.kill()
