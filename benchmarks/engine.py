@@ -32,6 +32,7 @@ from benchmarks.random_llama import VOCAB_SIZE, write_random_gemma3, write_rando
 from benchmarks.report import Row, add_json_option, publish
 from engine.contract.config import ModelCode
 from engine.contract.token_ids import TokenIds
+from engine.device.torch_environment import prepare_torch
 from engine.frontend.engine_core import EngineCore
 from engine.model.registry import ANY_CODE
 
@@ -251,6 +252,7 @@ def main() -> None:
     add_json_option(parser)
     args = parser.parse_args()
     check_batches(parser, args.batches, num_tokens=args.decode_tokens + 1)
+    prepare_torch(args.threads)  # as a worker does; torch has allocated nothing yet
     torch.set_num_threads(args.threads)
     rows = [Row(name="ceiling/memory_read", value=memory_read_gb_per_s(), unit="GB/s")]
     for dtype_name in args.dtypes:

@@ -127,9 +127,9 @@ def alone(model: Path, dtype: str, num_threads: int, batches: Sequence[int], sec
 
 def step_alone(args: argparse.Namespace) -> dict[int, float]:
     """The engine's own side; prints nothing."""
-    from engine.device.openmp import prepare_openmp
+    from engine.device.torch_environment import prepare_torch
 
-    prepare_openmp(args.threads[0])
+    prepare_torch(args.threads[0])
     from benchmarks.engine import BatonSide
 
     rng = random.Random(1)

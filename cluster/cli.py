@@ -301,6 +301,9 @@ def generate(
     model_impl: Annotated[ModelImplName, typer.Option(help="Whose code computes the model.")] = "auto",
 ) -> None:
     """Continue a text, or answer it, with one engine in this process, without Ray."""
+    from engine.device.torch_environment import prepare_torch
+
+    prepare_torch(None)
     from cluster.commands.generate import GenerateOptions
     from cluster.commands.generate import generate as run
 

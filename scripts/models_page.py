@@ -61,7 +61,7 @@ sequence of a batch (`dynamic`, `longrope`), quantized weights, and code that co
 Norms, MLPs, attention modules and whole layers give way to Baton's own where these **compute the same**: each is tried
 in float32 when the model is loaded, with samples of all sizes, at eight positions from the first to the last of the
 context. Where one says something else, the model's own code stays. Most families end up with layers that are Baton's
-throughout, and run nearly as fast as native ones (`python -m benchmarks.engine --model-impl transformers --peer
+throughout, and run as fast as native ones (`python -m benchmarks.engine --model-impl transformers --peer
 native`). In 16 bits they are rounded as native ones are, which is not everywhere as transformers rounds.
 
 ## What else is to know

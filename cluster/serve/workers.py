@@ -32,7 +32,7 @@ from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, Wo
 from engine.contract.role import Role
 from engine.contract.step_frame import pack_step
 from engine.device.core_table import CoreTableError, table_path
-from engine.device.openmp import prepare_openmp
+from engine.device.torch_environment import prepare_torch
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.call_answers import answer_call
 from engine.frontend.engine_core import EngineCore
@@ -131,7 +131,7 @@ class Worker:
 
     def _build(self) -> EngineCore:
         """The engine; run by its own thread."""
-        prepare_openmp(self._settings.engine.model.num_threads)
+        prepare_torch(self._settings.engine.model.num_threads)
         # Here and not above: the command that deploys this class has no use for torch, and would wait for it.
         with loading():
             from engine.build import build_engine, worker_info

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -64,6 +65,13 @@ def load_weights(
     model.train(False)
     model.requires_grad_(False)
     return model
+
+
+def leave_files(model: nn.Module) -> None:
+    """Copy what a model still reads from its files' pages, one tensor of which keeps a whole file in memory."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+            tensor.data = tensor.data.clone()
 
 
 def _open(path: Path, files: ExitStack, progress: ProgressCallback | None) -> dict[str, StoredTensor]:

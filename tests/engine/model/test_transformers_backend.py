@@ -223,3 +223,11 @@ def test_config_of_the_shape_says_what_caches_need(tmp_path: Path) -> None:
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, 2, 16)
     assert (shape.vocab_size, shape.hidden_size, shape.num_layers) == (VOCAB_SIZE, 64, 3)
     assert shape.max_model_len == raw["max_position_embeddings"]
+
+
+def test_no_file_of_weights_is_held_in_memory(tmp_path: Path) -> None:
+    """A tensor that is left as it lies in a file keeps all of its pages, those that were packed elsewhere too."""
+    path = make_checkpoint(tmp_path, "stablelm")
+    harness = ModelHarness(path, model_impl="transformers")
+    assert isinstance(harness.model, TransformersModel)
+    assert str(path) not in Path("/proc/self/maps").read_text()

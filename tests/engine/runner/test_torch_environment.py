@@ -1,4 +1,4 @@
-"""What a worker tells the OpenMP runtime before torch loads it."""
+"""What a worker tells torch and its OpenMP runtime before torch is loaded."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import sys
 
 import pytest
 
-from engine.device.openmp import SPIN_COUNT
+from engine.device.torch_environment import SPIN_COUNT
 
 CODE = """
 import threading
-from engine.device.openmp import prepare_openmp
-prepare_openmp(2)
+from engine.device.torch_environment import prepare_torch
+prepare_torch(2)
 import torch
 seen = []
 thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
 thread.start(); thread.join()
 print(*seen)
+"""
+
+TOO_LATE = """
+import os, torch
+from engine.device.torch_environment import prepare_torch
+prepare_torch(3)
+print(os.environ["OMP_NUM_THREADS"], os.environ.get("GOMP_SPINCOUNT"))
 """
 
 
@@ -45,9 +52,27 @@ def test_what_the_operator_set_stands(name: str, value: str, told: str) -> None:
     assert f"GOMP_SPINCOUNT = {told}" in settings
 
 
-def test_nothing_is_set_once_torch_is_there() -> None:
-    told, settings = run("import os, torch\nfrom engine.device.openmp import prepare_openmp\nprepare_openmp(3)\n"
-                         "print(os.environ['OMP_NUM_THREADS'], os.environ.get('GOMP_SPINCOUNT'))")  # fmt: skip
+def test_threads_are_left_alone_once_torch_is_there() -> None:
+    told, settings = run(TOO_LATE)
 
     assert told == "1 None"
     assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" not in settings
+
+
+PAGES = """
+from engine.device.torch_environment import prepare_torch
+prepare_torch(1)
+import torch
+tensor = torch.ones(32 << 20)
+print(next(int(line.split()[1]) >> 10 for line in open("/proc/self/smaps_rollup") if "AnonHugePages" in line))
+"""
+
+
+def test_large_tensors_lie_in_huge_pages_unless_the_operator_said_otherwise() -> None:
+    with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
+        is_up_to_us = "[madvise]" in file.read()
+
+    with_them, without_them = int(run(PAGES)[0]), int(run(PAGES, THP_MEM_ALLOC_ENABLE="0")[0])
+
+    assert without_them == 0 or not is_up_to_us
+    assert with_them > 64 or not is_up_to_us
