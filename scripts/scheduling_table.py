@@ -50,6 +50,7 @@ BEHAVIOURS = {
     "O6": "artificial preemption",
     "O7": "several decode steps at once, none too many",
     "P1": "prompts leave decoding requests the gap that these were promised",
+    "P2": "where nobody decodes, prompts share a step only as far as that saves time",
     "F1": "grammars: waits while they compile, masks in the step",
     "F3": "draft tokens are scheduled and verified in one step",
     "F5": "the next step is scheduled while one runs",

@@ -22,7 +22,7 @@ from engine.scheduler.policy.draft_lengths import DraftLengths
 from engine.scheduler.policy.gates import AdmissionGate, PartialPrefills, PromptDelay
 from engine.scheduler.policy.grammar_gate import GrammarGate
 from engine.scheduler.policy.preemption import ArtificialPreemption, PreemptionPolicy
-from engine.scheduler.policy.promised_budget import PromisedBudget
+from engine.scheduler.policy.prompt_budget import PromptBudget
 from engine.scheduler.policy.step_timer import StepTimer
 from engine.scheduler.priority_preemption import PriorityPreemption
 from engine.scheduler.remote.announcer import Announcer
@@ -121,7 +121,7 @@ def assemble(
         partial_prefills=partial_prefills,
     )
     timer = StepTimer(clock=clock)
-    promised = _promised_budget(config, state, timer, clock)
+    prompt_budget = _prompt_budget(config, state, timer, clock)
     draft_lengths = DraftLengths(clock=clock) if drafting is not None and drafting.is_adaptive else None
     beams = _beams(state, running)
     step_output = _step_output(state, beams, draft_lengths)
@@ -129,7 +129,7 @@ def assemble(
     return Parts(
         state=state,
         validator=_validator(config, state, grammar_gate, max_model_len=max_model_len, clock=clock),
-        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate, promised, beams),
+        preparations=_preparations(config, state, admission, partial_prefills, grammar_gate, prompt_budget, beams),
         grammar_gate=grammar_gate,
         running=running,
         admission=admission,
@@ -344,12 +344,12 @@ def _partial_prefills(config: SchedulerConfig, cache: CacheConfig, state: State)
     )
 
 
-def _promised_budget(
+def _prompt_budget(
     config: SchedulerConfig, state: State, timer: StepTimer, clock: Callable[[], float]
-) -> PromisedBudget | None:
+) -> PromptBudget | None:
     if not config.enable_chunked_prefill:
         return None  # a prompt that is computed whole cannot leave others room
-    return PromisedBudget(
+    return PromptBudget(
         config, table=state.table, live_requests=state.live_requests, remote=state.remote, timer=timer, clock=clock
     )
 
@@ -360,10 +360,10 @@ def _preparations(
     admission: Admission,
     partial_prefills: PartialPrefills | None,
     grammar_gate: GrammarGate | None,
-    promised: PromisedBudget | None,
+    prompt_budget: PromptBudget | None,
     beams: BeamRows,
 ) -> list[Preparation]:
-    preparations: list[Preparation] = [part for part in (beams, grammar_gate, promised) if part is not None]
+    preparations: list[Preparation] = [part for part in (beams, grammar_gate, prompt_budget) if part is not None]
     if config.artificial_preemption_probability and config.max_num_artificial_preemptions:
         preparations.append(
             ArtificialPreemption(

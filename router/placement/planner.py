@@ -3,7 +3,8 @@
 The cost of a plan is a sum of seconds: those that the request needs itself, and those by which it delays the streams
 that run where it goes. A second by which somebody is later than was promised counts ``LATE_WEIGHT`` times: so plans
 that keep all promises come first, and if none does, the one that breaks them least. The own seconds of a request that
-was promised something count little: while it is in time it gives way to those that lack the time.
+was promised something count little: while it is in time it gives way to those that lack the time. Of one that was
+promised nothing those before the first token count most.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from router.placement.fleet import FloatArray, Standings
 LATE_WEIGHT = 100.0
 AIM = 0.8
 """Of what was promised for the first token: what predictions are off, and what comes after a choice, needs the rest."""
+
+FIRST_WEIGHT = 8.0
+"""What a second before the first token counts of a request that was promised nothing: who waits for it has nothing yet.
+By sums of seconds alone prompts queue for seconds rather than delay the streams of a busy worker a little.
+"""
 
 SLACK_WEIGHT = 0.1
 """What an own second counts of a request that was promised something; what is late counts in full beside it."""
@@ -151,7 +157,8 @@ def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray, *, begins_s: 
         at = replace(at, ttft_s=at.ttft_s + begins_s)
     promise, num_tokens = wish.promise, wish.num_new_tokens
     own = 1.0 if promise == NO_PROMISE else SLACK_WEIGHT
-    prompt = own * (at.ttft_s + fleet.num_rows * at.prompt_s)
+    first = FIRST_WEIGHT if promise == NO_PROMISE else own
+    prompt = first * at.ttft_s + own * fleet.num_rows * at.prompt_s
     if (ttft_s := _seconds(promise.ttft_ms)) is not None:
         prompt += LATE_WEIGHT * np.maximum(at.ttft_s - AIM * ttft_s, 0.0)
     stream = num_tokens * (own * at.gap_s + fleet.num_rows * at.slower_s)

@@ -139,7 +139,7 @@ def test_a_prompt_that_is_cached_where_there_is_room_is_not_split() -> None:
 
 
 def test_splitting_a_prompt_is_weighed_whether_it_is_chosen_or_not() -> None:
-    fleet = fleet_of(standing(num_rows=6.0, num_context_tokens=6_000.0), standing())
+    fleet = fleet_of(standing(num_rows=24.0, num_context_tokens=24_000.0), standing())
     wish = Wish(num_prompt_tokens=8000, num_new_tokens=100.0, least_head_tokens=64)
     cached = np.array([4800.0, 0.0])
     chosen = choose(fleet, wish, cached)

@@ -1,4 +1,5 @@
-"""How many prompt tokens a step may compute beside requests that were promised their next token soon. Free of torch."""
+"""How many prompt tokens a step may compute, beside requests that were promised their next token soon and beside other
+prompts. Free of torch."""
 
 from __future__ import annotations
 
@@ -25,6 +26,9 @@ URGENT_GAPS: Final = 2.0
 ERRORS_KEPT_CLEAR: Final = 3.0
 """Steps are aimed so many mean errors of predictions below the gap: nine of ten then keep it."""
 
+MAX_BASE_SHARE: Final = 0.1
+"""Prompts that share a step are worth waiting for each other until what a step costs anyway is so little of it."""
+
 REMEMBERED_S: Final = 1.0
 """So long a gap holds after the last request that was promised it: where streams are sent, the next ones soon come."""
 
@@ -37,15 +41,16 @@ class Head(NamedTuple):
     request: Request
 
 
-class PromisedBudget:
+class PromptBudget:
     """Answers one question: how many prompt tokens may this step compute?
 
     As many as keep the step, by its predicted time and the error of late predictions, under the tightest gap that a
     request was promised which decodes, is about to, or did a moment ago. At least a block of them and
     ``MIN_PROMPT_SHARE``, also where the decoding requests alone take longer. More, up to ``URGENT_GAPS``, while the
     first prompt would miss its own promise at this pace and would keep it at that one. Where nobody decodes, the first
-    prompt whole, and others beside it within the gap that it was promised: it does not wait for theirs. No limit while
-    nothing is predicted, or nobody was promised a gap.
+    prompt whole, and others beside it within the gap that it was promised, or, where it was promised none, until
+    ``MAX_BASE_SHARE`` is reached: it does not wait for theirs. No limit while nothing is predicted, or where somebody
+    decodes and nobody was promised a gap.
     """
 
     def __init__(
@@ -78,8 +83,8 @@ class PromisedBudget:
         decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=num_context))
         if gap_us != NEVER:
             num_tokens = self._num_tokens(model, decode_s, gap_us / 1e6, head)
-        elif not num_rows and (own_us := head.request.promised_gap) != NEVER:
-            num_tokens = max(self._tokens_within(model, own_us / 1e6, decode_s, head), head.num_left)
+        elif not num_rows:
+            num_tokens = max(self._tokens_beside_none(model, decode_s, head), head.num_left)
         else:
             return
         if num_tokens < draft.token_budget - num_rows:
@@ -121,6 +126,11 @@ class PromisedBudget:
             return within_gap
         is_kept = urgent * max(left_s / (URGENT_GAPS * gap_s), 1.0) >= head.num_left
         return urgent if is_kept else within_gap
+
+    def _tokens_beside_none(self, model: StepTimeModel, base_s: float, head: Head) -> float:
+        if (own_us := head.request.promised_gap) != NEVER:
+            return self._tokens_within(model, own_us / 1e6, base_s, head)
+        return model.prompt_tokens_within(base_s / MAX_BASE_SHARE - base_s, after=head.num_computed)
 
     @staticmethod
     def _tokens_within(model: StepTimeModel, step_s: float, decode_s: float, head: Head) -> float:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.step import SchedulerOutput
 from engine.contract.step_time import StepTimeModel
-from engine.scheduler.policy.promised_budget import ERRORS_KEPT_CLEAR, MIN_PROMPT_SHARE, REMEMBERED_S
+from engine.scheduler.policy.prompt_budget import ERRORS_KEPT_CLEAR, MIN_PROMPT_SHARE, REMEMBERED_S
 from engine.scheduler.policy.step_timer import work_of
 from tests.support.scheduler.fixed_step_time import know_step_times
 from tests.support.scheduler.scheduler_requests import make_config, make_request
@@ -121,6 +121,43 @@ def test_p1_a_prompt_that_nobody_decodes_beside_waits_for_no_other_one() -> None
         world.add(make_request(name, 40, promise=Promise(itl_ms=15.0)))
 
     assert run_step(world) == 40
+
+
+@pytest.mark.behaviour("P2")
+def test_p2_prompts_share_a_step_until_its_base_is_a_small_share() -> None:
+    world = make_world(StepTimeModel(base_s=0.005, prompt_token_s=0.001, error=0.0, num_steps=1))
+    for index in range(4):
+        world.add(make_request(str(index), 20))
+
+    assert [run_step(world) for _ in range(3)] == [45, 35, 0]
+
+
+@pytest.mark.behaviour("P2")
+def test_p2_a_long_prompt_is_computed_whole_and_alone() -> None:
+    world = make_world(StepTimeModel(base_s=0.001, prompt_token_s=0.001, error=0.0, num_steps=1))
+    for name in ("first", "second"):
+        world.add(make_request(name, 40))
+
+    assert run_step(world) == 40
+
+
+@pytest.mark.behaviour("P2")
+def test_p2_where_prompts_cost_little_beside_a_step_they_fill_it() -> None:
+    world = make_world(StepTimeModel(base_s=0.010, prompt_token_s=0.0001, error=0.0, num_steps=1))
+    for index in range(4):
+        world.add(make_request(str(index), 30))
+
+    assert run_step(world) == 64
+
+
+@pytest.mark.behaviour("P2")
+def test_p2_beside_requests_that_decode_all_prompts_begin() -> None:
+    world = make_world(StepTimeModel(base_s=0.001, row_s=0.001, prompt_token_s=0.001, error=0.0, num_steps=1))
+    add_decoding(world, "a", NO_PROMISE)
+    for name in ("first", "second"):
+        world.add(make_request(name, 30))
+
+    assert run_step(world) == 60
 
 
 @pytest.mark.behaviour("P1")
