@@ -52,8 +52,8 @@ def settings_of(name: str, args: argparse.Namespace) -> dict[str, object]:
     if name in (DISAGG, DISAGG_LEAD):
         lead = args.queue_lead if name == DISAGG_LEAD else 0
         threads = {"num_threads": 1}
-        return {"prefill": threads, "decode": threads, "router": {"max_prefill_queue_lead": lead}}
-    all_local = {"router": {"local_prefill_tokens": 1 << 20}, "prefill": {"num_threads": 1}}
+        return {"roles": "fixed", "prefill": threads, "decode": threads, "router": {"max_prefill_queue_lead": lead}}
+    all_local = {"roles": "fixed", "router": {"local_prefill_tokens": 1 << 20}, "prefill": {"num_threads": 1}}
     if name == TWO:
         return {**all_local, "decode_replicas": 2, "decode": {"num_threads": 1}}
     chunks = {"max_num_batched_tokens": args.small_chunk} if name == SINGLE_SMALL else {}

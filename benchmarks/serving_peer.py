@@ -79,6 +79,7 @@ def baton_config(side: str, model: Path, dtype: str) -> dict[str, object]:
         DEFAULT: {},
         FIXED: {"borrow_idle_cores": False},
         UNIFIED: {
+            "roles": "fixed",
             "prefill": {"num_threads": 1},
             "decode": {"num_threads": 2},
             "router": {"local_prefill_tokens": 1 << 20},

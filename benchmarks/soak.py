@@ -45,6 +45,7 @@ from cluster.chaos.scenario import MEMBERS, Scenario, parse_scenario
 RECOVERY_S = 180
 POLL_PERIOD_S = 0.2
 CLUSTER = {
+    "roles": "fixed",  # so that every request is handed over
     "prefill_replicas": 2,
     "decode_replicas": 2,
     "router_per_node": True,

@@ -74,6 +74,7 @@ def _served_baton(model: Path, method: str, args: argparse.Namespace) -> Iterato
         "scheduler": SCHEDULER,
         "cache": {"kv_cache_bytes": 1 << 29, "enable_prefix_caching": False},
         "speculative": {"method": method},
+        "roles": "fixed",
         "prefill": {"num_threads": 1},
         "decode": {"num_threads": args.threads},
         "router": {"local_prefill_tokens": 1 << 20},

@@ -19,7 +19,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 MetricsCompat = Literal["none", "vllm"]
 RolesMode = Literal["fixed", "elastic"]
 
-DEFAULT_ROLES: RolesMode = "fixed"
+DEFAULT_ROLES: RolesMode = "elastic"
 
 _AT_LEAST_ONE = (
     "max_body_bytes",

@@ -14,7 +14,7 @@ EVERY_PROMPT = 1 << 20
 
 NO_BOUND = 1 << 20
 ROUTER = RouterSettings(
-    max_num_requests=NO_BOUND, max_num_queued=NO_BOUND, default_timeout_s=3600.0, max_write_delay_s=0.0
+    max_num_requests=NO_BOUND, max_num_queued=NO_BOUND, default_timeout_s=3600.0, max_write_delay_s=0.0, roles="fixed"
 )
 """Routers that refuse nobody: what a load needs shows in its times. They write each token at once: there are as many of
 them as that takes.

@@ -15,6 +15,8 @@ LAYOUTS = (*FIXED, ELASTIC)
 def matrix_settings(name: str, args: argparse.Namespace) -> dict[str, object]:
     """The configuration of a layout. The prefill worker of those that compute prompts themselves sleeps.
 
+    Elastic is the default configuration with the promise; who names ``num_threads`` keeps to them.
+
     Raises:
         SystemExit: This version has no elastic roles.
     """
@@ -22,7 +24,7 @@ def matrix_settings(name: str, args: argparse.Namespace) -> dict[str, object]:
     # A layout that was chosen stays as it was: where roles can change, they are told not to.
     fixed = {"roles": "fixed"} if "roles" in BatonConfig.model_fields else {}
     if name == ELASTIC:
-        return {"prefill": thread, "decode": thread, **elastic_settings(args)}
+        return elastic_settings(args)  # a core each, and the other's while that is idle: the default
     if name == APART:
         return {**fixed, "prefill": thread, "decode": thread}
     all_local = {**fixed, "router": {"local_prefill_tokens": EVERY_PROMPT}, "prefill": thread}

@@ -67,6 +67,25 @@ def worker_rows(layout: str, status: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
+PLACED = "placed_"
+
+
+def placements(url: str) -> dict[str, float]:
+    """How many requests a cluster with elastic roles placed, by reason."""
+    totals = httpx.get(f"{url}/status", timeout=30, trust_env=False).json()["totals"]
+    return {name.removeprefix(PLACED): float(value) for name, value in totals.items() if name.startswith(PLACED)}
+
+
+def placed_rows(layout: str, cell: str, before: Mapping[str, float], after: Mapping[str, float]) -> list[Row]:
+    """``<layout>/placed_<reason>/<cell>``: those reasons for which some were placed in a cell."""
+    counts = {reason: number - before.get(reason, 0.0) for reason, number in after.items()}
+    return [
+        Row(name=f"{layout}/{PLACED}{reason}/{cell}", value=count, unit="requests")
+        for reason, count in counts.items()
+        if count > 0
+    ]
+
+
 def parse_capacity(entries: Sequence[str]) -> dict[str, float]:
     """``mix=requests/s`` of every mix.
 
@@ -101,10 +120,11 @@ def run_layout(
                 capacity = measure_capacity(url, seconds=args.calibrate_seconds)
                 print("capacity:", *(f"{mix}={rate:.3f}" for mix, rate in capacity.items()), flush=True)
             for cell in cells:
-                began_s = time.perf_counter()
+                began_s, before = time.perf_counter(), placements(url)
                 arrivals = over_http(cell.load(capacity, seconds=args.cell_seconds))
                 outcomes = [outcome_of(timing) for timing in asyncio.run(send_all(url, arrivals))]
                 rows.extend(cell_rows(name, cell.name, outcomes, promise))
+                rows.extend(placed_rows(name, cell.name, before, placements(url)))
                 took_s = time.perf_counter() - began_s
                 print(f"{name} {cell.name}: {len(outcomes)} requests in {took_s:.1f} s", flush=True)
             rows.extend(worker_rows(name, httpx.get(f"{url}/status", timeout=30, trust_env=False).json()))

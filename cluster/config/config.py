@@ -104,9 +104,9 @@ class BatonConfig(Section):
     )
     roles: RolesMode = Field(
         default=DEFAULT_ROLES,
-        description="`fixed`: prefill workers compute prompts, decode workers generate. `elastic`: any worker takes "
-        "any work, by what is predicted of all of them, and the role of a worker is what it leans to "
-        "([routing.md](routing.md)).",
+        description="`elastic`: any worker takes any work, by what is predicted of all of them, and the role of a "
+        "worker is what it leans to ([routing.md](routing.md)). `fixed`: prefill workers compute prompts, decode "
+        "workers generate.",
     )
     router_replicas: int = Field(
         default=1,

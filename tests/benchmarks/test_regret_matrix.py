@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.disagg_parts.cells import ALL_CELLS, cells_named, regret_rows
 from benchmarks.disagg_parts.layouts import ELASTIC, FIXED, ONE_SMALL, TWO, matrix_settings
-from benchmarks.disagg_parts.matrix import parse_capacity, served_per_s, worker_rows
+from benchmarks.disagg_parts.matrix import parse_capacity, placed_rows, served_per_s, worker_rows
+from benchmarks.disagg_parts.pictures import table
 from benchmarks.load import Timing
 from benchmarks.report import Row, kept_rows, publish
 from cluster.config.config import BatonConfig
@@ -121,3 +122,26 @@ def test_a_capacity_is_read() -> None:
         "balanced": 2.5,
         "decode_heavy": 3.0,
     }
+
+
+def test_placements_are_told_by_cell_and_only_those_that_were_made() -> None:
+    before, after = {"apart": 3.0, "colocated": 1.0, "split": 0.0}, {"apart": 3.0, "colocated": 5.0, "split": 0.0}
+
+    assert placed_rows(ELASTIC, "low/balanced/steady", before, after) == [
+        Row(name="elastic/placed_colocated/low/balanced/steady", value=4.0, unit="requests")
+    ]
+
+
+def test_the_table_has_a_line_for_each_cell_with_the_best_other_layout_and_what_was_done() -> None:
+    values: dict[str, float] = {}
+    for cell in ALL_CELLS:
+        values |= {f"{name}/goodput/{cell.name}": 1.0 for name in (*FIXED, ELASTIC)}
+        values |= {f"{TWO}/goodput/{cell.name}": 2.0, f"regret/goodput/{cell.name}": 0.5}
+    cell = "mid/balanced/bursts"
+    values |= {f"elastic/placed_{reason}/{cell}": number for reason, number in (("apart", 70), ("colocated", 29))}
+    values |= {f"elastic/placed_split/{cell}": 1.0, f"elastic/placed_override/{cell}x": 9.0}
+
+    lines = table(values).splitlines()
+
+    assert len(lines) == 2 + len(ALL_CELLS)
+    assert "| balanced, mid, bursts | two | 2.00, 1.00 | 0.50 |  | apart 70 %, colocated 29 % |" in lines

@@ -26,6 +26,7 @@ CONFIG: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
     "decode_replicas": 2,
+    "roles": "fixed",  # so that every request goes from one machine to another
     "router_per_node": True,
     "health": {"drain_timeout_s": 20},
     "cache": {"num_blocks": 1024},

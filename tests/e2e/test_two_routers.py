@@ -34,6 +34,7 @@ def cluster(served_model: Path) -> Iterator[ClusterProcess]:
         model=str(served_model),
         dtype="float32",
         router_replicas=2,
+        roles="elastic",
         security=security,
         metrics={"compat": "vllm"},
         router={"peer_period_s": 0.2, "default_max_tokens": 8},

@@ -24,7 +24,7 @@ MODEL = Path("/models/m")
 
 
 def test_defaults_of_every_room_hold_where_nothing_is_configured() -> None:
-    config = BatonConfig()
+    config = BatonConfig(roles="fixed")
 
     engine = config.engine_config("decode", model=MODEL, num_threads=3)
 
@@ -32,12 +32,14 @@ def test_defaults_of_every_room_hold_where_nothing_is_configured() -> None:
     assert engine.scheduler == SchedulerConfig()
     assert (engine.model.path, engine.model.num_threads) == (MODEL, 3)
     assert config.transfer_options() == ConnectorOptions(transport="local")
-    assert config.router_settings() == RouterSettings()
+    assert config.router_settings() == RouterSettings(roles="fixed")
+    assert BatonConfig().router_settings() == RouterSettings(roles="elastic")
 
 
 def test_pool_overrides_only_what_it_names() -> None:
     config = BatonConfig.model_validate(
         {
+            "roles": "fixed",
             "max_model_len": 512,
             "scheduler": {"max_num_seqs": 32, "max_num_batched_tokens": 512},
             "decode": {"scheduler": {"max_num_seqs": 64}, "num_threads": 5},
@@ -65,13 +67,14 @@ def test_pool_gives_the_size_of_its_cache_in_another_way() -> None:
     assert (caches["prefill"].num_blocks, caches["prefill"].kv_cache_bytes) == (None, 1 << 30)
 
 
-def test_prefill_workers_capture_no_decode_steps_unless_told_to() -> None:
-    def captures(gpu: dict[str, object], pool: str) -> object:
-        config = BatonConfig.model_validate({"gpu": gpu})
+def test_prefill_workers_of_fixed_roles_capture_no_decode_steps_unless_told_to() -> None:
+    def captures(gpu: dict[str, object], pool: str, roles: str = "fixed") -> object:
+        config = BatonConfig.model_validate({"gpu": gpu, "roles": roles})
         return config.engine_config(pool, model=MODEL, num_threads=1).gpu.cuda_graphs
 
     assert (captures({}, "prefill"), captures({}, "decode")) == (False, "auto")
     assert (captures({"cuda_graphs": True}, "prefill"), captures({"cuda_graphs": True}, "decode")) == (True, True)
+    assert captures({}, "prefill", "elastic") == "auto"
 
 
 def test_largest_graph_of_no_rows_is_refused() -> None:
@@ -191,7 +194,7 @@ def test_faults_that_are_not_allowed_or_not_known_are_refused(transfer: dict[str
     ],
 )
 def test_engines_record_their_caches_where_routers_need_to_know(router: dict[str, object], mirrored: set[str]) -> None:
-    config = BatonConfig.model_validate({"router": router})
+    config = BatonConfig.model_validate({"router": router, "roles": "fixed"})
     pools: tuple[str, ...] = ("prefill", "decode")
 
     recording = {

@@ -67,10 +67,12 @@ def test_gpu_memory_less_weights_and_context_is_kv_cache(model: ServedModel) -> 
     )
 
 
-def test_draft_model_and_its_cache_take_memory_of_decode_workers_alone(model: ServedModel) -> None:
+def test_draft_model_and_its_cache_take_memory_of_those_alone_that_generate(model: ServedModel) -> None:
     def sizes(**speculative: Any) -> Plan:
         nodes = [gpu_node("a"), gpu_node("b")]
-        return plan_of(model, nodes, device="cuda", dtype="bfloat16", max_model_len=1024, speculative=speculative)
+        return plan_of(
+            model, nodes, device="cuda", dtype="bfloat16", max_model_len=1024, speculative=speculative, roles="fixed"
+        )
 
     plain = sizes().sizes
     drafted = sizes(method="draft_model", draft_model=model.path, draft_cache_tokens=4096).sizes

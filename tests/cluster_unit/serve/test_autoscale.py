@@ -139,7 +139,7 @@ def test_what_contradicts_itself_is_refused(values: dict[str, Any], text: str) -
     pools = {pool: {"scaling": values[pool]} for pool in ("prefill", "decode") if pool in values}
 
     with pytest.raises(ValidationError, match=text):
-        BatonConfig.model_validate({**values, **pools})
+        BatonConfig.model_validate({"roles": "fixed", **values, **pools})
 
 
 class ToldReplicas:

@@ -42,6 +42,7 @@ class ClusterProcess:
     ) -> None:
         """Start it from a configuration; or from a sample file, with what is in the configuration as flags.
 
+        Unless it says otherwise roles are fixed: a test knows beforehand that a request is handed over, and to whom.
         Root may name the ``group`` in which it runs.
         """
         self.port = free_port()
@@ -50,7 +51,7 @@ class ClusterProcess:
         self.session_folder = self.folder / "s"
         self.session_folder.mkdir()
         config_file = self.folder / "baton.yaml"
-        values = {"port": self.port, **config}
+        values = {"port": self.port, "roles": "fixed", **config}
         config_file.write_text(yaml.safe_dump(values))
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()] if sample else []
         self._log = (self.folder / "log").open("wb")

@@ -30,8 +30,9 @@ FAST = RouterSettings(
     status_timeout_s=1.0,
     connect_timeout_s=2.0,
     abort_timeout_s=1.0,
+    roles="fixed",
 )
-"""Settings for tests: the same behaviour with shorter waits."""
+"""Settings for tests: the same behaviour with shorter waits, and a plan for each request that is known beforehand."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

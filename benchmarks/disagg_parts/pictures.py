@@ -1,0 +1,109 @@
+"""Draws the regret matrix: the share of requests that kept the promise, by layout, a picture for each mix.
+
+    python -m benchmarks.disagg_parts.pictures benchmarks/results/regret.json docs/images
+
+Under each cell stand the layout that did best but for elastic, and what elastic did with the requests. Prints the same
+as the table of docs/separation.md. Needs matplotlib (the extra ``plots``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.disagg_parts.cells import LEVELS
+from benchmarks.disagg_parts.layouts import ELASTIC, LAYOUTS
+from simulation.loads import MIXES, SHAPES
+
+Values = Mapping[str, float]
+ACCENT, PLAIN = "#c2410c", "#94a3b8"
+PLACED = f"{ELASTIC}/placed_"
+LEAST_SHARE = 0.05
+"""Of a cell's requests; what was done with fewer is not told."""
+
+
+def values_of(file: Path) -> dict[str, float]:
+    """The rows of a kept result."""
+    rows: list[dict[str, Any]] = json.loads(file.read_text())
+    return {str(row["name"]): float(row["value"]) for row in rows}
+
+
+def choices(values: Values, cell: str) -> str:
+    """What elastic did with the requests of a cell, the commonest first."""
+    counts = {
+        name.removeprefix(PLACED).partition("/")[0]: value
+        for name, value in values.items()
+        if name.startswith(PLACED) and name.endswith(f"/{cell}")
+    }
+    total = sum(counts.values())
+    told = sorted((item for item in counts.items() if item[1] >= LEAST_SHARE * total), key=lambda item: -item[1])
+    return ", ".join(f"{reason.replace('_', ' ')} {100 * count / total:.0f} %" for reason, count in told)
+
+
+def best_other(values: Values, cell: str) -> tuple[str, float]:
+    """The layout with the best goodput but for elastic, and this."""
+    others = {name: values[f"{name}/goodput/{cell}"] for name in LAYOUTS if name != ELASTIC}
+    best = max(others, key=others.__getitem__)
+    return best, others[best]
+
+
+def table(values: Values) -> str:
+    """The matrix in Markdown, a line for each cell."""
+    lines = [
+        "| load | best fixed layout | its good requests/s, elastic's | ratio | p99 gaps: ratio | elastic did |",
+        "|---|---|---|---|---|---|",
+    ]
+    for mix in MIXES:
+        for level in LEVELS:
+            for shape in SHAPES:
+                cell = f"{level}/{mix}/{shape}"
+                best, goodput = best_other(values, cell)
+                own = values[f"{ELASTIC}/goodput/{cell}"]
+                gap = values.get(f"regret/itl_p99/{cell}")
+                load = f"{mix.replace('_', '-')}, {level}, {shape}"
+                lines.append(
+                    f"| {load} | {best.replace('_', ' ')} | {goodput:.2f}, {own:.2f} | "
+                    f"{values[f'regret/goodput/{cell}']:.2f} | {'' if gap is None else f'{gap:.2f}'} | "
+                    f"{choices(values, cell)} |"
+                )
+    return "\n".join(lines)
+
+
+def draw(values: Values, mix: str, file: Path) -> None:
+    """One picture: levels below each other, shapes side by side. The same rows give the same bytes."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "baton", "svg.fonttype": "none", "font.size": 8}):
+        figure = Figure(figsize=(9, 6), layout="constrained", facecolor="white")
+        figure.suptitle(f"{mix.replace('_', '-')}: requests that kept the promise, %")
+        grid = figure.subplots(len(LEVELS), len(SHAPES), sharey=True)
+        for line, level in enumerate(LEVELS):
+            for column, shape in enumerate(SHAPES):
+                cell, axes = f"{level}/{mix}/{shape}", grid[line][column]
+                shares = [values[f"{name}/share_good/{cell}"] for name in LAYOUTS]
+                colours = [ACCENT if name == ELASTIC else PLAIN for name in LAYOUTS]
+                bars = axes.bar([name.replace("_", " ") for name in LAYOUTS], shares, color=colours)
+                axes.bar_label(bars, fmt="%.0f", fontsize=7)
+                axes.set(title=f"{level}, {shape}", xlabel=choices(values, cell), ylim=(0, 115))
+                axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(file, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    """Draw, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path, help="what `python -m benchmarks.disagg --matrix --json` wrote")
+    parser.add_argument("folder", type=Path, help="where the pictures go")
+    args = parser.parse_args()
+    values = values_of(args.rows)
+    for mix in MIXES:
+        draw(values, mix, args.folder / f"separation-{mix.replace('_', '-')}.svg")
+    print(table(values))
+
+
+if __name__ == "__main__":
+    main()
