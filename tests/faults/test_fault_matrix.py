@@ -42,6 +42,7 @@ def cluster(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     config = {
         "model": str(served_model),
         "dtype": "float32",
+        "roles": "fixed",  # so that every request is handed over, and meets what is broken
         "prefill_replicas": 2,
         "decode_replicas": 2,
         "router_replicas": 2,
