@@ -2,25 +2,27 @@
 
     python -m benchmarks.disagg_parts.pictures benchmarks/results/regret.json docs/images
 
-Under each cell stand the layout that did best but for elastic, and what elastic did with the requests. Prints the same
-as the table of docs/separation.md. Needs matplotlib (the extra ``plots``).
+Under each cell stands what elastic did with its requests. Prints the tables of docs/separation.md: the means of each
+layout over all cells, and each cell with the fixed layout that did best. Needs matplotlib (the extra ``plots``).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.disagg_parts.cells import LEVELS
+from benchmarks.disagg_parts.cells import ALL_CELLS, LEVELS
 from benchmarks.disagg_parts.layouts import ELASTIC, LAYOUTS
+from benchmarks.disagg_parts.matrix import PLACED
 from simulation.loads import MIXES, SHAPES
 
 Values = Mapping[str, float]
 ACCENT, PLAIN = "#c2410c", "#94a3b8"
-PLACED = f"{ELASTIC}/placed_"
+MEANS = ("goodput", "share_good", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")
 LEAST_SHARE = 0.05
 """Of a cell's requests; what was done with fewer is not told."""
 
@@ -33,10 +35,11 @@ def values_of(file: Path) -> dict[str, float]:
 
 def choices(values: Values, cell: str) -> str:
     """What elastic did with the requests of a cell, the commonest first."""
+    placed = f"{ELASTIC}/{PLACED}"
     counts = {
-        name.removeprefix(PLACED).partition("/")[0]: value
+        name.removeprefix(placed).partition("/")[0]: value
         for name, value in values.items()
-        if name.startswith(PLACED) and name.endswith(f"/{cell}")
+        if name.startswith(placed) and name.endswith(f"/{cell}")
     }
     total = sum(counts.values())
     told = sorted((item for item in counts.items() if item[1] >= LEAST_SHARE * total), key=lambda item: -item[1])
@@ -48,6 +51,18 @@ def best_other(values: Values, cell: str) -> tuple[str, float]:
     others = {name: values[f"{name}/goodput/{cell}"] for name in LAYOUTS if name != ELASTIC}
     best = max(others, key=others.__getitem__)
     return best, others[best]
+
+
+def means(values: Values) -> str:
+    """Each layout's means over all cells, and those of elastic's goodput over the best fixed one's."""
+    lines = ["| layout | " + " | ".join(MEANS) + " |", "|---|" + "---|" * len(MEANS)]
+    for layout in LAYOUTS:
+        figures = (statistics.mean(values[f"{layout}/{name}/{cell.name}"] for cell in ALL_CELLS) for name in MEANS)
+        lines.append(f"| {layout.replace('_', ' ')} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")
+    ratios = [values[f"regret/goodput/{cell.name}"] for cell in ALL_CELLS]
+    num_even = sum(ratio >= 0.98 for ratio in ratios)
+    told = f"elastic's goodput over the best fixed layout's: {statistics.mean(ratios):.2f} on average, "
+    return "\n".join([*lines, "", f"{told}{min(ratios):.2f} at least, 0.98 and more in {num_even} of {len(ratios)}"])
 
 
 def table(values: Values) -> str:
@@ -102,7 +117,7 @@ def main() -> None:
     values = values_of(args.rows)
     for mix in MIXES:
         draw(values, mix, args.folder / f"separation-{mix.replace('_', '-')}.svg")
-    print(table(values))
+    print(means(values), table(values), sep="\n\n")
 
 
 if __name__ == "__main__":
