@@ -24,9 +24,8 @@ from engine.attention.backend import AttentionBatch
 from engine.attention.gathered_runs import GatheredRuns
 from engine.attention.paged_runs import PagedRuns, choose_run_kernel
 from engine.device.kv_cache import KVCache
-from engine.layers.attention_layer import AttentionLayer
+from engine.layers.attention_layer import AttentionLayer, HeadTransform
 from engine.layers.attention_spec import AttentionSpec
-from engine.layers.heads import HeadTransform
 from engine.layers.rope_config import RopeConfig
 from kv_transfer.layout import KVLayout, group_layers
 

@@ -30,7 +30,7 @@ from cluster.commands.signals import Stopped, holding_signals, leave, stop_on_si
 from cluster.config.config import BatonConfig
 from cluster.config.config_file import ConfigFileError, load_config
 from cluster.plan.preflight import PreflightError
-from cluster.serve.loading import loading
+from cluster.serve.process_start import loading
 from engine.contract.config import DeviceName, DTypeName, ModelImplName
 from engine.contract.errors import CheckpointError, ConfigError
 

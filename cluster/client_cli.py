@@ -59,7 +59,7 @@ def drain(
     wait_s: Annotated[float, typer.Option(help="How long to wait until it is gone.")] = 120.0,
 ) -> None:
     """Let a worker's requests finish or move to others, then end it; the cluster starts another one."""
-    from cluster.commands.clients.drain import drain as run
+    from cluster.commands.clients.worker_orders import drain as run
 
     is_gone = _give(lambda url, key: run(url, replica, Console(), api_key=key, wait_s=wait_s), context, url, api_key)
     raise typer.Exit(0 if is_gone else EXIT_FAILURE)
@@ -74,7 +74,7 @@ def lean(
     api_key: AdminKey = "",
 ) -> None:
     """Let a worker prefer the work of a role, where roles are elastic; what runs there goes on."""
-    from cluster.commands.clients.lean import lean as run
+    from cluster.commands.clients.worker_orders import lean as run
 
     _give(lambda url, key: run(url, replica, role, Console(), api_key=key), context, url, api_key)
 

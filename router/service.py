@@ -48,7 +48,7 @@ from router.tools.reasoning import ReasoningFormat
 from router.tools.registry import reasoning_format, tool_format
 from router.tools.tool_format import ToolFormat
 from router.trace.directory import trace_directory
-from router.wire.links import make_links, role_views
+from router.wire.linked_calls import make_links, role_views
 
 logger = logging.getLogger(f"baton.{__name__}")
 

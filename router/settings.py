@@ -62,7 +62,7 @@ class RouterSettings:
     ``unresponsive_after_s`` is how long a replica, which reports every ``report_period_s``, may neither report nor
     answer before it counts as lost; ``stream_silence_timeout_s`` is the same for its output stream alone. Time in
     which the router itself did not run does not count.
-    ``max_write_delay_s`` bounds how long tokens wait to be written together (router/wire/pacer.py); 0 writes each at
+    ``max_write_delay_s`` bounds how long tokens wait to be written together (router/wire/mailbox.py); 0 writes each at
     once.
     ``prefill_lost_policy``, ``kv_lost_policy`` and ``decode_lost_policy`` say what becomes of a request whose worker,
     or whose KV, is gone: another worker, computing on the decode worker, whichever is estimated cheaper, or an error.

@@ -18,7 +18,7 @@ from router.pool.role_view import RoleReplicas
 from router.report.counters import RouterCounters
 from router.request.orchestrator import Orchestrator
 from router.roles import ROLES
-from router.wire.links import make_links, role_views
+from router.wire.linked_calls import make_links, role_views
 from simulation.layout import Layout, Pool
 from simulation.loads import Arrival
 from simulation.machine import Machine

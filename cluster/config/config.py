@@ -8,22 +8,22 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cluster.config.config_section import Section, settings_from
-from cluster.config.health import HealthSection
-from cluster.config.key_names import with_keys
+from cluster.config.config_section import Section, settings_from, with_keys
 from cluster.config.pool import PoolSection
 from cluster.config.scaling import MAX_REPLICAS, promise_rules
 from cluster.config.settings_sections import (
     CacheSection,
     GPUSection,
+    HealthSection,
+    MetricsSection,
     RouterSection,
     SchedulerSection,
     SecuritySection,
+    SLOSection,
     SpeculativeSection,
+    TracingSection,
     TransferSection,
 )
-from cluster.config.slo import SLOSection
-from cluster.config.telemetry import MetricsSection, TracingSection
 from engine.contract.config import (
     CacheConfig,
     CoreSharing,

@@ -1,8 +1,9 @@
-"""Makes sections of the configuration file out of the settings classes that the rooms define."""
+"""Makes sections of the configuration file out of the settings classes that the rooms define, and names their keys."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 SettingsT = TypeVar("SettingsT")
+
+_ALTERNATIVES = frozenset({"kv_cache_bytes", "num_blocks"})
 
 
 class Section(BaseModel):
@@ -75,9 +78,6 @@ def section_of(
     return create_model(name, __base__=Section, __doc__=settings.__doc__, **fields)
 
 
-_ALTERNATIVES = frozenset({"kv_cache_bytes", "num_blocks"})
-
-
 def settings_from(settings: type[SettingsT], *sections: Section, **fixed: object) -> SettingsT:
     """Build the settings from sections, later ones over earlier ones, and from values that come from elsewhere.
 
@@ -93,3 +93,16 @@ def settings_from(settings: type[SettingsT], *sections: Section, **fixed: object
             values = {name: value for name, value in values.items() if name not in _ALTERNATIVES}
         values.update(said)
     return settings(**{**values, **fixed})
+
+
+def with_keys(message: str, *places: tuple[str, Section]) -> str:
+    """The message with whole keys: ``max_num_seqs`` becomes ``decode.scheduler.max_num_seqs`` where that decides.
+
+    ``places`` are sections with their keys, those that win first. A setting that is given nowhere stands in the last
+    one that has it. Names without an underscore are words, too: only one that the message begins with, as in
+    ``chain: ...``, is a key.
+    """
+    everywhere = {name: f"{key}.{name}" for key, section in places for name in type(section).model_fields}
+    given = {name: f"{key}.{name}" for key, section in reversed(places) for name in section.model_fields_set}
+    keys = {**everywhere, **given}
+    return re.sub(r"^\w+(?=[:.])|(?<![\w.])\w*_\w*", lambda found: keys.get(found[0], found[0]), message)

@@ -1,15 +1,19 @@
-"""Sections of baton.yaml that are the settings of other packages: each setting with its description."""
+"""Sections of baton.yaml: most are the settings of other packages, each with its description."""
 
 from __future__ import annotations
 
-from cluster.config.config_section import section_of
+from pydantic import Field
+
+from cluster.config.config_section import Section, section_of
 from engine.contract.config import CacheConfig, GPUConfig, SchedulerConfig, SpeculativeConfig
+from engine.contract.promise import MAX_PROMISE_MS
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.options import ConnectorOptions
 from kv_transfer.registry import TIERS
 from router.policies import policy_names
 from router.security import SecuritySettings
-from router.settings import RouterSettings
+from router.settings import MetricsCompat, RouterSettings
+from router.telemetry.settings import TracingSettings
 
 CacheSection = section_of(
     "CacheSection",
@@ -231,5 +235,58 @@ SecuritySection = section_of(
         "cors_allow_origins": "Origins of web pages that may call the API from a browser; `*` means all.",
         "allowed_hosts": "Names beside those of the loopback address by which an API without keys may be called, such "
         "as that of a reverse proxy in front; `*` means all.",
+    },
+)
+
+
+class SLOSection(Section):
+    """What requests are promised that ask for nothing else; null promises nothing."""
+
+    ttft_ms: float | None = Field(default=None, gt=0, le=MAX_PROMISE_MS, description="Milliseconds to the first token.")
+    itl_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_PROMISE_MS,
+        description="Milliseconds between tokens: a step takes as many prompt tokens as keep it under that while "
+        "requests generate, whatever `max_num_batched_tokens` allows.",
+    )
+
+
+class HealthSection(Section):
+    """When a worker counts as hanging. Serve replaces a worker after three checks in a row that failed."""
+
+    step_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="How long one step may take. A worker that has work and ends no step for so long is left out and "
+        "replaced; raise it for models whose largest step takes seconds on your machine.",
+    )
+    drain_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="How long a worker or router that is to go may take until its requests have finished or moved; "
+        "what is left then is cut off, and requests of workers are continued elsewhere.",
+    )
+    check_period_s: float = Field(default=1.0, gt=0, description="How often Serve asks every replica for its health.")
+    check_timeout_s: float = Field(default=10.0, gt=0, description="How long the answer may take.")
+
+
+class MetricsSection(Section):
+    """What `/metrics` offers."""
+
+    compat: MetricsCompat = Field(
+        default="none", description="Add the names of another system, for dashboards made for it."
+    )
+
+
+TracingSection = section_of(
+    "TracingSection",
+    TracingSettings,
+    descriptions={
+        "otlp_endpoint": "URL of an OpenTelemetry collector that takes OTLP over HTTP, as `http://localhost:4318`; "
+        "`/v1/traces` is added where it has no path. Null makes no spans. Needs the extra `otel` on every machine.",
+        "sample_ratio": "Share of the traces that begin here of which spans are made, 0 to 1; a request with a "
+        "`traceparent` is followed in what that says. Null goes by `OTEL_TRACES_SAMPLER`, and without that takes all.",
+        "service_name": "The resource's `service.name`; null takes `OTEL_SERVICE_NAME`, or `baton`.",
     },
 )

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from cluster.config.booking import OTHER_KEYS, check_amount
 from cluster.config.config_file import ConfigFileError, describe_problems, read_mapping
 from cluster.config.config_section import Section
+from cluster.config.pool import OTHER_KEYS, check_amount
 
 GIB = 1 << 30
 

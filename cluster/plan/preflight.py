@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from cluster.config.config import BatonConfig
 from cluster.config.served_model import ServedModel, served_model
-from cluster.plan.draft_vocabulary import first_differences, tells_tokens
 from engine.contract.config import ModelCode
 from engine.contract.errors import CheckpointError, ConfigError
 from engine.executor.draft_engine import DraftEngine
@@ -22,16 +23,17 @@ from router.text.chat_template import load_chat_template
 from router.text.generation_config import load_generation_defaults
 from router.text.tokenizer import Tokenizer
 
+RAY_CONNECT_TIMEOUT_S = 5.0
+MAX_PORT_DIGITS = 5
+MAX_PORT = 65_535
+MAX_NAMED: Final = 3
+
 
 class PreflightError(Exception):
     """Something outside of the configuration: one line that says what to change."""
 
 
 logger = logging.getLogger(f"baton.{__name__}")
-
-RAY_CONNECT_TIMEOUT_S = 5.0
-MAX_PORT_DIGITS = 5
-MAX_PORT = 65_535
 
 
 def preflight(config: BatonConfig) -> ServedModel:
@@ -217,3 +219,36 @@ def reason_of(error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
         return "that is no name of a machine"
     return error.strerror or str(error)
+
+
+def tells_tokens(path: Path) -> bool:
+    """True where a model directory says what its tokens are."""
+    return (path / "tokenizer.json").is_file()
+
+
+def first_differences(main: Path, draft: Path) -> str:
+    """The first ids that are another token in each directory, in words; empty where there are none.
+
+    Tokens that only one of them has, such as one that was added for chats, make no difference.
+
+    Raises:
+        ModelDirectoryError: A tokenizer.json cannot be used.
+    """
+    differing = list(_differing(_tokens(main), _tokens(draft)))
+    named = [
+        f"{token_id} is {one!r} in the model and {other!r} in the draft model" for token_id, one, other in differing
+    ]
+    more = f", and {len(named) - MAX_NAMED:,} more" if len(named) > MAX_NAMED else ""
+    return "; ".join(named[:MAX_NAMED]) + more
+
+
+def _differing(main: dict[int, str], draft: dict[int, str]) -> Iterator[tuple[int, str, str]]:
+    for token_id in sorted(main.keys() & draft.keys()):
+        if main[token_id] != draft[token_id]:
+            yield token_id, main[token_id], draft[token_id]
+
+
+def _tokens(path: Path) -> dict[int, str]:
+    """Every token of a vocabulary by its id, added and special ones included."""
+    vocabulary = Tokenizer.load(path).backend.get_vocab(with_added_tokens=True)
+    return {token_id: token for token, token_id in vocabulary.items()}

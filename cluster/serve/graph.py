@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -16,7 +20,6 @@ from cluster.serve.addressed_router import AddressedRouter
 from cluster.serve.autoscale import autoscaling_config
 from cluster.serve.ingress import IngressSettings, RouterIngress
 from cluster.serve.listener import ListenSettings
-from cluster.serve.version import deployment_version
 from cluster.serve.workers import Worker, WorkerSettings
 from engine.contract.role import Role
 from router.roles import ROLES
@@ -36,6 +39,8 @@ the level it makes the line of each call all the same, and leaves it out at last
 """
 
 FULL_SURGE_PERCENT = 100
+
+PACKAGES = ("cluster", "prefill", "decode", "kv_transfer", "router", "engine")
 
 
 def build_graph(
@@ -149,3 +154,21 @@ def _versioned(deployment: serve.Deployment, settings: object) -> serve.Deployme
 def _one_of(num_replicas: int) -> int:
     """One replica more, as a percentage."""
     return -(-100 // num_replicas)
+
+
+def deployment_version(settings: object) -> str:
+    """A digest of settings (dataclasses all the way down) and of our code; equal digests need no restart."""
+    return hashlib.sha256(f"{code_digest()} {settings!r}".encode()).hexdigest()[:16]
+
+
+@functools.cache
+def code_digest() -> str:
+    """A digest of every module of ours, so that an upgrade replaces what runs the old code."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                digest.update(file.relative_to(folder).as_posix().encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()

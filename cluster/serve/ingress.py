@@ -17,9 +17,9 @@ from ray.util import get_node_ip_address
 from cluster.config.names import APP_NAME, ROUTER
 from cluster.serve.handles import RayRouterPeers, RayWorkerPool, ServeSizes, ServeTargets
 from cluster.serve.listener import Lifespan, ListenSettings, RouterListener
+from cluster.serve.process_start import configure_worker_logging
 from cluster.serve.replica_caller import FIRST_LISTS_S, Caller, ReplicaCaller, wait_for_lists
 from cluster.serve.server_info import ServerFacts
-from cluster.serve.worker_log import configure_worker_logging
 from router.api.app import build_app
 from router.report.router_report import RouterReport
 from router.security import SecuritySettings

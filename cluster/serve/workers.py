@@ -21,11 +21,10 @@ from cluster.config.scaling import ScalingSection
 from cluster.serve.autoscale import LOAD, ORDERED, ORDERED_AT
 from cluster.serve.hung_reads import HungReads
 from cluster.serve.introductions import Introductions, ServeRendezvous
-from cluster.serve.loading import loading
+from cluster.serve.process_start import configure_worker_logging, loading
 from cluster.serve.refusal import HandshakeRefusal, Refusal
 from cluster.serve.replica_caller import ReplicaCaller
 from cluster.serve.start_report import StartReport, publish_start_report, weights_progress
-from cluster.serve.worker_log import configure_worker_logging
 from engine.contract.config import CoreSharing, EngineConfig
 from engine.contract.errors import CheckpointError, ConfigError
 from engine.contract.messages import CacheReset, GenerateRequest, LoadReport, WorkerInfo

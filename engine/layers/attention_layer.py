@@ -1,4 +1,4 @@
-"""One layer of a model as attention backends see it."""
+"""One layer of a model as attention backends see it, and what happens to its heads before they attend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,28 @@ from dataclasses import dataclass
 import torch
 
 from engine.layers.attention_spec import AttentionSpec
-from engine.layers.heads import HeadTransform
+from engine.layers.fused_ops import FusedOps
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import Rotations, rotate, rotate_halves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTransform:
+    """One layer's heads; the norms are None in models without them."""
+
+    num_heads: int
+    num_kv_heads: int
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
+    fused_ops: FusedOps | None = None
+
+    def __call__(self, heads: torch.Tensor, rotations: Rotations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value of [num_tokens, num_heads + 2 * num_kv_heads, head_dim], as attention takes them."""
+        query, key, value = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        turn = rotate_halves if self.fused_ops is None else self.fused_ops.rotate
+        return rotate(query, rotations, turn), rotate(key, rotations, turn), value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Norms of the residual stream and of heads.
+"""Norms of the residual stream and of heads, and how a part of a layer is joined to the stream by them.
 
 Source: Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
 """
@@ -128,3 +128,28 @@ def build_norm(
     if spec.kind is NormKind.LAYER:
         return LayerNorm(size, spec=spec, dtype=dtype, device=device, delta_scale=delta_scale)
     return RMSNorm(size, spec=spec, dtype=dtype, device=device, delta_scale=delta_scale, fused_ops=fused_ops)
+
+
+class ResidualNorms:
+    """The norms around one part of a layer: of what it reads, and of what it adds. Either may be None.
+
+    delta_scale: what everything is multiplied with before it is added to the residual stream; also that of ``before``.
+    """
+
+    def __init__(self, *, before: Norm | None, after: Norm | None, delta_scale: float) -> None:
+        self.before, self.after = before, after
+        self._delta_scale = delta_scale
+
+    def enter(self, hidden: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        """Add ``delta``, what the part before made, to the residual stream ``hidden`` in place; both [num_tokens,
+        hidden_size]. Returns what this part reads, not to be written to.
+        """
+        if self.before is not None:
+            return self.before.add_and_normalize(hidden, delta)
+        if delta is not None:
+            hidden.add_(delta, alpha=self._delta_scale)
+        return hidden
+
+    def leave(self, result: torch.Tensor) -> torch.Tensor:
+        """What this part adds to the residual stream."""
+        return result if self.after is None else self.after.add_and_normalize(result, None)

@@ -9,12 +9,10 @@ from typing import ClassVar
 import torch
 
 from engine.layers.embedding import Embedding, LMHead
-from engine.layers.experts.mixture import Mixture
-from engine.layers.experts.shared import SharedExperts
+from engine.layers.experts.mixture import Mixture, SharedExperts
 from engine.layers.fused_ops import FusedOps
 from engine.layers.mlp import MLP, FeedForward
-from engine.layers.norm import Norm, build_norm
-from engine.layers.residual import ResidualNorms
+from engine.layers.norm import Norm, ResidualNorms, build_norm
 from engine.layers.rotary import RotaryEmbedding, Rotations
 from engine.model.latent_attention import LatentAttention
 from engine.model.model_config import ModelConfig

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.layers.head_products import HeadProducts
-from engine.layers.heads import HeadTransform
+from engine.layers.attention_layer import HeadTransform
 from engine.layers.layer_spec import NormSpec
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
@@ -20,6 +19,9 @@ from engine.layers.rotary import Rotations, rotate, rotate_halves
 from engine.model.model_config import ModelConfig
 from engine.model.self_attention import attention_layer
 from engine.model.step_context import StepContext
+
+LEAST_TOKENS = 4
+"""Fewer are summed up in another order than these among others: 1 on Intel's CPUs, up to 3 on AMD's."""
 
 NORM = NormSpec(eps=1e-6)
 """Of narrow vectors; config.json states that of other norms only."""
@@ -31,6 +33,23 @@ LATENT_INTO, LATENT_NORM, LATENT_OUT = (
     "self_attn.kv_a_layernorm",
     "self_attn.kv_b_proj.weight",
 )
+
+
+class HeadProducts:
+    """``x[:, head] @ weight[head]`` for every head. weight: [num_heads, in_size, out_size]."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight.contiguous()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, num_heads, in_size] to [num_tokens, num_heads, out_size], which may be a view.
+
+        A few tokens are computed as ``LEAST_TOKENS``, so that each has the bits that it has among others.
+        """
+        num_tokens = len(x)
+        if 0 < num_tokens < LEAST_TOKENS and x.device.type == "cpu":
+            x = torch.cat([x, x[:1].expand(LEAST_TOKENS - num_tokens, -1, -1)])
+        return torch.bmm(x.transpose(0, 1), self._weight).transpose(0, 1)[:num_tokens]
 
 
 class LatentAttention:

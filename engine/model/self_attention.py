@@ -7,9 +7,8 @@ from typing import Protocol
 
 import torch
 
-from engine.layers.attention_layer import AttentionLayer
+from engine.layers.attention_layer import AttentionLayer, HeadTransform
 from engine.layers.fused_ops import FusedOps
-from engine.layers.heads import HeadTransform
 from engine.layers.layer_spec import QueryKeyNorm
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm

@@ -1,4 +1,4 @@
-"""What a runner takes from its kind of device beside torch's tensors."""
+"""What a runner takes from its kind of device beside torch's tensors, and for which batch sizes it captures graphs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from engine.contract.errors import ConfigError
 from engine.device.graph_device import GraphDevice, graph_device_of
 from engine.device.kv_cache import KVCache
 from engine.runner.decode_graphs import DecodeGraphs, Forward, GraphSettings
-from engine.runner.graph_ladder import ladder_sizes
 
 DRAFTED_ROWS = 128
 """Where few requests run, and have draft tokens, steps of up to so many tokens are graphs: larger ones gain less by it,
 and each size takes memory."""
+
+SMALL_SIZES = (1, 2, 4)
+STEP = 8
+STEPS_PER_DOUBLING = 8
+"""From 128 on the step doubles with the size: padding stays below an eighth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +61,13 @@ def plan_decode_graphs(
     largest = min(config.gpu.max_graph_batch_size or most_rows, most_rows)
     settings = GraphSettings(sizes=ladder_sizes(largest), max_model_len=max_model_len, is_required=asked is True)
     return DecodeGraphs(graph_device, forward, settings)
+
+
+def ladder_sizes(max_batch_size: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, 16, 24, ... and ``max_batch_size`` itself, growing."""
+    sizes = [size for size in SMALL_SIZES if size < max_batch_size]
+    size = STEP
+    while size < max_batch_size:
+        sizes.append(size)
+        size += max(STEP, (1 << (size.bit_length() - 1)) // STEPS_PER_DOUBLING)
+    return (*sizes, max_batch_size)

@@ -1,4 +1,7 @@
-"""Draws the next token of every row of a batch."""
+"""Draws the next token of every row of a batch: the same for (seed, position) whoever draws it, and when.
+
+Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011 (Philox4x32-10).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,14 @@ from engine.sampling.grammar.masks import BatchMasks
 from engine.sampling.grammar.rows import forbid
 from engine.sampling.logprobs import LogprobTensors, compute_logprobs
 from engine.sampling.most_likely import MostLikely
-from engine.sampling.philox import uniforms
 from engine.sampling.processors.processor import LOWEST
-from engine.sampling.sampling_rows import SamplingRows
-from engine.sampling.token_history import TokenHistory
+from engine.sampling.sampling_rows import SamplingRows, TokenHistory
+
+NUM_ROUNDS = 10
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_LOW_WORD = np.uint64(0xFFFFFFFF)
+_WORD_BITS = np.uint64(32)
 
 
 class CandidateTensors(NamedTuple):
@@ -196,3 +203,30 @@ class Sampler:
 def _without_nan(logits: torch.Tensor) -> torch.Tensor:
     """The same float32 logits, in which now nothing is NaN or infinite."""
     return logits.nan_to_num_(LOWEST, torch.finfo(torch.float32).max, LOWEST)
+
+
+UInt64Array = npt.NDArray[np.uint64]
+
+
+def philox4x32(counters: UInt64Array, keys: UInt64Array) -> UInt64Array:
+    """Encrypt counters: [4, n] 32-bit words under keys [2, n], each in a uint64; returns [4, n] 32-bit words."""
+    a, b, c, d = counters
+    key_a, key_b = keys
+    for _ in range(NUM_ROUNDS):
+        product_a = a * _MULTIPLIERS[0]
+        product_b = c * _MULTIPLIERS[1]
+        a, c = (product_b >> _WORD_BITS) ^ b ^ key_a, (product_a >> _WORD_BITS) ^ d ^ key_b
+        b, d = product_b & _LOW_WORD, product_a & _LOW_WORD
+        key_a, key_b = (key_a + _KEY_STEPS[0]) & _LOW_WORD, (key_b + _KEY_STEPS[1]) & _LOW_WORD
+    return np.stack((a, b, c, d))
+
+
+def uniforms(seeds: UInt64Array, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each pair of seed and position, with 53 random bits."""
+    counters = np.zeros((4, len(seeds)), dtype=np.uint64)
+    counters[0] = positions
+    keys = np.stack((seeds & _LOW_WORD, seeds >> _WORD_BITS))
+    high, low, _, _ = philox4x32(counters, keys)
+    bits = (high << np.uint64(21)) | (low >> np.uint64(11))
+    result: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
+    return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from engine.contract.stats import Counters, SchedulerStats
@@ -10,9 +12,23 @@ from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.remote.early_loads import EarlyLoads
 from engine.scheduler.remote.leases import BlockLeases
 from engine.scheduler.remote.loads import RemoteKV
-from engine.scheduler.requests.row_measures import measure
+from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.row_table import RowTable
 from kv_transfer.cache_groups import ABSENT_BLOCK
+
+
+class RowMeasures(NamedTuple):
+    """Of running requests: the tokens that they must compute before each can take one token a step, how many can, and
+    the tokens that all of them have computed."""
+
+    num_prefill_tokens: int
+    num_decoding: int
+    num_context_tokens: int
+
+
+def measure(table: RowTable) -> RowMeasures:
+    """Measure all rows in one compiled pass."""
+    return RowMeasures(*row_passes.measure(table.columns, table.order_int32))
 
 
 def take_snapshot(

@@ -24,8 +24,8 @@ from router.api.ignored import ignored_header
 from router.api.output_limit import OutputLimit
 from router.api.parameters.answer_grammar import answer_grammar, grammar_names
 from router.api.parameters.beams import beam_params
-from router.api.parameters.logits_values import logits_values
 from router.api.parameters.logprobs_wish import chat_wish, completion_wish
+from router.api.parameters.sampling import logits_values
 from router.api.prompts import (
     chat_prompt,
     check_num_choices,

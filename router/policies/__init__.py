@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 
 from engine.contract.role import LoadMeasure, Role
 from router.policies.candidate import Ask, Candidate, CandidateT, Policy
-from router.policies.kv_usage import lowest_kv_usage
-from router.policies.power_of_two import PowerOfTwo
+from router.policies.least_loaded import PowerOfTwo, fewest_queued_tokens, lowest_kv_usage
 from router.policies.prefix import least_usage_with_bonus, least_work
-from router.policies.queued_tokens import fewest_queued_tokens
-from router.policies.random_choice import RandomChoice
-from router.policies.round_robin import RoundRobin
+from router.policies.unaware import RandomChoice, RoundRobin
 
 PREFIX = "prefix"
 """The policy that asks what is cached where."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.policies.candidate import Ask, CandidateT
-from router.policies.ties import NUM_QUEUED, PROMISED_USAGE, lowest
+from router.policies.least_loaded import NUM_QUEUED, PROMISED_USAGE, lowest
 
 MAX_USAGE_BONUS = 0.05
 """A decode replica that holds all of a prompt may be so much fuller than the emptiest one and is still chosen.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,7 +14,37 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from engine.versions import across_versions
-from router.report.distribution import Distribution
+
+
+class Distribution:
+    """How many values were at most each bound, and their sum. Cheap enough for every token: one bisection."""
+
+    __slots__ = ("_bounds", "_counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, num_times: int = 1) -> None:
+        """Take in a value, or the same value several times."""
+        self._counts[bisect_left(self._bounds, value)] += num_times
+        self.total += value * num_times
+
+    @property
+    def num_values(self) -> int:
+        """How many values there were."""
+        return sum(self._counts)
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Each bound as Prometheus writes it, with the number of values up to it; the last is ``+Inf``."""
+        names = [*(_bound_text(bound) for bound in self._bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True))
+
+
+def _bound_text(bound: float) -> str:
+    return str(float(bound))
+
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[tuple[str, str], ...]

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from engine.contract.promise import Promise
 from router.report.counters import ROUTER_COUNTERS, RouterCounters
-from router.report.distribution import Distribution
-from router.report.metric_rows import Labels, MetricFamily, counter, gauge, histogram
+from router.report.metric_rows import Distribution, Labels, MetricFamily, counter, gauge, histogram
 from router.report.milestones import Milestones
 
 _LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)

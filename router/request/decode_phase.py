@@ -19,7 +19,7 @@ from router.request.journey import Journey
 from router.request.kv_loss import KVLostError, recompute_limit
 from router.settings import RouterSettings
 from router.telemetry.span_names import call_name
-from router.trace.policy_choice import policy_choice
+from router.trace.choice import policy_choice
 from router.wire.worker_errors import (
     DRAINING,
     ENGINE_DEAD,

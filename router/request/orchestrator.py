@@ -37,12 +37,11 @@ from router.request.kv_loss import KVLostError
 from router.request.local_prompts import LocalPrompts
 from router.request.prefill_phase import PrefillLostError, PrefillPhase
 from router.settings import RouterSettings
+from router.trace.choice import placed_choice
 from router.trace.origin import Origin
-from router.trace.policy_choice import placed_choice
 from router.trace.recorder import TraceRecorder
 from router.trace.request_trace import MAX_CHOICES
-from router.wire.mailbox import Mailbox
-from router.wire.pacer import Pacer
+from router.wire.mailbox import Mailbox, Pacer
 from router.wire.worker_errors import KV_LOST
 from router.wire.worker_link import WorkerLink
 

@@ -16,7 +16,7 @@ from router.request.decode_phase import MAX_MOVES
 from router.request.generation import Generation
 from router.settings import RouterSettings
 from router.telemetry.span_names import PREFILL
-from router.trace.policy_choice import policy_choice
+from router.trace.choice import policy_choice
 from router.wire.early_notices import EarlyNotices
 from router.wire.worker_errors import (
     DRAINING,

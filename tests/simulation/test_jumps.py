@@ -17,7 +17,7 @@ from simulation.layout import Layout, apart, unified
 from simulation.loads import Arrival, LoadSpec, Shape, make_load
 from simulation.machine import CPU_CORE
 from simulation.outcome import figures
-from simulation.step_noise import StepNoise
+from simulation.step_runner import StepNoise
 
 MACHINE = replace(
     CPU_CORE,

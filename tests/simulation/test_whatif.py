@@ -17,10 +17,9 @@ from simulation.layout import Layout, LayoutError
 from simulation.loads import Arrival, LoadError
 from simulation.machine import CPU_CORE, GPU, MachineFileError
 from simulation.outcome import figures
-from simulation.whatif.answer import Question, Verdict, judging
+from simulation.whatif.answer import Question, Verdict, judging, with_large_blocks
 from simulation.whatif.calibration import FIGURES, PACKAGED, Calibration, FigureError, find_calibration
 from simulation.whatif.cheapest import search_cheapest
-from simulation.whatif.large_blocks import with_large_blocks
 from simulation.whatif.layouts import layouts_of_size, parse_layouts
 from simulation.whatif.parts import Part
 from simulation.whatif.plots import draw

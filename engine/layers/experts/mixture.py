@@ -1,21 +1,79 @@
 """A mixture of experts: each token goes through the MLPs that its router chooses, and gets their weighted sum.
 
-Source: Shazeer et al., Outrageously Large Neural Networks, 2017.
+Sources: Shazeer et al., Outrageously Large Neural Networks, 2017; Dai et al., DeepSeekMoE, 2024 (shared experts);
+DeepSeek-AI, DeepSeek-V2, 2024 (experts in groups), and DeepSeek-V3, 2024 (corrected scores); Open Compute Project, OCP
+Microscaling Formats (MX) 1.0, 2023 (weights in four bits: blocks of numbers that share a power of two).
 """
 
 from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
 
 import torch
 
 from engine.layers.activation import ActivationLayer
 from engine.layers.experts.compiled import CompiledExperts, Matrices, fits_compiled
-from engine.layers.experts.mxfp4 import BLOCK_BYTES, dequantize
 from engine.layers.experts.products import ExpertProducts, ExpertsPacker, pack_experts
-from engine.layers.experts.routing import choose_experts
-from engine.layers.experts.spec import BLOCKS_SUFFIX, CORRECTION_NAME, MXFP4_BLOCK_SIZE, SCALES_SUFFIX, ExpertsSpec
+from engine.layers.experts.spec import (
+    BLOCKS_SUFFIX,
+    CORRECTION_NAME,
+    MXFP4_BLOCK_SIZE,
+    SCALES_SUFFIX,
+    ExpertsSpec,
+    GroupedRouterSpec,
+)
 from engine.layers.fused_ops import FusedOps
 from engine.layers.layer_spec import Activation
 from engine.layers.linear import Linear
+from engine.layers.mlp import FeedForward
+
+EPSILON = 1e-20
+"""Keeps weights finite where all scores are 0."""
+
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+BLOCK_BYTES = MXFP4_BLOCK_SIZE // 2
+_EXPONENT_BIAS = 127
+_NO_NUMBER = 255
+
+
+class ChosenExperts(NamedTuple):
+    """Both [num_tokens, num_active], the highest score first; weights are float32."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+
+def choose_experts(scores: torch.Tensor, spec: ExpertsSpec, correction: torch.Tensor | None) -> ChosenExperts:
+    """The experts of each token by its router's ``scores``, [num_tokens, num_experts] in float32.
+
+    correction: [num_experts] float32, where the router has one.
+    """
+    if spec.router is not None:
+        return _choose_in_groups(scores, spec, spec.router, correction)
+    chosen = scores.topk(spec.num_active, dim=1)
+    if spec.is_normalized:
+        return ChosenExperts(chosen.indices, chosen.values.softmax(dim=1))
+    return ChosenExperts(chosen.indices, scores.softmax(dim=1).gather(1, chosen.indices))
+
+
+def _choose_in_groups(
+    scores: torch.Tensor, spec: ExpertsSpec, router: GroupedRouterSpec, correction: torch.Tensor | None
+) -> ChosenExperts:
+    # In float32 a sigmoid rounds otherwise at the end of a batch than in its middle.
+    likely = scores.double().sigmoid().float() if router.is_sigmoid else scores.softmax(dim=1)
+    wanted = likely if correction is None else likely + correction
+    if router.num_open_groups < router.num_groups:
+        by_group = wanted.view(len(wanted), router.num_groups, -1)
+        worth = by_group.topk(min(router.num_counted, by_group.shape[2]), dim=2).values.sum(dim=2)
+        opened = worth.topk(router.num_open_groups, dim=1).indices
+        is_closed = torch.ones_like(worth, dtype=torch.bool).scatter_(1, opened, value=False)
+        wanted = by_group.masked_fill(is_closed[:, :, None], -torch.inf).flatten(1)
+    experts = wanted.topk(spec.num_active, dim=1).indices
+    weights = likely.gather(1, experts)
+    if spec.is_normalized:
+        weights = weights / (weights.sum(dim=1, keepdim=True) + EPSILON)
+    return ChosenExperts(experts, weights * router.scale)
 
 
 class Mixture:
@@ -139,3 +197,45 @@ class _Experts:
         """See ``ExpertProducts``."""
         assert self.multiply is not None, "pack() comes after loading"
         return self.multiply(rows, experts)
+
+
+def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is stored as ``blocks`` [..., num_blocks, BLOCK_BYTES] and ``scales`` [..., num_blocks], both uint8.
+
+    Of each byte the lower half comes first.
+
+    Returns:
+        [..., num_blocks * MXFP4_BLOCK_SIZE]
+    """
+    pairs, powers = _tables(blocks.device)
+    numbers = pairs[blocks.int()].flatten(-2) * powers[scales.int()].unsqueeze(-1)
+    return numbers.flatten(-2).to(dtype)
+
+
+@cache
+def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two numbers of each byte, [256, 2], and the factor of each scale, [256], in float32."""
+    values = [*MAGNITUDES, *(-magnitude for magnitude in MAGNITUDES)]
+    pairs = [(values[byte % 16], values[byte // 16]) for byte in range(256)]
+    powers = [2.0 ** (scale - _EXPONENT_BIAS) for scale in range(_NO_NUMBER)] + [float("nan")]
+    return torch.tensor(pairs, device=device), torch.tensor(powers, device=device)
+
+
+class SharedExperts:
+    """The sum of two parts, a ``FeedForward`` like each of them."""
+
+    def __init__(self, mixture: FeedForward, shared: FeedForward) -> None:
+        self._mixture, self._shared = mixture, shared
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        """See ``FeedForward``."""
+        return {**self._mixture.targets(), **self._shared.targets()}
+
+    def pack(self) -> None:
+        """See ``FeedForward``."""
+        self._mixture.pack()
+        self._shared.pack()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``FeedForward``."""
+        return self._mixture(x).add_(self._shared(x))

@@ -10,8 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine.contract.errors import CheckpointError
-from engine.layers.attention_layer import AttentionLayer
-from engine.layers.heads import HeadTransform
+from engine.layers.attention_layer import AttentionLayer, HeadTransform
 from engine.model.step_context import StepContext
 from engine.model.transformers_backend import attention, experts
 from engine.model.transformers_backend.attention import PAGED_LAYER, CurrentStep, PagedLayer

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from engine.contract.config import SchedulerConfig
 from engine.contract.step_time import StepTimeModel, StepWork
 from engine.scheduler.live_requests import LiveRequests
-from engine.scheduler.policy.step_timer import StepTimer
+from engine.scheduler.policy.step_time_fit import StepTimer
 from engine.scheduler.remote.loads import RemoteKV
 from engine.scheduler.requests import row_passes
 from engine.scheduler.requests.request import Request

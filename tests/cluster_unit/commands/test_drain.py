@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.commands.clients.drain import progress
+from cluster.commands.clients.worker_orders import progress
 
 ROW = {"num_running": 3, "num_waiting": 0, "num_leased_blocks": 7}
 NOTHING = dict.fromkeys(ROW, 0)

@@ -6,7 +6,7 @@ import dataclasses
 
 from cluster.config.config import BatonConfig
 from cluster.deploy.deploy_record import changed_keys, forbidden_changes
-from cluster.serve.version import deployment_version
+from cluster.serve.graph import deployment_version
 
 
 def test_counts_and_schedulers_may_change() -> None:

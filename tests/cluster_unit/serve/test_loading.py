@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cluster.serve.loading import loading
+from cluster.serve.process_start import loading
 
 
 def test_command_that_starts_a_cluster_loads_no_torch() -> None:

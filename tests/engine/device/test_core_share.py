@@ -18,8 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.device import core_table
-from engine.device.core_division import Owner, choose_own, divide_idle
-from engine.device.core_share import DOUBT_AFTER_NS, LEND_AFTER_NS, TEAM_LEND_AFTER_NS, CoreShare
+from engine.device.core_share import (
+    DOUBT_AFTER_NS,
+    LEND_AFTER_NS,
+    TEAM_LEND_AFTER_NS,
+    CoreShare,
+    Owner,
+    choose_own,
+    divide_idle,
+)
 from engine.device.core_table import CoreTableError, remove_left_over, table_path
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from engine.attention.cpu import CPUAttention
 from engine.attention.reference import ReferenceAttention
 from engine.layers.activation import ActivationLayer
+from engine.layers.attention_layer import HeadTransform
 from engine.layers.fused_ops import activate_plain
-from engine.layers.heads import HeadTransform
 from engine.layers.layer_spec import Activation, NormSpec
 from engine.layers.norm import RMSNorm
 from engine.layers.rope_config import RopeConfig

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.contract.errors import CheckpointError
-from engine.layers.head_products import HeadProducts
+from engine.model.latent_attention import HeadProducts
 from engine.model.registry import load_model_config
 from tests.support.engine.checkpoints import LATENT_FAMILIES, VOCAB_SIZE, edit_config, make_checkpoint
 from tests.support.engine.model_harness import ModelHarness

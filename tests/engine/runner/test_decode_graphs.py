@@ -14,7 +14,7 @@ import torch
 from engine.contract.errors import ConfigError
 from engine.device.graph_device import MAX_DRIVER_BYTES
 from engine.runner.decode_graphs import MAX_CAPTURE_S, DecodeGraphs, GraphSettings
-from engine.runner.graph_ladder import ladder_sizes
+from engine.runner.device_parts import ladder_sizes
 from tests.support.attention.fake_graph_device import FakeGraphDevice
 from tests.support.clock import ManualClock
 from tests.support.engine.checkpoints import ARCHITECTURES

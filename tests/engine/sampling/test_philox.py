@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.sampling.philox import philox4x32, uniforms
+from engine.sampling.sampler import philox4x32, uniforms
 
 # From the test vectors of the authors' Random123 library.
 KNOWN_ANSWERS = [

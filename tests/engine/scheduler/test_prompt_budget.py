@@ -10,7 +10,7 @@ from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.step import SchedulerOutput
 from engine.contract.step_time import StepTimeModel
 from engine.scheduler.policy.prompt_budget import ERRORS_KEPT_CLEAR, MIN_PROMPT_SHARE, REMEMBERED_S
-from engine.scheduler.policy.step_timer import work_of
+from engine.scheduler.policy.step_time_fit import work_of
 from tests.support.scheduler.fixed_step_time import know_step_times
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld

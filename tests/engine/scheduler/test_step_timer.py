@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.contract.step_time import StepWork
-from engine.scheduler.policy.step_time_fit import StepTimeFit
-from engine.scheduler.policy.step_timer import NOTE_PERIOD_S, StepTimer, work_of
+from engine.scheduler.policy.step_time_fit import NOTE_PERIOD_S, StepTimeFit, StepTimer, work_of
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds
 

@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policies import Ask, make_policy, policy_names
-from router.policies.kv_usage import lowest_kv_usage
-from router.policies.power_of_two import PowerOfTwo
+from router.policies.least_loaded import PowerOfTwo, fewest_queued_tokens, lowest_kv_usage
 from router.policies.prefix import MAX_USAGE_BONUS, least_usage_with_bonus, least_work
-from router.policies.queued_tokens import fewest_queued_tokens
-from router.policies.round_robin import RoundRobin
 from router.policies.session import home_of, is_overloaded
+from router.policies.unaware import RoundRobin
 from router.roles import ROLES
 
 ASK = Ask(num_tokens=10)

@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 from engine.contract.messages import SamplingParams
 from engine.contract.stats import GAUGES
 from engine.contract.token_ids import TokenIds
-from router.report.distribution import Distribution
+from router.report.metric_rows import Distribution
 from router.request.text_request import TextRequest
 from tests.support.router.router_rig import FAST, RouterRig, router_rig, until
 

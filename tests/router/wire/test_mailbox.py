@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from engine.contract.messages import FinishReason, TokenDelta
-from router.wire.mailbox import Mailbox
-from router.wire.pacer import Pacer
+from router.wire.mailbox import Mailbox, Pacer
 
 
 def delta(*token_ids: int, reason: FinishReason | None = None, num_cached: int | None = None) -> TokenDelta:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from engine.attention.backend import AttentionBatch
 from engine.device.kv_cache import KVCache
-from engine.layers.attention_layer import AttentionLayer
+from engine.layers.attention_layer import AttentionLayer, HeadTransform
 from engine.layers.attention_spec import AttentionSpec
-from engine.layers.heads import HeadTransform
 from engine.layers.rope_config import RopeConfig
 from engine.runner.device import DTYPES
 from kv_transfer.layout import KEYS_AND_VALUES, LATENTS, KVCacheGroup, KVLayout, group_layers

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from engine.layers.residual import ResidualNorms
+from engine.layers.norm import ResidualNorms
 from engine.model.transformers_backend.parts.agreement import agree, call_in_float32, sample_rows
 from engine.model.transformers_backend.parts.attentions import OwnAttention
 from engine.model.transformers_backend.parts.mlps import OwnMLP

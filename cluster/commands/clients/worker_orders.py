@@ -1,4 +1,4 @@
-"""`baton drain`: a worker lets its requests go to others, and exits."""
+"""`baton drain` and `baton lean`: a worker lets its requests go to others and exits, or prefers another role's work."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ from cluster.client import answer_of, bearer
 
 TIMEOUT_S = 15.0
 POLL_PERIOD_S = 0.2
+
+
+def lean(url: str, replica: str, role: str, console: Console, *, api_key: str = "") -> None:
+    """Tell a worker which role's work to prefer from now on.
+
+    Raises:
+        httpx.HTTPError: The cluster does not answer, or refuses.
+    """
+    with httpx.Client(base_url=url, headers=bearer(api_key), timeout=TIMEOUT_S, trust_env=False) as client:
+        response = client.post("/admin/lean", json={"replica": replica, "role": role})
+        answer = answer_of(response, "replica", "before")
+    console.print(f"{answer['replica']} leans to {role}, before to {answer['before']}", highlight=False)
 
 
 def drain(url: str, replica: str, console: Console, *, api_key: str = "", wait_s: float | None = None) -> bool:

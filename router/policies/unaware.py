@@ -1,7 +1,8 @@
-"""One replica after the other."""
+"""Policies that look at no load, against which the others are measured: one after the other, or any."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from router.policies.candidate import Ask, CandidateT
@@ -20,3 +21,14 @@ class RoundRobin:
         chosen = min(after or candidates, key=lambda item: item.replica_id)
         self._last = chosen.replica_id
         return chosen
+
+
+class RandomChoice:
+    """Each candidate is equally likely."""
+
+    def __init__(self, source: random.Random | None = None) -> None:
+        self._source = source or random.Random()
+
+    def __call__(self, candidates: Sequence[CandidateT], _: Ask, /) -> CandidateT:
+        """One at random."""
+        return self._source.choice(candidates)
