@@ -16,8 +16,9 @@ from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion, MemoryKind, group_layers
 from kv_transfer.nixl.agent import NixlAgent
-from kv_transfer.options import ConnectorOptions, TransportChoice
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, KVTransferParams, PeerIdentity
+from kv_transfer.transfer_options import TransportChoice
 
 NUM_BLOCKS = 600
 """Blocks of each region; reads of up to 512 of them can be scattered."""

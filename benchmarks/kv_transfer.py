@@ -31,8 +31,8 @@ from benchmarks.report import Row, add_json_option, publish
 from kv_transfer.connector import Connector
 from kv_transfer.layout import MemoryKind
 from kv_transfer.memory.block_memory import HostBlockMemory
-from kv_transfer.options import TransportChoice
 from kv_transfer.params import KVTransferParams
+from kv_transfer.transfer_options import TransportChoice
 from kv_transfer.transport import ReadState
 
 TRANSPORTS = {"shm": None, "local": None, "tcp": "tcp,self"}

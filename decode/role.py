@@ -10,4 +10,5 @@ DECODE = Role(
     policy="kv_usage",
     hands_over_to=("decode",),
     decodes=True,
+    prompt_share=0.25,
 )

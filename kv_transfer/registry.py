@@ -11,10 +11,10 @@ from kv_transfer.errors import KVTransferError
 from kv_transfer.host.tier import HostTierOptions, open_host_storage
 from kv_transfer.inproc import InProcessFabric, InProcessTransport
 from kv_transfer.layout import KVRegion
-from kv_transfer.options import TransferOptions
 from kv_transfer.params import PeerIdentity
 from kv_transfer.tier.options import TierOptions
 from kv_transfer.tier.storage import TierStorage
+from kv_transfer.transfer_options import TransferOptions
 from kv_transfer.transport import Transport
 
 CHAIN: Final = "chain"

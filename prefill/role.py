@@ -10,4 +10,5 @@ PREFILL = Role(
     policy="prefix",
     hands_over_to=("decode",),
     decodes=False,
+    prompt_share=1.0,
 )

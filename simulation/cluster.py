@@ -27,7 +27,8 @@ from simulation.pool import VirtualPool
 from simulation.step_runner import Host
 from simulation.transfers import VirtualFabric
 from simulation.virtual_loop import run_virtually
-from simulation.worker import VirtualWorker, WorkerSpec
+from simulation.worker import VirtualWorker
+from simulation.worker_spec import WorkerSpec
 
 
 class VirtualRouter:
@@ -94,7 +95,8 @@ class VirtualCluster:
         self.layout = layout
         self.fabric = VirtualFabric(asyncio.get_running_loop())
         self.workers: dict[str, VirtualWorker] = {}
-        self._host, self._num_on_host = Host(), 0
+        self._num_hosts, self._num_on_host = 1, 0
+        self._host = Host(self._address())
         pools = {
             "prefill": self._pool("prefill", layout.prefill, seed),
             "decode": self._pool("decode", layout.decode, seed),
@@ -133,9 +135,13 @@ class VirtualCluster:
     def _next_host(self, machine: Machine) -> Host:
         """Workers fill hosts in the order in which they are made."""
         if self._num_on_host >= machine.workers_per_host:
-            self._host, self._num_on_host = Host(), 0
+            self._num_hosts, self._num_on_host = self._num_hosts + 1, 0
+            self._host = Host(self._address())
         self._num_on_host += 1
         return self._host
+
+    def _address(self) -> str:
+        return f"10.{self._num_hosts // 65_536}.{self._num_hosts // 256 % 256}.{self._num_hosts % 256}"
 
     async def start(self) -> None:
         """Let the routers meet the workers."""

@@ -89,6 +89,15 @@ class Machine:
         """The prices of a step that begins while so many other workers of the host compute."""
         return self.step_time if self.shared_step_time is None or not num_computing else self.shared_step_time
 
+    @property
+    def shares_cores(self) -> bool:
+        """True where a worker takes the cores of those of its host that are idle."""
+        return self.shared_step_time is not None and self.workers_per_host > 1
+
+    def cores_beside(self, num_computing: int) -> float:
+        """What a worker computes on then, in multiples of its own cores."""
+        return self.workers_per_host / (num_computing + 1) if self.shares_cores else 1.0
+
     def save(self, file: Path) -> None:
         """Write it as JSON, which ``load_machine`` reads."""
         file.write_text(json.dumps(asdict(self), indent=1) + "\n")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from engine.contract.messages import CacheReset, GenerateRequest, StepMessage
 from kv_transfer.fault_options import FaultOptions
 from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
+from router.roles import ROLES
 from simulation.machine import RouterModel
 from simulation.worker import VirtualWorker, WorkerGoneError
 
@@ -37,7 +38,12 @@ class VirtualPool:
         await self._travel()
         worker = self._worker(replica_id)
         return ReplicaStatus(
-            replica_id=replica_id, node_ip="127.0.0.1", pid=1, state="running", info=worker.info, load=worker.load
+            replica_id=replica_id,
+            node_ip=worker.info.node_ip,
+            pid=1,
+            state="running",
+            info=worker.info,
+            load=worker.load,
         )
 
     async def submit(self, replica_id: str, requests: Sequence[GenerateRequest]) -> Sequence[WorkerRefusedError | None]:
@@ -123,9 +129,7 @@ class VirtualPool:
             WorkerUnavailableError: It is gone.
         """
         await self._travel()
-        worker = self._worker(replica_id)
-        before, worker.leaning = worker.leaning, role
-        return before
+        return self._worker(replica_id).lean(ROLES[role])
 
     async def drain(self, replica_id: str) -> None:
         """Let its requests go, and end it.

@@ -77,13 +77,14 @@ def work_of(output: SchedulerOutput) -> StepWork:
 
 
 class Host:
-    """The workers that share cores and memory: how many of them compute now.
+    """The workers that share cores and memory: how many of them compute now. ``address``: by which routers know it.
 
     Each says when a step of its own begins and ends, and when none follows; ``cut_step`` is called when the step after
     the one that goes on may take another time, because another worker began to compute or does so no more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.address = address
         self.num_computing = 0
         self._busy: dict[Callable[[], object], bool] = {}
 
@@ -154,6 +155,29 @@ class LaunchedStep:
     def result(self) -> ModelRunnerOutput:
         """The tokens of the steps that were made."""
         return self._runner.finish(self)
+
+
+class VirtualThreads:
+    """Implements ``StepThreads``: steps compute on all cores of a host whose other workers compute nothing."""
+
+    def __init__(self, machine: Machine, host: Host) -> None:
+        self._machine = machine
+        self._host = host
+        self.step_cores = 1.0
+
+    def begin_step(self) -> bool:
+        """See ``StepThreads``."""
+        self.step_cores = self._machine.cores_beside(self._host.num_computing)
+        return self.step_cores > 1.0
+
+    def between_layers(self) -> None:
+        """A step keeps what it began with."""
+
+    def rest(self) -> None:
+        """The host is told by who owns the worker."""
+
+    def close(self) -> None:
+        """Nothing to do."""
 
 
 class VirtualRunner:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from engine.contract.config import CacheConfig, SchedulerConfig
+from engine.contract.config import CacheConfig
 from engine.contract.errors import RequestRefusedError
-from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage, WorkerInfo
+from engine.contract.messages import CacheChanges, CacheReset, GenerateRequest, LoadReport, StepMessage
+from engine.contract.role import Role
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream
 from engine.frontend.engine_core import EngineCore
 from engine.frontend.feeds import LOAD_PERIOD_S, CacheFeed, LoadFeed
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_result import NOTHING_NEW, StepResult
-from kv_transfer.layout import KVCacheGroup, KVLayout
 from kv_transfer.params import PeerIdentity
-from simulation.machine import Machine
-from simulation.step_runner import VOCAB_SIZE, Host, VirtualRunner
+from router.roles import ROLES
+from simulation.step_runner import Host, VirtualRunner, VirtualThreads
 from simulation.transfers import VirtualFabric, VirtualTransfers
+from simulation.worker_spec import WorkerSpec, layout_of, worker_info
 
 INCARNATION = "1"
 LEASE_TTL_S = 30.0
@@ -31,33 +32,6 @@ class WorkerGoneError(Exception):
     def __init__(self, *, name: str, was_killed: bool) -> None:
         super().__init__(f"{name} {'was killed' if was_killed else 'left'}")
         self.was_killed = was_killed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """How a worker is built. ``streamed``: prompts of several steps are handed over while they are computed."""
-
-    name: str
-    role: str
-    machine: Machine
-    scheduler: SchedulerConfig
-    streamed: bool = True
-    report_period_s: float = 0.5
-    seed: int = 0
-
-
-def layout_of(machine: Machine) -> KVLayout:
-    """A layout of blocks as large as the machine's model has them: all machines of a cluster serve the same one."""
-    return KVLayout(
-        model_hash="virtual",
-        groups=(KVCacheGroup(layers=(0,), window=None),),
-        num_kv_heads=1,
-        head_dim=machine.kv_bytes_per_token,
-        block_size=machine.block_size,
-        dtype="uint8",
-        bytes_per_element=1,
-        num_parts=1,
-    )
 
 
 class VirtualWorker:
@@ -103,7 +77,8 @@ class VirtualWorker:
             connector=self.transfers,
             clock=self._loop.time,
         )
-        self.info = _info(spec, layout, identity)
+        self.core.share_cores(VirtualThreads(machine, self._host))
+        self.info = worker_info(spec, layout, identity, self._host.address)
         self.is_gone = self._was_killed = False
         self._load_feed = LoadFeed(self.core, clock=self._loop.time)
         self._load = self._load_feed.now()
@@ -115,8 +90,9 @@ class VirtualWorker:
         self._end: asyncio.TimerHandle | None = None
         self._late_at_s = 0.0
         self._is_draining = self._moves_out = False
-        self.leaning = spec.role
+        self.leaning = ""
         """The role whose work it prefers now."""
+        self.lean(ROLES[spec.role])
         self._emptied = asyncio.Event()
 
     @property
@@ -129,6 +105,12 @@ class VirtualWorker:
             )
             self._told = (self._load, stands, load)
         return self._told[2]
+
+    def lean(self, role: Role) -> str:
+        """Prefer a role's work from now on; the role that it preferred before."""
+        before, self.leaning = self.leaning, role.name
+        self.core.scheduler.lean(role.prompt_share)
+        return before
 
     def late_load(self) -> LoadReport | None:
         """What the worker would have told meanwhile, if each of its decode steps were made by itself; None: nothing."""
@@ -378,23 +360,3 @@ class VirtualWorker:
             stream_of_client = self._streams.get(client_id)
             if stream_of_client is not None:
                 stream_of_client.put(deltas)
-
-
-def _info(spec: WorkerSpec, layout: KVLayout, identity: PeerIdentity) -> WorkerInfo:
-    machine = spec.machine
-    return WorkerInfo(
-        role=spec.role,
-        engine_id=identity.engine_id,
-        incarnation=identity.incarnation,
-        node_ip="127.0.0.1",
-        pid=1,
-        model_name=machine.name,
-        block_size=machine.block_size,
-        num_blocks=machine.num_blocks,
-        block_bytes=layout.block_bytes,
-        max_model_len=machine.max_model_len,
-        vocab_size=VOCAB_SIZE,
-        device="virtual",
-        dtype=layout.dtype,
-        stream_chunk_tokens=spec.scheduler.prefill_chunk_tokens if spec.streamed else 0,
-    )

@@ -19,9 +19,10 @@ from kv_transfer.connector import Connector, ConnectorBuilder, Rendezvous, WakeC
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion
-from kv_transfer.options import ConnectorOptions, TransportChoice
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
+from kv_transfer.transfer_options import TransportChoice
 
 START_TIMEOUT_S = 240.0
 CALL_TIMEOUT_S = 60.0

@@ -105,12 +105,12 @@ class Worker:
             clock=self._clock,
             observer=None if self._tracer is None else WorkerSpans(self._tracer),
         )
-        self._engine.leaning = settings.role.name
         try:
             await self._engine.start()
         except (CheckpointError, ConfigError, KVTransferError) as error:
             self._report("failed", refusal=str(error))
             raise
+        self._engine.lean(settings.role)
         self._leaving: asyncio.Task[None] | None = None
         self._introductions = self._introduce(self._connector)
         self._frames = FrameServer()
@@ -193,7 +193,7 @@ class Worker:
             logger.warning("this worker computes with its own cores only: %s", error)
             return
         built.share_cores(threads)
-        self._info = dataclasses.replace(self._info, borrows_cores=sharing.borrows)
+        self._info = dataclasses.replace(self._info, borrows_cores=sharing.borrows, num_host_cores=threads.num_usable)
         logger.info("cores: own=%s borrows=%s", sorted(threads.own), sharing.borrows)
 
     def _introduce(self, connector: Connector) -> Introductions:
@@ -317,7 +317,7 @@ class Worker:
 
     async def lean(self, role: str) -> str:
         """Prefer the work of a role from now on; what runs here goes on. The role that it leaned to before."""
-        before, self._engine.leaning = self._engine.leaning, role
+        before = self._engine.lean(ROLES[role])
         if before != role:
             logger.info("leaning: role=%s before=%s", role, before)
         return before

@@ -42,6 +42,10 @@ class StepThreads(Protocol):
     def between_layers(self) -> None:
         """Choose anew within a long step."""
 
+    @property
+    def step_cores(self) -> float:
+        """What the last step computed on, on average, in multiples of the engine's own cores."""
+
     def rest(self) -> None:
         """There is nothing to compute now. Often called."""
 

@@ -321,6 +321,7 @@ class StepMessage:
     told: tuple[Told, ...] = ()
 
 
+@across_versions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
     """What does not change during a worker's life.
@@ -328,7 +329,7 @@ class WorkerInfo:
     ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
     ``transport``: over what its KV travels, for people to read.
     ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does), and with
-    ``borrows_cores`` more of them while other workers of the host are idle.
+    ``borrows_cores`` up to ``num_host_cores`` of them while other workers of the host are idle.
     """
 
     role: str
@@ -349,3 +350,4 @@ class WorkerInfo:
     num_threads: int = 0
     thread_speedup: float = 0.0
     borrows_cores: bool = False
+    num_host_cores: int = 0

@@ -33,6 +33,8 @@ class Role:
         drained. Workers of roles that hand over to each other meet.
     decodes: its workers make decode steps as a rule: these are worth CUDA graphs, and prompts that they nearly have in
         their cache may be computed there.
+    prompt_share: of what a step takes without prompts, what it takes for them at least, whatever its streams were
+        promised.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Role:
     policy: str
     hands_over_to: tuple[str, ...]
     decodes: bool
+    prompt_share: float
 
     def elastic(self, roles: Iterable[str]) -> Role:
         """The role where any worker takes any work: its workers hand over to those of all ``roles``, and decode."""

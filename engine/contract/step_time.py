@@ -5,7 +5,7 @@ torch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -30,6 +30,11 @@ def prompt_reads(num_tokens: float, *, after: float) -> float:
     return num_tokens * (after + num_tokens / 2)
 
 
+def core_speed(cores: float, gain: float) -> float:
+    """How many times as fast as on its own cores a worker computes on ``cores`` times as many; see ``core_gain``."""
+    return 1.0 + gain * (cores - 1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeModel:
     """Seconds of a step as a sum of what it computes, each at its price; the prices are never negative.
@@ -37,6 +42,8 @@ class StepTimeModel:
     error: how far late predictions were off, as a share of the longer of what was predicted and what the step took, on
         average: between 0 and 1, of which 0.5 says a factor of 2, too long or too short; 1.0 before any was made.
     num_steps: steps that were seen; 0 means that nothing is known, and all predictions are 0.
+    cores: what a worker computed on when it took so long, in multiples of its own cores: it borrows those of idle ones.
+    core_gain: by how much as many cores more as its own make its steps faster: 1.0 twice as fast. None: nobody knows.
     Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """
 
@@ -47,6 +54,23 @@ class StepTimeModel:
     prompt_read_s: float = 0.0
     error: float = 1.0
     num_steps: int = 0
+    cores: float = 1.0
+    core_gain: float | None = None
+
+    def on(self, cores: float) -> StepTimeModel:
+        """The prices of steps on so many times the worker's own cores."""
+        if cores == self.cores or self.core_gain is None:
+            return self
+        factor = core_speed(self.cores, self.core_gain) / core_speed(cores, self.core_gain)
+        return replace(
+            self,
+            base_s=factor * self.base_s,
+            row_s=factor * self.row_s,
+            context_token_s=factor * self.context_token_s,
+            prompt_token_s=factor * self.prompt_token_s,
+            prompt_read_s=factor * self.prompt_read_s,
+            cores=cores,
+        )
 
     def seconds(self, work: StepWork) -> float:
         """The predicted time of one step."""

@@ -96,6 +96,11 @@ class CoreShare:
         self._working: list[int] | None = None
         self._doubts: dict[int, _Doubt] = {}
 
+    @property
+    def num_usable(self) -> int:
+        """How many cores this process may use at all."""
+        return len(self._usable)
+
     def begin_step(self) -> frozenset[int]:
         """Say that this worker computes, and the cores that it may compute on until it asks again."""
         self._table.mark(computes=True)

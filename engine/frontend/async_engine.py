@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from engine.contract.errors import ConnectorDeadError, EngineDeadError, RequestRefusedError
 from engine.contract.messages import (
@@ -18,6 +17,7 @@ from engine.contract.messages import (
     TokenDelta,
     Told,
 )
+from engine.contract.role import Role
 from engine.contract.tracing.request_timings import RequestTimings
 from engine.frontend.client_stream import MESSAGE_GAP_S, ClientStream, dead_delta
 from engine.frontend.engine_core import EngineCore
@@ -67,7 +67,7 @@ class AsyncEngine:
         self.num_peers = 0
         """How many workers this one has met, for its reports."""
         self.leaning = ""
-        """The role whose work it prefers, for its reports."""
+        """The name of the role whose work it prefers, for its reports."""
         self._delivered = asyncio.Event()
 
     async def start(self) -> None:
@@ -157,7 +157,7 @@ class AsyncEngine:
             self._requests_of.setdefault(request.client_id, set()).add(request.request_id)
             if self._observer is not None:
                 self._observer.came(request)
-        answers = await self._thread.call(partial(self._add_all, requests))
+        answers = await self._thread.call(lambda core: [self._try_add(request, core) for request in requests])
         refused = {request.request_id for request, answer in zip(requests, answers, strict=True) if answer is not None}
         for request in new:
             if request.request_id in refused:
@@ -225,10 +225,7 @@ class AsyncEngine:
             self._thread.post(lambda core: core.abort(request_ids))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests in any state, the leases of finished ones included, and return when the engine has taken note.
-
-        Unknown ids are ignored.
-        """
+        """End requests in any state, and leases of finished ones; returns when the engine knows. Unknown ids: ignored."""
         await self._thread.call(lambda core: core.abort(request_ids))
 
     async def move_out(self, request_ids: Sequence[str]) -> None:
@@ -236,10 +233,6 @@ class AsyncEngine:
         client. Returns when the engine has taken note. Ids of requests that are not here are ignored.
         """
         await self._thread.call(lambda core: core.order_out(request_ids))
-
-    def _add_all(self, requests: Sequence[GenerateRequest], core: EngineCore) -> list[RequestRefusedError | None]:
-        """Add requests; run by the engine's thread."""
-        return [self._try_add(request, core) for request in requests]
 
     def _try_add(self, request: GenerateRequest, core: EngineCore) -> RequestRefusedError | None:
         if self._is_draining:
@@ -249,6 +242,12 @@ class AsyncEngine:
         except RequestRefusedError as refusal:
             return refusal
         return None
+
+    def lean(self, role: Role) -> str:
+        """Prefer a role's work from now on: its steps do, and its reports say so. The role that it preferred before."""
+        before, self.leaning = self.leaning, role.name
+        self._thread.post(lambda core: core.scheduler.lean(role.prompt_share))
+        return before
 
     # ---- the end
 

@@ -193,7 +193,8 @@ class EngineCore:
         result = pending.result()
         self._counters.num_waited_steps += result.has_waited
         self._launches_nothing = self._launches_nothing and bool(self._in_flight)
-        step_result = self.scheduler.update(output, result)
+        cores = 1.0 if self._threads is None else self._threads.step_cores
+        step_result = self.scheduler.update(output, result, cores=cores)
         if self._num_ahead and self.connector is not None:
             # What this step completed is there now: peers need not wait until the step after the next is scheduled.
             self._execute(self.scheduler.take_orders())

@@ -12,7 +12,8 @@ from engine.contract.step import IntArray, SchedulerOutput
 from engine.kernels import decode_rows
 from engine.runner.step_inputs import DecodeLayout, LongArray, StepInputs, UnknownTokens
 from engine.sampling.grammar.compiler import GrammarStore
-from engine.sampling.sampling_rows import SamplingRows, TokenHistory
+from engine.sampling.sampling_rows import SamplingRows
+from engine.sampling.token_history import TokenHistory
 
 UNKNOWN: Final = -1
 """Stands for a token that was sampled and is not known here yet."""

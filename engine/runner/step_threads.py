@@ -29,20 +29,32 @@ class SharedThreads:
         self._num_threads = torch.get_num_threads()
         self._places = not any(name in os.environ for name in PLACED_BY_OTHERS)
         self._cores = share.own
+        self._num_looks, self._num_seen = 0, 0
 
     @property
     def own(self) -> frozenset[int]:
         """The cores that are this engine's whoever else computes."""
         return self._share.own
 
+    @property
+    def num_usable(self) -> int:
+        """On so many cores it computes while nobody else of the host does."""
+        return self._share.num_usable
+
     def begin_step(self) -> bool:
         """See ``StepThreads``."""
+        self._num_looks = self._num_seen = 0
         self._follow(self._share.begin_step())
         return len(self._cores) > self._num_threads
 
     def between_layers(self) -> None:
         """Give cores back to owners who began to compute, or take those of others, within a long step."""
         self._follow(self._share.look())
+
+    @property
+    def step_cores(self) -> float:
+        """See ``StepThreads``."""
+        return self._num_seen / (self._num_looks * max(len(self._share.own), 1)) if self._num_looks else 1.0
 
     def rest(self) -> None:
         """See ``StepThreads``."""
@@ -53,6 +65,8 @@ class SharedThreads:
         self._share.close()
 
     def _follow(self, cores: frozenset[int]) -> None:
+        self._num_looks += 1
+        self._num_seen += len(cores)
         if cores == self._cores:
             return
         is_alone, was_alone = len(cores) <= self._num_threads, len(self._cores) <= self._num_threads

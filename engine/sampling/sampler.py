@@ -22,7 +22,8 @@ from engine.sampling.grammar.rows import forbid
 from engine.sampling.logprobs import LogprobTensors, compute_logprobs
 from engine.sampling.most_likely import MostLikely
 from engine.sampling.processors.processor import LOWEST
-from engine.sampling.sampling_rows import SamplingRows, TokenHistory
+from engine.sampling.sampling_rows import SamplingRows
+from engine.sampling.token_history import TokenHistory
 
 NUM_ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))

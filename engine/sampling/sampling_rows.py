@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +13,9 @@ from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.grammar.rows import GrammarRows
 from engine.sampling.processors.registry import PROCESSORS, ProcessorFactory
 
-SEED_MASK = 0xFFFF_FFFF_FFFF_FFFF
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenHistory:
-    """The tokens of all rows: token_ids [max_num_seqs, width]; those before num_prompt_tokens[row] are the prompt."""
-
-    token_ids: npt.NDArray[np.int32]
-    num_prompt_tokens: IntArray
-
-
 FloatArray = npt.NDArray[np.float32]
+
+SEED_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class SamplingRows:

@@ -7,7 +7,8 @@ import torch
 
 from engine.contract.messages import SamplingParams
 from engine.sampling.sampler import Sampler
-from engine.sampling.sampling_rows import SamplingRows, TokenHistory
+from engine.sampling.sampling_rows import SamplingRows
+from engine.sampling.token_history import TokenHistory
 
 _EVERYTHING = SamplingParams(
     max_tokens=1,

@@ -81,6 +81,7 @@ class Parts:
     remote_events: RemoteEvents
     prompt_delay: PromptDelay | None
     timer: StepTimer
+    prompt_budget: PromptBudget | None
     migration: Migration
 
 
@@ -111,15 +112,7 @@ def assemble(
     partial_prefills = _partial_prefills(config, cache, state)
     all_gates = [gate for gate in (delay, partial_prefills, *gates) if gate is not None]
     admission = _admission(config, state, all_gates, clock)
-    running = RunningPass(
-        config,
-        table=state.table,
-        kv_cache=state.kv_cache,
-        live_requests=state.live_requests,
-        early=state.early,
-        preemption=state.preemption,
-        partial_prefills=partial_prefills,
-    )
+    running = _running(config, state, partial_prefills)
     timer = StepTimer(clock=clock)
     prompt_budget = _prompt_budget(config, state, timer, clock)
     draft_lengths = DraftLengths(clock=clock) if drafting is not None and drafting.is_adaptive else None
@@ -140,6 +133,7 @@ def assemble(
         remote_events=_remote_events(config, state, step_output),
         prompt_delay=delay,
         timer=timer,
+        prompt_budget=prompt_budget,
         migration=Migration(
             table=state.table, live_requests=state.live_requests, remote=state.remote, counters=state.counters
         ),
@@ -341,6 +335,18 @@ def _partial_prefills(config: SchedulerConfig, cache: CacheConfig, state: State)
         return None
     return PartialPrefills(
         config, table=state.table, live_requests=state.live_requests, share_in_blocks=cache.enable_prefix_caching
+    )
+
+
+def _running(config: SchedulerConfig, state: State, partial_prefills: PartialPrefills | None) -> RunningPass:
+    return RunningPass(
+        config,
+        table=state.table,
+        kv_cache=state.kv_cache,
+        live_requests=state.live_requests,
+        early=state.early,
+        preemption=state.preemption,
+        partial_prefills=partial_prefills,
     )
 
 

@@ -87,6 +87,7 @@ class Scheduler:
         self._migration = parts.migration
         self._grammar_gate = parts.grammar_gate
         self._timer = parts.timer
+        self._prompt_budget = parts.prompt_budget
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 0
         self._is_quiet = True
@@ -189,9 +190,14 @@ class Scheduler:
     def _drafts_now(self) -> bool:
         return self._speculation is not None and self._speculation.is_needed
 
-    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
-        """Take in what the oldest step in flight produced."""
-        return self._return_step(output, result) if output.has_work else self.take_finished()
+    def update(self, output: SchedulerOutput, result: ModelRunnerOutput, *, cores: float = 1.0) -> StepResult:
+        """Take in what the oldest step in flight produced, which computed on ``cores`` times the engine's own cores."""
+        return self._return_step(output, result, cores) if output.has_work else self.take_finished()
+
+    def lean(self, prompt_share: float) -> None:
+        """Take at least so much for prompts in each step, as a share of what it takes without; see ``Role``."""
+        if self._prompt_budget is not None:
+            self._prompt_budget.prompt_share = prompt_share
 
     def take_orders(self) -> ConnectorOrders:
         """What the connector's worker half is to do, so far; otherwise the next step brings it."""
@@ -236,14 +242,14 @@ class Scheduler:
             )
         )
 
-    def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepResult:
+    def _return_step(self, output: SchedulerOutput, result: ModelRunnerOutput, cores: float) -> StepResult:
         self._is_quiet = False
         step = self._in_flight.popleft()
         assert step.step_id == output.step_id, f"step {output.step_id} returned before step {step.step_id}"
         self._kv_cache.step_returned(step.step_id)
         if self._prompt_delay is not None:
             self._prompt_delay.step_returned(step.step_id)
-        seconds = self._timer.step_returned(step)
+        seconds = self._timer.step_returned(step, cores=cores)
         if self._speculation is not None:
             self._speculation.step_returned(step, seconds)
         if self._table.unanswered_rows:

@@ -24,7 +24,6 @@ from kv_transfer.connector import (
 from kv_transfer.errors import PeerUnreachableError
 from kv_transfer.layout import KVLayout, KVRegion
 from kv_transfer.memory.block_memory import BlockChecksums
-from kv_transfer.options import TransferOptions
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.peer.announcements import Announcements
 from kv_transfer.peer.counters import TransferCounters
@@ -47,6 +46,7 @@ from kv_transfer.peer.peers import PeerTable
 from kv_transfer.peer.poll_period import LAST_PERIOD_S, LISTEN_PERIOD_S, QUIET_PERIOD_S, PollPeriod
 from kv_transfer.peer.reader import Reader
 from kv_transfer.stats import TransferStats
+from kv_transfer.transfer_options import TransferOptions
 from kv_transfer.transport import Transport, TransportError
 
 logger = logging.getLogger(f"baton.{__name__}")

@@ -13,7 +13,8 @@ from router.grammar.lark import TEXT_RULE
 from router.service import RouterService
 from router.tools.lark import Vocabulary, arguments_schema, calls_or_form
 from router.tools.reasoning import AnswerGrammar, BudgetError
-from router.tools.tool_format import CallRules, ToolFormat, ToolSchemaError
+from router.tools.tool import CallRules
+from router.tools.tool_format import ToolFormat, ToolSchemaError
 from router.tools.turn_reader import TurnRules
 
 _ANY_ANSWER = f"start: TEXT\n{TEXT_RULE}"

@@ -214,7 +214,10 @@ def _ends_of(under_way: Iterable[LiveStream]) -> Iterator[str]:
 
 
 def worker_state(replica: Replica) -> WorkerState:
-    """A worker by its last report and what was sent there since. Requests on their way count as rows that are there."""
+    """A worker by its last report and what was sent there since. Requests on their way count as rows that are there.
+
+    One that has nothing to compute has lent its cores, and is judged by what it could do without those of others.
+    """
     load, info = replica.load, replica.info
     num_coming = load.num_loading + load.num_waiting + replica.num_reserved
     mean_context = load.num_context_tokens / load.num_decoding if load.num_decoding else 0.0
@@ -227,7 +230,7 @@ def worker_state(replica: Replica) -> WorkerState:
         num_blocks=load.num_blocks,
         num_used_blocks=load.num_blocks - replica.num_available_blocks,
         block_size=info.block_size if info is not None else 0,
-        step_time=load.step_time,
+        step_time=load.step_time if num_running else load.step_time.on(1.0),
         token_move_s=_token_move_s(replica),
     )
 

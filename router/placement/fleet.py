@@ -21,8 +21,11 @@ class Standing(NamedTuple):
 
     ``num_rows``: streams that it generates, or is to; ``num_context_tokens``: what they read.
     ``prompt_share``: of its time lately, what went into prompts.
-    ``base_s`` and the four behind it are the prices of its steps; they hold if ``is_known``, and those of prompts if it
-    also ``knows_prompts``.
+    ``base_s`` and the four behind it are the prices of its steps on its own cores; they hold if ``is_known``, and those
+    of prompts if it also ``knows_prompts``.
+    ``core_gain``: see ``StepTimeModel``. ``own_cores``, and all that it and the others of its ``host`` share: 0, none.
+    ``lost_rows``: streams of others on its host that stand still while it computes; ``crowding_s``: by how much all
+    tokens of the host's streams come later, together, if one comes here; both are 0 until somebody looked at the hosts.
     """
 
     num_available_blocks: float
@@ -39,11 +42,20 @@ class Standing(NamedTuple):
     prompt_read_s: float
     is_known: float
     knows_prompts: float
+    core_gain: float = 0.0
+    own_cores: float = 0.0
+    host_cores: float = 0.0
+    host: float = 0.0
+    lost_rows: float = 0.0
+    crowding_s: float = 0.0
 
 
-def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> tuple[float, ...]:
-    """The last seven fields of a ``Standing``. ``has_prompts``: the replica computed some."""
-    is_known = model.num_steps > 0
+Prices = tuple[float, float, float, float, float, float, float, float]
+
+
+def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
+    """The fields of a ``Standing`` from ``base_s`` to ``core_gain``. ``has_prompts``: the replica computed some."""
+    is_known, model = model.num_steps > 0, model.on(1.0)
     return (
         model.base_s,
         model.row_s,
@@ -52,6 +64,7 @@ def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> tuple[float,
         model.prompt_read_s,
         float(is_known),
         float(is_known and has_prompts),
+        model.core_gain or 0.0,
     )
 
 
@@ -61,6 +74,11 @@ class Fleet:
     def __init__(self) -> None:
         self._values = np.zeros((len(Standing._fields), FIRST_CAPACITY))
         self._free = list(range(FIRST_CAPACITY - 1, -1, -1))
+        self._hosts: dict[str, int] = {}
+
+    def host(self, address: str) -> int:
+        """The number of a host."""
+        return self._hosts.setdefault(address, len(self._hosts))
 
     def take_slot(self) -> int:
         """A slot for a new replica."""
@@ -100,6 +118,12 @@ class Standings(NamedTuple):
     prompt_read_s: FloatArray
     is_known: FloatArray
     knows_prompts: FloatArray
+    core_gain: FloatArray
+    own_cores: FloatArray
+    host_cores: FloatArray
+    host: FloatArray
+    lost_rows: FloatArray
+    crowding_s: FloatArray
 
     @property
     def are_any_known(self) -> bool:
@@ -108,7 +132,7 @@ class Standings(NamedTuple):
 
     def with_prices(self) -> Standings:
         """These, where replicas whose prices are not known have the mean of those that are."""
-        filled = _filled(self, self.is_known > 0, ("base_s", "row_s", "context_token_s"))
+        filled = _filled(self, self.is_known > 0, ("base_s", "row_s", "context_token_s", "core_gain"))
         return _filled(filled, self.knows_prompts > 0, ("prompt_token_s", "prompt_read_s"))
 
 

@@ -1,10 +1,10 @@
 """Where a request goes: the plan with the least predicted cost, of all replicas for its prompt and all for its tokens.
 
 The cost of a plan is a sum of seconds: those that the request needs itself, and those by which it delays the streams
-that run where it goes. A second by which somebody is later than was promised counts ``LATE_WEIGHT`` times: so plans
-that keep all promises come first, and if none does, the one that breaks them least. The own seconds of a request that
-was promised something count little: while it is in time it gives way to those that lack the time. Of one that was
-promised nothing those before the first token count most.
+that run where it goes, or on the same host. A second by which somebody is later than was promised counts
+``LATE_WEIGHT`` times: so plans that keep all promises come first, and if none does, the one that breaks them least. The
+own seconds of a request that was promised something count little: while it is in time it gives way to those that lack
+the time. Of one that was promised nothing those before the first token count most.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from decode.role import DECODE
 from engine.contract.promise import NO_PROMISE, Promise
+from prefill.role import PREFILL
 from router.placement.fleet import FloatArray, Standings
 
 LATE_WEIGHT = 100.0
@@ -36,9 +38,6 @@ TIE_MARGIN = 0.01
 """Of plans that differ by less, each request prefers others: routers that know the same do not all choose the same."""
 
 CHUNK_TOKENS = 2048.0
-LEAST_SHARE = 0.1
-"""Of the promised gap, what a step leaves for prompts although its streams take all of it."""
-
 MAX_PROMPT_SHARE = 0.9
 JOINING_STEPS = 2.0
 """A stream that comes waits on average for half a step, one that reads its KV, and some of its own."""
@@ -129,7 +128,8 @@ def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predicti
     prompts_s = queue_s + prompt_s
     num_steps = (fleet.queued_tokens + wish.num_prompt_tokens) / CHUNK_TOKENS
     if itl_s is not None:
-        beside_streams_s = np.maximum(itl_s - step_s, LEAST_SHARE * itl_s)
+        least = np.where(fleet.leans_to_prompts > 0, PREFILL.prompt_share, DECODE.prompt_share)
+        beside_streams_s = np.maximum(itl_s - step_s, least * step_s)
         num_steps = np.where(fleet.num_rows > 0, np.maximum(prompts_s / beside_streams_s, num_steps), num_steps)
     ttft_s = prompts_s + np.ceil(num_steps) * step_s
     alone_s = step_s + slower_s
@@ -158,10 +158,10 @@ def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray, *, begins_s: 
     promise, num_tokens = wish.promise, wish.num_new_tokens
     own = 1.0 if promise == NO_PROMISE else SLACK_WEIGHT
     first = FIRST_WEIGHT if promise == NO_PROMISE else own
-    prompt = first * at.ttft_s + own * fleet.num_rows * at.prompt_s
+    prompt = first * at.ttft_s + own * (fleet.num_rows + fleet.lost_rows) * at.prompt_s
     if (ttft_s := _seconds(promise.ttft_ms)) is not None:
         prompt += LATE_WEIGHT * np.maximum(at.ttft_s - AIM * ttft_s, 0.0)
-    stream = num_tokens * (own * at.gap_s + fleet.num_rows * at.slower_s)
+    stream = num_tokens * (own * at.gap_s + fleet.num_rows * at.slower_s + fleet.crowding_s)
     joining = own * (wish.hand_over_s + at.joining_s)
     if (itl_s := _seconds(promise.itl_ms)) is not None:
         others_late_s = np.maximum(at.step_s + at.slower_s - itl_s, 0.0) - np.maximum(at.step_s - itl_s, 0.0)

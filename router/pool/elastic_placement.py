@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.contract.messages import LoadReport
 from router.placement.fleet import FloatArray, Standings
+from router.placement.hosts import beside_others
 from router.placement.planner import Plan, Wish, choose, choose_prompt, weigh
 from router.placement.reason import Reason
 from router.pool.demand import Demand
@@ -64,7 +65,7 @@ class ElasticPlacement:
                 is_idle=np.zeros(len(candidates)),
             )
         wish = self._wish(demand, num_blocks, candidates)
-        priced = standings.with_prices()
+        priced = beside_others(standings.with_prices(), num_context_tokens=demand.num_tokens)
         plan = choose(priced, wish, cached)
         if plan is None:
             return None
@@ -84,7 +85,7 @@ class ElasticPlacement:
         if not standings.are_any_known:
             return None
         cached, wish = self._cached_tokens(demand, candidates), self._wish(demand, 0, candidates)
-        at = choose_prompt(standings.with_prices(), wish, cached)
+        at = choose_prompt(beside_others(standings.with_prices(), num_context_tokens=0.0), wish, cached)
         lacking = max(wish.num_prompt_tokens - int(cached[at]), 1)
         replica = candidates[at]
         return Placed(stream=replica, prompt=replica, num_prompt_tokens=lacking, reason=Reason.COLOCATED)

@@ -89,9 +89,9 @@ class Replica:
             self.fleet.write(self.slot, self._standing())
 
     def _standing(self) -> Standing:
-        load = self.load
-        block_size = self.info.block_size if self.info is not None else 0
-        return Standing(
+        load, info = self.load, self.info
+        block_size = info.block_size if info is not None else 0
+        standing = Standing(
             self.num_available_blocks,
             self.is_idle,
             self.queued_tokens,
@@ -101,6 +101,10 @@ class Replica:
             self.leaning == "prefill",
             *prices_of(load.step_time, has_prompts=num_prompt_tokens(load) >= KNOWN_PROMPT_TOKENS),
         )
+        if info is None or not info.borrows_cores or self.fleet is None:
+            return standing
+        host = self.fleet.host(info.node_ip)
+        return standing._replace(own_cores=info.num_threads, host_cores=info.num_host_cores, host=host)
 
     def note_leaning(self, role: str) -> None:
         """It was told to lean to another role, and has answered: its next report will say so."""

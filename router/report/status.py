@@ -117,6 +117,7 @@ def _row(replica: Replica, status: ReplicaStatus | None, load: LoadReport, *, ag
         "num_threads": info.num_threads if info else None,
         "thread_speedup": round(info.thread_speedup, 2) if info else None,
         "borrows_cores": info.borrows_cores if info else None,
+        "num_host_cores": info.num_host_cores if info else None,
         "counters": {name: _whole(value) for name, value in sorted(load.counters.items())},
     }
 

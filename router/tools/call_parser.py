@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from router.tools.tool_format import new_call_id
+from router.tools.tool import new_call_id
 from router.tools.turn import CallArguments, CallBegin, TurnPart
 from router.tools.turn_parser import ContentGate, num_held
 

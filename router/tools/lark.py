@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from router.grammar.grammar_text import WHITESPACE, GrammarText
 from router.grammar.lark import around, literal
 from router.grammar.schema_parts import without_notes
-from router.tools.tool_format import Tool
+from router.tools.tool import Tool
 
 _COMPOSED: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties"})
 

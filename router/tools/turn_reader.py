@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.tools.reasoning import Opening, ReasoningFormat
-from router.tools.tool_format import CallRules, ToolFormat
+from router.tools.tool import CallRules
+from router.tools.tool_format import ToolFormat
 from router.tools.turn import CallBegin, TurnPart
 from router.tools.turn_parser import PlainParser, TurnParser
 

@@ -74,6 +74,11 @@ class CoreNotes:
     def between_layers(self) -> None:
         """Nothing."""
 
+    @property
+    def step_cores(self) -> float:
+        """Its own alone, as far as anybody asks."""
+        return 1.0
+
     def rest(self) -> None:
         """Note it, once a step has been."""
         if self.computes:

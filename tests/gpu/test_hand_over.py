@@ -11,7 +11,7 @@ from benchmarks.gpu_parts.engine import EngineBench, Settings
 from benchmarks.gpu_parts.hand_over import Meeting, hand_over, nixl_builder, prefilling
 from benchmarks.gpu_parts.shape import SHAPES, write_llama
 from kv_transfer.layout import MemoryKind
-from kv_transfer.options import TransportChoice
+from kv_transfer.transfer_options import TransportChoice
 
 pytestmark = pytest.mark.gpu
 

@@ -17,7 +17,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.step import BoolArray, IntArray
 from engine.device.cores import run_anywhere
 from engine.sampling.grammar.compiler import REMEDY, GrammarStore, told_error
-from engine.sampling.sampling_rows import TokenHistory
+from engine.sampling.token_history import TokenHistory
 
 MAX_NUM_THREADS: Final = 8
 

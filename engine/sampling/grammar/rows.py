@@ -10,7 +10,7 @@ from engine.contract.step import IntArray
 from engine.device.copies import upload
 from engine.sampling.grammar.compiler import GrammarStore
 from engine.sampling.grammar.masks import BatchMasks, GrammarMasks
-from engine.sampling.sampling_rows import TokenHistory
+from engine.sampling.token_history import TokenHistory
 
 
 class GrammarRows:

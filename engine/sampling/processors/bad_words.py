@@ -13,7 +13,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray
 from engine.device.copies import upload
 from engine.sampling.processors.processor import BAD_WORD, FOREVER, NEVER, PerBatch
-from engine.sampling.sampling_rows import TokenHistory
+from engine.sampling.token_history import TokenHistory
 
 _ANY: Final = -1
 

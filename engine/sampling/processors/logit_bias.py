@@ -11,7 +11,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray
 from engine.device.copies import upload
 from engine.sampling.processors.processor import FOREVER, NEVER, Index, PerBatch, index_of
-from engine.sampling.sampling_rows import TokenHistory
+from engine.sampling.token_history import TokenHistory
 
 
 class _BatchBias(NamedTuple):

@@ -10,7 +10,7 @@ from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray
 from engine.device.copies import upload
 from engine.sampling.processors.processor import FOREVER, LOWEST, NEVER
-from engine.sampling.sampling_rows import TokenHistory
+from engine.sampling.token_history import TokenHistory
 
 FloatArray = npt.NDArray[np.float32]
 LongArray = npt.NDArray[np.int64]

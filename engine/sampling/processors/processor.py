@@ -11,7 +11,7 @@ import torch
 from engine.contract.messages import SamplingParams
 from engine.contract.step import IntArray
 from engine.device.copies import upload
-from engine.sampling.sampling_rows import TokenHistory
+from engine.sampling.token_history import TokenHistory
 
 LOWEST: Final = -1e28
 """Stands for logits of minus infinity and for NaN: below everything that a model computes."""

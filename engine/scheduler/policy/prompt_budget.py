@@ -16,8 +16,9 @@ from engine.scheduler.requests.request import Request
 from engine.scheduler.requests.row_table import NEVER, RowTable
 from engine.scheduler.step_draft import StepDraft
 
-MIN_PROMPT_SHARE: Final = 0.25
-"""Prompts get this share of what a step takes without them, whatever was promised: else they might never end."""
+FIRST_PROMPT_SHARE: Final = 0.25
+"""Prompts get this share of what a step takes without them, whatever was promised: else they might never end. It holds
+until the engine leans to a role, which has its own."""
 
 URGENT_GAPS: Final = 2.0
 """A step may take so many gaps for a prompt that keeps its promise by that, and not otherwise."""
@@ -46,7 +47,7 @@ class PromptBudget:
 
     As many as keep the step, by its predicted time and the error of late predictions, under the tightest gap that a
     request was promised which decodes, is about to, or did a moment ago. At least a block of them and
-    ``MIN_PROMPT_SHARE``, also where the decoding requests alone take longer. More, up to ``URGENT_GAPS``, while the
+    ``prompt_share``, also where the decoding requests alone take longer. More, up to ``URGENT_GAPS``, while the
     first prompt would miss its own promise at this pace and would keep it at that one. Where nobody decodes, the first
     prompt whole, and others beside it within the gap that it was promised, or, where it was promised none, until
     ``MAX_BASE_SHARE`` is reached: it does not wait for theirs. No limit while nothing is predicted, or where somebody
@@ -69,11 +70,13 @@ class PromptBudget:
         self._remote = remote
         self._timer = timer
         self._clock = clock
+        self.prompt_share = FIRST_PROMPT_SHARE
+        """Of what a step takes without prompts, what it takes for them at least; the role has it that is leant to."""
         self._last_gap_us, self._holds_until_s = NEVER, 0.0
 
     def prepare(self, draft: StepDraft) -> None:
         """Limit the prompt tokens of a step before it is put together."""
-        model, table = self._timer.model, self._table
+        model, table = self._timer.model_now, self._table
         if not model.num_steps:
             return
         num_rows, num_context, gap_us, first = row_passes.decoding(table.columns, table.order_int32, self._cap)
@@ -102,9 +105,7 @@ class PromptBudget:
         """The tightest gap of those that will decode as soon as their KV is here."""
         waiting = self._live_requests.waiting.peek()
         gap_us = NEVER if waiting is None or waiting.kv_transfer is None else waiting.promised_gap
-        if self._remote.has_loads:
-            return min([gap_us, *(request.promised_gap for request in self._remote.loading())])
-        return gap_us
+        return min(gap_us, self._remote.tightest_gap)
 
     def _head(self, first: int) -> Head | None:
         """The first running prompt, else the first that waits; None when there is no prompt."""
@@ -132,9 +133,9 @@ class PromptBudget:
             return self._tokens_within(model, own_us / 1e6, base_s, head)
         return model.prompt_tokens_within(base_s / MAX_BASE_SHARE - base_s, after=head.num_computed)
 
-    @staticmethod
-    def _tokens_within(model: StepTimeModel, step_s: float, decode_s: float, head: Head) -> float:
-        room_s = max(step_s / (1.0 + ERRORS_KEPT_CLEAR * min(model.error, 0.5)) - decode_s, MIN_PROMPT_SHARE * decode_s)
+    def _tokens_within(self, model: StepTimeModel, step_s: float, decode_s: float, head: Head) -> float:
+        clear_s = step_s / (1.0 + ERRORS_KEPT_CLEAR * min(model.error, 0.5))
+        room_s = max(clear_s - decode_s, self.prompt_share * decode_s)
         return model.prompt_tokens_within(room_s, after=head.num_computed)
 
     def _left_s(self, request: Request) -> float | None:

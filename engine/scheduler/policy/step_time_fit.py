@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from engine.scheduler.requests import row_passes
 from engine.scheduler.step_draft import Batch, StepInFlight
 
 FloatArray: TypeAlias = NDArray[np.float64]
-Kind: TypeAlias = tuple[int, int, int, int]
+Kind: TypeAlias = tuple[int, int, int, int, int]
 
 EARLY_FIT_STEPS: Final = (3, 6, 12, 24)
 """Prices are fitted anew behind so many steps: a worker that starts is known soon, and better known soon after."""
@@ -48,12 +48,23 @@ by the square of their number: a few steps fit many prices, and none that is far
 ERROR_DECAY: Final = 1 / 64
 CLOCK_TICK_S: Final = 1e-9
 
+FIRST_CORE_GAIN: Final = 0.5
+"""Taken for the gain of cores while all steps that were seen had equally many: then only the products of both count."""
+
+MAX_CORE_GAIN: Final = 1.0
+NEW_GAIN_WEIGHT: Final = 0.5
+CORE_STEPS: Final = 4
+"""Numbers of cores that differ by less than such a part of the worker's own are equally many."""
+
 _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)
 _ALIKE: Final = ((1, 3), (2, 4))
 """Tokens of answers and of prompts, and what either reads."""
 
-NOTE_PERIOD_S: Final = 0.001
-"""Of steps that are shorter, one in so much time is learnt from: noting one takes some microseconds."""
+NOTE_PERIOD_S: Final = 0.02
+FIRST_PERIOD_S: Final = 0.001
+"""Of steps that are shorter, one in so much time is learnt from: noting one takes some ten microseconds. The latter
+holds for steps with prompts, and for all of a worker that has made few.
+"""
 
 
 class StepTimeFit:
@@ -63,6 +74,9 @@ class StepTimeFit:
     is known of prompts. What a step is off counts as a share of its time, and steps that something else delayed count
     less. A token of a prompt is taken to cost what one of an answer does, and what it reads likewise, while only one of
     the two was seen. The prices change once a second.
+
+    Steps on more cores than the worker's own count as what they would have taken on these: how much faster they are is
+    learnt from steps of the same kind on more and on fewer. The model has the prices on as many as there were lately.
     """
 
     def __init__(self) -> None:
@@ -74,13 +88,19 @@ class StepTimeFit:
         self._num_predicted = 0
         self._error = 0.0
         self._unfitted_s = 0.0
+        self._core_seconds = 0.0
 
-    def note(self, work: StepWork, seconds: float) -> None:
-        """Take in what a step took."""
+    @property
+    def is_new(self) -> bool:
+        """True while few steps were seen: each of them tells much."""
+        return self._num_steps < EARLY_FIT_STEPS[-1]
+
+    def note(self, work: StepWork, seconds: float, *, cores: float = 1.0) -> None:
+        """Take in what a step took on ``cores`` times the worker's own cores."""
         seconds = max(seconds, CLOCK_TICK_S)
         if self.model.num_steps:
-            self._note_error(self.model.seconds(work), seconds)
-        kind = _kind_of(work)
+            self._note_error(self.model.on(cores).seconds(work), seconds)
+        kind = _kind_of(work, cores)
         steps = self._kinds.get(kind)
         if steps is None:
             steps = self._kinds[kind] = deque(maxlen=STEPS_OF_KIND)
@@ -89,28 +109,30 @@ class StepTimeFit:
         else:
             self._kinds.move_to_end(kind)
         self._num_steps += 1
-        steps.append((1.0, *work, seconds, self._num_steps))
+        steps.append((1.0, *work, seconds, self._num_steps, cores))
         self._unfitted_s += seconds
+        self._core_seconds += cores * seconds
         if work.num_prompt_tokens and not self._has_prompts:
             self._has_prompts, self._next_fit_steps = True, max(self._num_steps, EARLY_FIT_STEPS[0])
         if self._num_steps >= self._next_fit_steps or (self.model.num_steps and self._unfitted_s >= FIT_PERIOD_S):
-            self._unfitted_s = 0.0
+            cores = self._core_seconds / self._unfitted_s
+            self._unfitted_s = self._core_seconds = 0.0
             self._next_fit_steps = next((n for n in EARLY_FIT_STEPS if n > self._num_steps), math.inf)
-            self.model = self._fitted()
+            self.model = self._fitted(cores)
 
     def _note_error(self, predicted_s: float, seconds: float) -> None:
         self._num_predicted += 1
         weight = max(ERROR_DECAY, 1 / self._num_predicted)
         self._error += weight * (abs(predicted_s - seconds) / max(predicted_s, seconds) - self._error)
 
-    def _fitted(self) -> StepTimeModel:
+    def _fitted(self, cores: float) -> StepTimeModel:
         steps = np.array([step for kept in self._kinds.values() for step in kept])
-        ages = self._num_steps - steps[:, 6]
+        work, ages, step_cores = steps[:, :5], self._num_steps - steps[:, 6], steps[:, 7]
         weights = np.maximum(0.5 ** (ages / HALF_LIFE_STEPS), MIN_WEIGHT)
-        base_s, row_s, context_token_s, prompt_token_s, prompt_read_s = robust_prices(
-            steps[:, :5], steps[:, 5], weights
-        ).tolist()
-        return StepTimeModel(
+        gain = self._core_gain(step_cores)
+        own_s = steps[:, 5] * (1.0 + (gain or 0.0) * (step_cores - 1.0))
+        base_s, row_s, context_token_s, prompt_token_s, prompt_read_s = robust_prices(work, own_s, weights).tolist()
+        model = StepTimeModel(
             base_s=base_s,
             row_s=row_s,
             context_token_s=context_token_s,
@@ -118,7 +140,37 @@ class StepTimeFit:
             prompt_read_s=prompt_read_s,
             error=float(self._error) if self._num_predicted else 1.0,
             num_steps=self._num_steps,
+            core_gain=gain,
         )
+        return model.on(cores)
+
+    def _core_gain(self, step_cores: FloatArray) -> float | None:
+        """The gain of cores, by the kinds of steps that were seen on more cores and on fewer; None: all on its own."""
+        known = self.model.core_gain
+        if step_cores.max() <= 1.0 or not self.model.num_steps:
+            return known if step_cores.max() <= 1.0 else FIRST_CORE_GAIN
+        of_work: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+        for kind, kept in self._kinds.items():
+            of_work.setdefault(kind[:4], []).append(self._pace(kept))
+        found, counts = [], []
+        for paces in of_work.values():
+            (least, slow), (most, fast) = min(paces), max(paces)
+            if most > least:
+                # Of s(most) / s(least) = slow / fast, with s(cores) = 1 + gain * (cores - 1).
+                ratio = slow / fast
+                found.append((ratio - 1.0) / max(most - 1.0 - ratio * (least - 1.0), CLOCK_TICK_S))
+                counts.append(most - least)
+        before = FIRST_CORE_GAIN if known is None else known
+        if not found:
+            return before
+        newest = min(max(_median(np.array(found), np.array(counts)), 0.0), MAX_CORE_GAIN)
+        return before + NEW_GAIN_WEIGHT * (newest - before)
+
+    def _pace(self, kept: Iterable[tuple[float, ...]]) -> tuple[float, float]:
+        """Of steps of a kind: the cores that they had, and what they took as a share of the predicted; both medians."""
+        steps = np.array(list(kept))
+        predicted = [max(self.model.seconds(StepWork(*step[1:5])), CLOCK_TICK_S) for step in steps]
+        return float(np.median(steps[:, 7])), float(np.median(steps[:, 5] / predicted))
 
 
 def robust_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:
@@ -171,14 +223,16 @@ def _median(values: FloatArray, weights: FloatArray) -> float:
     return float(values[order[int(np.searchsorted(passed, passed[-1] / 2))]])
 
 
-def _kind_of(work: StepWork) -> Kind:
-    """Steps are alike whose rows, context, and tokens of prompts are within a factor of 2, and what these read of 4."""
+def _kind_of(work: StepWork, cores: float) -> Kind:
+    """Steps are alike whose rows, context, and tokens of prompts are within a factor of 2, and what these read of 4, on
+    the same number of cores."""
     rows, context, tokens, reads = work
     return (
         int(rows).bit_length(),
         int(context).bit_length(),
         int(tokens).bit_length(),
         int(reads).bit_length() + 1 >> 1,
+        round(CORE_STEPS * cores),
     )
 
 
@@ -193,12 +247,18 @@ class StepTimer:
         self._clock = clock
         self._fit = fit or StepTimeFit()
         self._returned_s = -math.inf
-        self._unnoted_s = NOTE_PERIOD_S
+        self._cores = 1.0
+        self._unnoted_s = FIRST_PERIOD_S
 
     @property
     def model(self) -> StepTimeModel:
         """What a step takes by what it computes, as far as is known."""
         return self._fit.model
+
+    @property
+    def model_now(self) -> StepTimeModel:
+        """The same, on as many cores as the last step had."""
+        return self._fit.model.on(self._cores)
 
     def now_s(self) -> float:
         """The time at which a step is scheduled."""
@@ -209,14 +269,15 @@ class StepTimer:
         """The time at which the last step returned."""
         return self._returned_s
 
-    def step_returned(self, step: StepInFlight) -> float:
-        """Take note of a step; returns the seconds that it took."""
+    def step_returned(self, step: StepInFlight, *, cores: float = 1.0) -> float:
+        """Take note of a step on ``cores`` times the worker's own cores; returns the seconds that it took."""
         now_s = self._clock()
         seconds = now_s - max(step.scheduled_s, self._returned_s)
-        self._returned_s = now_s
-        if self._unnoted_s >= NOTE_PERIOD_S and not step.batch.decodes_often:
+        self._returned_s, self._cores = now_s, cores
+        period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
+        if self._unnoted_s >= period_s and not step.batch.decodes_often:
             self._unnoted_s = 0.0
-            self._fit.note(work_of(step.batch), seconds)
+            self._fit.note(work_of(step.batch), seconds, cores=cores)
         self._unnoted_s += seconds
         return seconds
 

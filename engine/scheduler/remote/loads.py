@@ -5,6 +5,7 @@ A loading request is set aside here: it costs nothing until the event that its l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -12,6 +13,7 @@ from typing import Final
 
 from engine.scheduler.blocks.block_need import CachedPrefix
 from engine.scheduler.requests.request import Request, RequestState, Span
+from engine.scheduler.requests.row_table import NEVER
 from kv_transfer.cache_groups import ABSENT_BLOCK, BlockTables, held_blocks
 from kv_transfer.connector import LoadEnded
 from kv_transfer.params import KVTransferParams
@@ -73,6 +75,7 @@ class RemoteKV:
         self._consumer = consumer
         self._num_groups = num_groups
         self._loads: dict[str, Load] = {}
+        self._gaps: Counter[int] = Counter()
         self.num_loading = 0
 
     @property
@@ -98,6 +101,11 @@ class RemoteKV:
     def loading(self) -> list[Request]:
         """The requests whose loads are in flight and wanted."""
         return [load.request for load in self._loads.values() if load.is_wanted]
+
+    @property
+    def tightest_gap(self) -> int:
+        """The shortest gap between tokens that a loading request was promised, in microseconds; ``NEVER``: none was."""
+        return min(self._gaps, default=NEVER)
 
     def abandoned_tables(self) -> list[list[int]]:
         """Blocks held only because an unwanted load may still write them, by load."""
@@ -181,13 +189,23 @@ class RemoteKV:
         self._loads[request.request_id] = Load(
             request, request.block_tables, num_local_blocks, end_block, num_tokens, shared
         )
+        self._gaps[request.promised_gap] += 1
         self.num_loading += 1
+
+    def _leave(self, request: Request) -> None:
+        """The request waits for its load no more."""
+        self.num_loading -= 1
+        gap = request.promised_gap
+        if self._gaps[gap] == 1:
+            del self._gaps[gap]
+        else:
+            self._gaps[gap] -= 1
 
     def abandon(self, request: Request) -> None:
         """Nobody wants this load any more; its destination stays held until it ended (known-failures 4)."""
         load = self._loads[request.request_id]
         load.is_wanted = False
-        self.num_loading -= 1
+        self._leave(request)
         assert self._source is not None
         self._source.cancel_load(request.request_id)
 
@@ -198,7 +216,7 @@ class RemoteKV:
             return EndedLoad(LoadOutcome.UNKNOWN)
         if not load.is_wanted:
             return EndedLoad(LoadOutcome.ABANDONED, load)
-        self.num_loading -= 1
+        self._leave(load.request)
         failed = set(event.failed_block_ids)
         end_block = min(load.end_block, -(-load.valid_length // block_size))
         damaged = tuple(

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from router.api.bodies.strict_body import StrictBody, UnsupportedValueError
 from router.errors import InvalidRequestError
-from router.tools.tool_format import CallRules, Tool
+from router.tools.tool import CallRules, Tool
 
 MAX_NUM_TOOLS = 128
 

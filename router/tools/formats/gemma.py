@@ -9,7 +9,7 @@ from router.tools.call_parser import NAME, CallParser, CallSyntax
 from router.tools.formats.gemma_arguments import GemmaObject
 from router.tools.formats.gemma_grammar import GemmaGrammar
 from router.tools.lark import Vocabulary, marker, text_until
-from router.tools.tool_format import CallRules
+from router.tools.tool import CallRules
 from router.tools.turn_parser import TurnParser
 
 

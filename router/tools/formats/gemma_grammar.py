@@ -11,7 +11,8 @@ import llguidance
 
 from router.grammar.lark import literal
 from router.grammar.schema_parts import without_notes
-from router.tools.tool_format import Tool, ToolSchemaError
+from router.tools.tool import Tool
+from router.tools.tool_format import ToolSchemaError
 
 _SILENT: Final = frozenset(
     {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions", "deprecated"}

@@ -8,7 +8,7 @@ from typing import Final
 
 from router.grammar.lark import TEXT_RULE, literal
 from router.tools.lark import Vocabulary, arguments, marker
-from router.tools.tool_format import CallRules, Tool, new_call_id
+from router.tools.tool import CallRules, Tool, new_call_id
 from router.tools.turn import CallArguments, CallBegin, ContentText, ReasoningText, TurnPart
 from router.tools.turn_parser import TurnParser, num_held
 

@@ -7,7 +7,7 @@ from typing import Final
 from router.grammar.lark import TEXT_RULE, literal
 from router.tools.call_parser import NAME, CallParser, CallSyntax
 from router.tools.lark import Vocabulary, arguments, marker, text_until
-from router.tools.tool_format import CallRules, Tool
+from router.tools.tool import CallRules, Tool
 from router.tools.turn_parser import TurnParser
 
 BEGIN: Final = "<tool_call>"

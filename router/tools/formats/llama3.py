@@ -8,7 +8,7 @@ from router.grammar.grammar_text import WHITESPACE
 from router.grammar.lark import literal
 from router.tools.call_parser import NAME, CallParser, CallSyntax
 from router.tools.lark import Vocabulary, arguments, marker
-from router.tools.tool_format import CallRules, Tool
+from router.tools.tool import CallRules, Tool
 from router.tools.turn_parser import TurnParser
 
 PYTHON_TAG: Final = "<|python_tag|>"

@@ -47,6 +47,11 @@ class Alternating:
         self.num_between += 1
         self.begin_step()
 
+    @property
+    def step_cores(self) -> float:
+        """Its own alone, as far as anybody asks."""
+        return 1.0
+
     def rest(self) -> None:
         """Nothing to do."""
 

@@ -13,7 +13,8 @@ from engine.contract.grammar import GrammarFailure
 from engine.contract.messages import SamplingParams
 from engine.sampling.grammar.compiler import Grammar, GrammarStore
 from engine.sampling.sampler import SampledTokens, Sampler
-from engine.sampling.sampling_rows import SamplingRows, TokenHistory
+from engine.sampling.sampling_rows import SamplingRows
+from engine.sampling.token_history import TokenHistory
 from tests.support.cluster.served_checkpoint import byte_tokenizer
 
 VOCAB_SIZE = 300

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.contract.messages import SamplingParams
 from engine.sampling.sampler import Sampler
-from engine.sampling.sampling_rows import SamplingRows, TokenHistory
+from engine.sampling.sampling_rows import SamplingRows
+from engine.sampling.token_history import TokenHistory
 from engine.sampling.worst_case import sample_worst_case
 
 NUM_ROWS, VOCAB_SIZE = 8, 4000

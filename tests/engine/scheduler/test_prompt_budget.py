@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decode.role import DECODE
 from engine.contract.promise import NO_PROMISE, Promise
+from engine.contract.role import Role
 from engine.contract.step import SchedulerOutput
 from engine.contract.step_time import StepTimeModel
-from engine.scheduler.policy.prompt_budget import ERRORS_KEPT_CLEAR, MIN_PROMPT_SHARE, REMEMBERED_S
+from engine.scheduler.policy.prompt_budget import ERRORS_KEPT_CLEAR, FIRST_PROMPT_SHARE, REMEMBERED_S
 from engine.scheduler.policy.step_time_fit import work_of
+from prefill.role import PREFILL
 from tests.support.scheduler.fixed_step_time import know_step_times
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld
@@ -203,7 +206,20 @@ def test_p1_a_prompt_goes_on_where_decoding_alone_takes_longer_than_the_gap() ->
 
     world.add(make_request("long", LONG))
 
-    assert run_step(world) == int(MIN_PROMPT_SHARE * 101)
+    assert run_step(world) == int(FIRST_PROMPT_SHARE * 101)
+
+
+@pytest.mark.behaviour("P1")
+@pytest.mark.parametrize("role", [PREFILL, DECODE], ids=lambda role: role.name)
+def test_p1_what_a_worker_leans_to_has_more_of_its_steps(role: Role) -> None:
+    slow = StepTimeModel(base_s=0.100, row_s=0.001, prompt_token_s=0.001, error=0.0, num_steps=1)
+    world = make_world(slow, budget=3 * LONG)
+    add_decoding(world, "a", Promise(itl_ms=5.0))
+    world.scheduler.lean(role.prompt_share)
+
+    world.add(make_request("long", LONG + 50))
+
+    assert run_step(world) == int(role.prompt_share * 101)
 
 
 @pytest.mark.behaviour("P1")
@@ -342,7 +358,7 @@ def test_p1_whatever_is_promised_everybody_ends_and_a_step_is_long_for_a_reason(
         decode_s = model.seconds(work._replace(num_prompt_tokens=0, num_prompt_reads=0))
         is_kept = model.seconds(work) <= 2.0 * gap_s + decode_s - base_s + 1e-9
         is_least = (
-            work.num_prompt_tokens <= BLOCK_SIZE or model.seconds(work) <= (1 + MIN_PROMPT_SHARE) * decode_s + 1e-9
+            work.num_prompt_tokens <= BLOCK_SIZE or model.seconds(work) <= (1 + FIRST_PROMPT_SHARE) * decode_s + 1e-9
         )
         has_many_prompts = (output.num_scheduled_tokens > 1).sum() > 1
         assert is_kept or is_least or (has_many_prompts and prompt_read_s > 0.0)

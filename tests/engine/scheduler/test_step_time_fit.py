@@ -189,18 +189,19 @@ def test_what_was_never_seen_is_priced_like_what_was(seen: float, unseen: float)
                 st.integers(0, 2**50),
             ),
             st.floats(0.0, 1e4),
+            st.sampled_from([1.0, 1.0, 1.5, 2.0, 16.0]),
         ),
         min_size=FIRST_FIT_STEPS,
         max_size=60,
     )
 )
-def test_no_price_is_negative_and_all_are_numbers(steps: list[tuple[StepWork, float]]) -> None:
+def test_no_price_is_negative_and_all_are_numbers(steps: list[tuple[StepWork, float, float]]) -> None:
     fit = StepTimeFit()
-    for work, seconds in steps:
-        fit.note(work, seconds)
+    for work, seconds, cores in steps:
+        fit.note(work, seconds, cores=cores)
 
     values = [getattr(fit.model, item.name) for item in fields(fit.model)]
-    assert all(np.isfinite(value) and value >= 0 for value in values)
+    assert all(np.isfinite(value) and value >= 0 for value in values if value is not None)
 
 
 def test_model_changes_once_a_second_of_steps() -> None:
@@ -219,3 +220,52 @@ def test_zero_work_is_priced_at_nothing() -> None:
     prices = robust_prices(work, np.full(3, 0.5), np.ones(3))
 
     assert prices == pytest.approx([0.5, 0.0, 0.0, 0.0, 0.0], rel=0.02, abs=1e-4)
+
+
+def on_cores(fit: StepTimeFit, cores: float, *, gain: float, num_steps: int, seed: int) -> None:
+    """Steps of a machine on so many times its own cores."""
+    source = np.random.default_rng(seed)
+    for _ in range(num_steps):
+        work = random_work(source, prompt_share=0.3)
+        noise = float(np.exp(0.03 * source.standard_normal()))
+        fit.note(work, TRUE.seconds(work) / (1.0 + gain * (cores - 1.0)) * noise, cores=cores)
+
+
+@pytest.mark.parametrize("gain", [0.1, 0.5, 0.9])
+def test_what_more_cores_gain_is_learnt_from_steps_on_more_and_on_fewer(gain: float) -> None:
+    fit = StepTimeFit()
+    for turn in range(20):
+        on_cores(fit, 1.0 + turn % 2, gain=gain, num_steps=20, seed=turn)
+
+    assert fit.model.core_gain == pytest.approx(gain, abs=0.1)
+    for cores in (1.0, 2.0):
+        work = StepWork(num_rows=8, num_context_tokens=4000)
+        expected = TRUE.seconds(work) / (1.0 + gain * (cores - 1.0))
+        assert fit.model.on(cores).seconds(work) == pytest.approx(expected, rel=0.08)
+
+
+def test_steps_that_were_all_on_borrowed_cores_are_predicted_on_as_many() -> None:
+    fit = StepTimeFit()
+    on_cores(fit, 2.0, gain=0.9, num_steps=200, seed=1)
+
+    work = StepWork(num_rows=8, num_context_tokens=4000)
+    assert fit.model.cores == 2.0
+    assert fit.model.seconds(work) == pytest.approx(TRUE.seconds(work) / 1.9, rel=0.08)
+
+
+def test_prices_are_those_of_the_cores_that_there_were_lately() -> None:
+    fit = StepTimeFit()
+    for turn in range(10):
+        on_cores(fit, 1.0 + turn % 2, gain=0.8, num_steps=20, seed=turn)
+    on_cores(fit, 2.0, gain=0.8, num_steps=300, seed=99)
+
+    assert fit.model.cores == 2.0
+    assert fit.model.base_s < fit.model.on(1.0).base_s
+
+
+def test_worker_on_its_own_cores_says_nothing_of_others() -> None:
+    fit = StepTimeFit()
+    Machine().run(fit, 100)
+
+    assert fit.model.core_gain is None
+    assert fit.model.on(2.0) == fit.model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.contract.step_time import StepWork
-from engine.scheduler.policy.step_time_fit import NOTE_PERIOD_S, StepTimeFit, StepTimer, work_of
+from engine.scheduler.policy.step_time_fit import FIRST_PERIOD_S, NOTE_PERIOD_S, StepTimeFit, StepTimer, work_of
 from tests.support.scheduler.scheduler_requests import make_config, make_request
 from tests.support.scheduler.scheduler_world import SchedulerWorld, drafts_for_worlds
 
@@ -16,14 +16,22 @@ class Noted(StepTimeFit):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[tuple[StepWork, float]] = []
+        self.cores: list[float] = []
 
-    def note(self, work: StepWork, seconds: float) -> None:
+    def note(self, work: StepWork, seconds: float, *, cores: float = 1.0) -> None:
+        self.cores.append(cores)
         self.steps.append((work, seconds))
 
 
-def watched(world: SchedulerWorld) -> list[tuple[StepWork, float]]:
+class Experienced(Noted):
+    """Has seen many steps before."""
+
+    is_new = False
+
+
+def watched(world: SchedulerWorld, fit: Noted | None = None) -> list[tuple[StepWork, float]]:
     """The steps of a world from now on, as they are learnt from."""
-    fit = Noted()
+    fit = fit or Noted()
     world.scheduler._timer = StepTimer(clock=lambda: world.now_s, fit=fit)
     return fit.steps
 
@@ -72,17 +80,31 @@ def test_verified_drafts_count_as_rows_that_read_their_context_once() -> None:
     world.complete_step()
 
 
-def test_of_short_steps_only_some_are_learnt_from() -> None:
+@pytest.mark.parametrize(("fit", "period_s"), [(Noted(), FIRST_PERIOD_S), (Experienced(), NOTE_PERIOD_S)])
+def test_of_short_steps_only_some_are_learnt_from(fit: Noted, period_s: float) -> None:
     world = SchedulerWorld(make_config(), num_blocks=64, max_model_len=200)
-    steps = watched(world)
+    steps = watched(world, fit)
     world.add(make_request("a", 6, max_tokens=150, ignore_eos=True))
 
     for _ in range(100):
         world.schedule()
-        world.now_s += NOTE_PERIOD_S / 10
+        world.now_s += period_s / 10
         world.complete_step()
 
     assert len(steps) == pytest.approx(10, abs=1)
+
+
+def test_steps_with_prompts_are_learnt_from_however_soon_they_come() -> None:
+    world = SchedulerWorld(make_config(), num_blocks=64)
+    steps = watched(world, Experienced())
+
+    for name in "abc":
+        world.add(make_request(name, 6, max_tokens=1))
+        world.schedule()
+        world.now_s += NOTE_PERIOD_S / 10
+        world.complete_step()
+
+    assert [work.num_prompt_tokens for work, _ in steps] == [6, 6, 6]
 
 
 def test_a_load_report_tells_what_steps_take() -> None:
@@ -97,3 +119,17 @@ def test_a_load_report_tells_what_steps_take() -> None:
 
     assert model.num_steps > 0
     assert model.seconds(StepWork(num_rows=1, num_context_tokens=20)) == pytest.approx(0.25, rel=0.05)
+
+
+def test_steps_are_noted_with_the_cores_that_they_had() -> None:
+    world = SchedulerWorld(make_config(budget=8), num_blocks=32)
+    fit = Noted()
+    world.scheduler._timer = StepTimer(clock=lambda: world.now_s, fit=fit)
+    world.add(make_request("a", 6, ignore_eos=True))
+
+    for cores in (1.0, 2.0, 1.5):
+        world.schedule()
+        world.now_s += 0.5
+        world.complete_step(cores=cores)
+
+    assert fit.cores == [1.0, 2.0, 1.5]

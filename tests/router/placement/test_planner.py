@@ -10,28 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.promise import Promise
-from engine.contract.step_time import StepTimeModel
-from router.placement.fleet import Fleet, Standing, Standings, prices_of
+from router.placement.fleet import Fleet, Standing
 from router.placement.planner import Plan, Wish, choose, choose_prompt, costs, predict, weigh
-
-MODEL = StepTimeModel(
-    base_s=0.005, row_s=0.0005, context_token_s=1e-7, prompt_token_s=0.0002, prompt_read_s=1e-9, error=0.1, num_steps=99
-)
-
-
-def standing(**changes: float) -> Standing:
-    """An idle replica that leans to streams."""
-    idle = Standing(100.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, *prices_of(MODEL))
-    busy = bool(changes.keys() & {"num_rows", "queued_tokens"})
-    return idle._replace(**{"is_idle": float(not busy), **changes})
-
-
-def fleet_of(*replicas: Standing) -> Standings:
-    fleet = Fleet()
-    slots = [fleet.take_slot() for _ in replicas]
-    for slot, replica in zip(slots, replicas, strict=True):
-        fleet.write(slot, replica)
-    return fleet.standings(np.array(slots, np.intp))
+from tests.support.router.standings import MODEL, fleet_of, standing
 
 
 def plan_of(*replicas: Standing, cached: tuple[float, ...] = (), **changes: object) -> Plan | None:

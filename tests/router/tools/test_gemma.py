@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from router.tools.formats.gemma import GemmaFormat
 from router.tools.reasoning import REASONING_FORMATS, AnswerGrammar, Opening
 from router.tools.registry import TOOL_FORMATS
-from router.tools.tool_format import CallRules, Tool, ToolSchemaError
+from router.tools.tool import CallRules, Tool
+from router.tools.tool_format import ToolSchemaError
 from tests.support.router.turns import ANY, STOP, GrammarRig, cut, plain, read
 
 FORMATS = [item for item in TOOL_FORMATS.values() if isinstance(item, GemmaFormat)]

@@ -13,7 +13,7 @@ from router.tools.formats import harmony
 from router.tools.lark import calls_or_form
 from router.tools.reasoning import REASONING_FORMATS, AnswerGrammar, BudgetError, Opening
 from router.tools.registry import TOOL_FORMATS
-from router.tools.tool_format import CallRules
+from router.tools.tool import CallRules
 from tests.support.router.turns import ANY, ONE, REQUIRED, STOP, WEATHER, GrammarRig
 
 PARIS = '{"city": "Paris", "days": 2}'

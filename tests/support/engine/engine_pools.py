@@ -19,6 +19,7 @@ from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.options import ConnectorOptions
 from router.pool.workers import ReplicaStatus, WorkerRefusedError, WorkerUnavailableError
+from router.roles import ROLES
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import VOCAB_SIZE
 from tests.support.engine.disaggregated import inproc_builder
@@ -113,9 +114,7 @@ class EnginePool:
 
     async def lean(self, replica_id: str, role: str) -> str:
         """Prefer the work of a role."""
-        engine = self.engines[replica_id]
-        before, engine.leaning = engine.leaning or self._infos[replica_id].role, role
-        return before
+        return self.engines[replica_id].lean(ROLES[role]) or self._infos[replica_id].role
 
     async def set_faults(self, replica_id: str, options: FaultOptions) -> None:
         """These connectors are not faulty."""

@@ -18,11 +18,12 @@ from kv_transfer.factory import build_connector
 from kv_transfer.fault_options import FaultOptions
 from kv_transfer.inproc import InProcessFabric
 from kv_transfer.layout import KEYS_AND_VALUES, KVCacheGroup, KVLayout, KVRegion, MemoryKind
-from kv_transfer.options import ConnectorOptions, TransportChoice
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import PROTOCOL_VERSION, Hello, KVStreamParams, KVTransferParams, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
 from kv_transfer.protocols import RemoteMatch
 from kv_transfer.stats import TransferStats
+from kv_transfer.transfer_options import TransportChoice
 
 WAIT_TIMEOUT_S = 30.0
 

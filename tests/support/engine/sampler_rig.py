@@ -13,7 +13,8 @@ from engine.contract.step import BoolArray, IntArray, SampledLogprobs
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.processors.registry import PROCESSORS, ProcessorFactory
 from engine.sampling.sampler import Sampler
-from engine.sampling.sampling_rows import SamplingRows, TokenHistory
+from engine.sampling.sampling_rows import SamplingRows
+from engine.sampling.token_history import TokenHistory
 
 
 class HostTokens(NamedTuple):

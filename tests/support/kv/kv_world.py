@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kv_transfer.inproc import InProcessFabric
-from kv_transfer.options import TransportChoice
+from kv_transfer.transfer_options import TransportChoice
 from tests.support.engine.kv_engine import KVEngine, KVEngineSpec
 from tests.support.kv.kv_child import ChildProcess, PipeRendezvous
 

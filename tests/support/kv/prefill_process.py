@@ -17,9 +17,10 @@ from kv_transfer.connector import Connector, Rendezvous, WakeCallback
 from kv_transfer.errors import HandshakeRefusedError, PeerUnreachableError
 from kv_transfer.factory import build_connector
 from kv_transfer.layout import KVLayout, KVRegion
-from kv_transfer.options import ConnectorOptions, TransportChoice
+from kv_transfer.options import ConnectorOptions
 from kv_transfer.params import Hello, PeerIdentity
 from kv_transfer.peer.worker_connector import TransferWorker
+from kv_transfer.transfer_options import TransportChoice
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.kv.faulty_pair import fast_clock
 from tests.support.kv.kv_child import NobodyToMeet

@@ -9,7 +9,7 @@ import llguidance
 from tokenizers import AddedToken, Tokenizer
 
 from router.text.tokenizer import Tokenizer as RouterTokenizer
-from router.tools.tool_format import CallRules, Tool
+from router.tools.tool import CallRules, Tool
 from router.tools.turn import Turn
 from router.tools.turn_parser import TurnParser
 from tests.support.router.router_tokenizer import byte_level_tokenizer

@@ -191,10 +191,10 @@ class SchedulerWorld:
         self.in_flight.append(output)
         return output
 
-    def complete_step(self) -> StepResult:
-        """Run the oldest step in flight and give its result back."""
+    def complete_step(self, *, cores: float = 1.0) -> StepResult:
+        """Run the oldest step in flight, on ``cores`` times the engine's own cores, and give its result back."""
         output = self.in_flight.popleft()
-        result = self.scheduler.update(output, self.runner.execute(output))
+        result = self.scheduler.update(output, self.runner.execute(output), cores=cores)
         self.collect(result)
         return result
 

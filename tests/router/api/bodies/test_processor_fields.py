@@ -18,7 +18,7 @@ from engine.contract.request_fields import Vocabulary, request_field
 from engine.contract.step import IntArray
 from engine.sampling.processors.processor import FOREVER, NEVER
 from engine.sampling.processors.registry import PROCESSORS
-from engine.sampling.sampling_rows import TokenHistory
+from engine.sampling.token_history import TokenHistory
 from tests.support.engine.sampler_rig import SamplerRig
 from tests.support.router.router_rig import RouterRig, router_rig
 from tests.support.router.router_tokenizer import write_model_dir

@@ -1,0 +1,130 @@
+"""Workers that share the cores of a host: where requests go so that all of its streams are served soonest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.contract.step_time import StepTimeModel
+from router.placement.fleet import Standing
+from router.placement.hosts import beside_others
+from router.placement.planner import Plan, Wish, choose, predict
+from tests.support.router.standings import MODEL, fleet_of, standing
+
+GAIN = 0.8
+SHARING = replace(MODEL, core_gain=GAIN)
+WISH = Wish(num_prompt_tokens=100, num_new_tokens=100.0, hand_over_s=0.01)
+
+
+def worker(host: int = 0, *, cores: int = 2, model: StepTimeModel = SHARING, **changes: float) -> Standing:
+    """One with a core of its own, on a host with so many."""
+    return standing(model, own_cores=1.0, host_cores=float(cores), host=float(host), **changes)
+
+
+def plan_of(*workers: Standing, wish: Wish = WISH) -> Plan:
+    fleet = beside_others(fleet_of(*workers), num_context_tokens=wish.num_prompt_tokens)
+    plan = choose(fleet, wish, np.zeros(len(workers)))
+    assert plan is not None
+    return plan
+
+
+def test_where_nobody_shares_cores_nothing_changes() -> None:
+    fleet = fleet_of(standing(num_rows=3.0), standing())
+
+    assert beside_others(fleet, num_context_tokens=100.0) is fleet
+
+
+def test_a_worker_alone_on_its_host_has_all_cores() -> None:
+    fleet = beside_others(fleet_of(worker(), worker(), worker(1, num_rows=4.0)), num_context_tokens=0.0)
+
+    assert fleet.base_s == pytest.approx(np.full(3, MODEL.base_s / (1.0 + GAIN)))
+
+
+def test_a_worker_beside_one_that_computes_has_its_own_cores() -> None:
+    fleet = beside_others(fleet_of(worker(num_rows=4.0), worker()), num_context_tokens=0.0)
+
+    assert fleet.base_s == pytest.approx([MODEL.base_s / (1.0 + GAIN), MODEL.base_s])
+    assert fleet.lost_rows == pytest.approx([0.0, 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+
+
+def test_of_four_workers_those_that_compute_divide_the_cores() -> None:
+    workers = [worker(cores=4, num_rows=4.0), worker(cores=4, num_rows=1.0), worker(cores=4), worker(cores=4)]
+
+    fleet = beside_others(fleet_of(*workers), num_context_tokens=0.0)
+
+    two, three = 1.0 + GAIN, 1.0 + GAIN / 3
+    assert MODEL.base_s / fleet.base_s == pytest.approx([two, two, three, three])
+    assert fleet.lost_rows == pytest.approx([0.0, 0.0, 5.0 * (1.0 - three / two), 5.0 * (1.0 - three / two)])
+
+
+@pytest.mark.parametrize("num_rows", [1.0, 4.0, 8.0])
+def test_few_streams_of_a_host_are_served_by_one_worker(num_rows: float) -> None:
+    plan = plan_of(worker(num_rows=num_rows, num_context_tokens=100.0 * num_rows), worker(leans_to_prompts=1.0))
+
+    assert (plan.prompt, plan.stream) == (0, 0)
+
+
+def test_a_worker_with_few_streams_is_left_to_end_them() -> None:
+    plan = plan_of(worker(num_rows=1.0), worker(num_rows=7.0, leans_to_prompts=1.0))
+
+    assert plan.stream == 1
+
+
+def test_many_streams_are_spread_where_steps_grow_with_them() -> None:
+    costly = replace(SHARING, row_s=0.005, core_gain=0.3)
+    plan = plan_of(worker(model=costly, num_rows=20.0), worker(model=costly))
+
+    assert plan.stream == 1
+
+
+def test_another_host_is_as_good_as_before() -> None:
+    plan = plan_of(worker(num_rows=8.0), worker(), worker(1), worker(1))
+
+    assert plan.stream in (2, 3)
+
+
+def test_a_full_worker_is_no_reason_to_wait() -> None:
+    plan = plan_of(worker(num_rows=8.0, num_available_blocks=3.0), worker(), wish=replace(WISH, num_blocks=10))
+
+    assert plan.stream == 1
+
+
+HOSTS = st.lists(
+    st.builds(
+        worker,
+        host=st.integers(0, 2),
+        cores=st.sampled_from([2, 4]),
+        num_rows=st.integers(0, 40).map(float),
+        queued_tokens=st.sampled_from([0.0, 0.0, 500.0]),
+        num_context_tokens=st.integers(0, 9000).map(float),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(workers=HOSTS, gain=st.floats(0.0, 1.0), num_context=st.integers(0, 5000).map(float))
+def test_what_others_lose_is_part_of_what_they_have(workers: list[Standing], gain: float, num_context: float) -> None:
+    fleet = fleet_of(*[item._replace(core_gain=gain) for item in workers])
+    seen = beside_others(fleet, num_context_tokens=num_context)
+    cached = np.zeros(len(workers))
+
+    on_host = [sum(other.num_rows for other in workers if other.host == item.host) for item in workers]
+    assert (seen.lost_rows >= 0.0).all()
+    assert (seen.lost_rows <= np.array(on_host)).all()
+    assert (seen.crowding_s >= 0.0).all()
+    assert (seen.base_s <= fleet.base_s).all()
+    assert (predict(seen, WISH, cached).ttft_s <= predict(fleet, WISH, cached).ttft_s + 1e-12).all()
+    for host in {item.host for item in workers}:
+        assert min(crowd for crowd, item in zip(seen.crowding_s, workers, strict=True) if item.host == host) == 0.0
+
+
+@given(workers=HOSTS, num_context=st.integers(0, 5000).map(float))
+def test_where_cores_gain_nothing_nobody_loses_any(workers: list[Standing], num_context: float) -> None:
+    fleet = fleet_of(*[item._replace(core_gain=0.0) for item in workers])
+
+    assert not beside_others(fleet, num_context_tokens=num_context).lost_rows.any()

@@ -1,0 +1,58 @@
+"""Two workers on one host: few streams are served by one of them with all cores, as fast as by a worker alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine.contract.promise import NO_PROMISE
+from engine.contract.step_time import StepTimeModel
+from simulation.cluster import virtual_cluster
+from simulation.layout import Layout, elastic, unified
+from simulation.loads import MIXES, LoadSpec, make_load
+from simulation.machine import CPU_HOST, Machine
+from simulation.virtual_loop import run_virtually
+
+ALONE = StepTimeModel(base_s=0.008, row_s=2e-4, context_token_s=1e-6, prompt_token_s=3e-4, num_steps=100)
+BESIDE = StepTimeModel(base_s=0.014, row_s=3.5e-4, context_token_s=1.8e-6, prompt_token_s=5.5e-4, num_steps=100)
+PAIR: Machine = replace(
+    CPU_HOST, step_time=ALONE, shared_step_time=BESIDE, step_noise=0.02, transfer=replace(CPU_HOST.transfer, spread=0.0)
+)
+NUM_REQUESTS = 96
+
+
+async def closed_loop(layout: Layout, num_clients: int) -> tuple[float, Sequence[float]]:
+    """Requests a second of clients that are never idle, and how long each worker computed."""
+    spec = LoadSpec(mix="balanced", shape="steady", rates=dict.fromkeys(MIXES, 100.0), seconds=NUM_REQUESTS / 50)
+    waiting = iter(make_load(spec)[:NUM_REQUESTS])
+    async with virtual_cluster(layout) as cluster:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+
+        async def keep_asking() -> int:
+            num_answers = 0
+            for arrival in waiting:
+                assert (await cluster.ask(arrival)).error is None
+                num_answers += 1
+            return num_answers
+
+        num_answers = sum(await asyncio.gather(*(keep_asking() for _ in range(num_clients))))
+        return num_answers / (loop.time() - began_s), [worker.runner.busy_s for worker in cluster.workers.values()]
+
+
+@pytest.mark.parametrize("num_clients", [1, 8])
+def test_few_streams_are_as_fast_as_on_one_worker_with_all_cores(num_clients: int) -> None:
+    rate, busy_s = run_virtually(closed_loop(elastic(2, PAIR, NO_PROMISE), num_clients))
+    alone, _ = run_virtually(closed_loop(unified(1, replace(PAIR, shared_step_time=None)), num_clients))
+
+    assert max(busy_s) > 0.8 * sum(busy_s)
+    assert rate > 0.95 * alone
+
+
+def test_without_shared_cores_both_workers_serve() -> None:
+    _, busy_s = run_virtually(closed_loop(elastic(2, replace(PAIR, shared_step_time=None), NO_PROMISE), 8))
+
+    assert min(busy_s) > 0.3 * sum(busy_s)
