@@ -22,6 +22,7 @@ class GrammarRows:
 
     def __init__(self, max_num_seqs: int, store: GrammarStore | None) -> None:
         self._is_concerned = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._num_concerned = 0
         self._masks = GrammarMasks(store) if store is not None else None
 
     def set(self, row: int, sampling: SamplingParams) -> None:
@@ -32,16 +33,21 @@ class GrammarRows:
             self._masks.set(row, sampling)
         elif self._is_concerned[row] and self._masks is not None:
             self._masks.forget(row)
+        self._num_concerned += has_grammar - int(self._is_concerned[row])
         self._is_concerned[row] = has_grammar
 
     def begin(self, rows: IntArray, positions: IntArray, history: TokenHistory) -> None:
         """Begin to fill the masks of a batch whose tokens before these positions are all known."""
+        if not self._num_concerned:
+            return
         concerned = np.flatnonzero(self._is_concerned[rows])
         if concerned.size and self._masks is not None:
             self._masks.begin(rows[concerned], positions[concerned], history)
 
     def take(self, rows: IntArray, positions: IntArray, history: TokenHistory) -> BatchMasks | None:
         """The masks of a batch; None where no row has a grammar."""
+        if not self._num_concerned:
+            return None
         concerned = np.flatnonzero(self._is_concerned[rows])
         if not concerned.size or self._masks is None:
             return None

@@ -80,9 +80,12 @@ class PromptBudget:
         if not model.num_steps:
             return
         num_rows, num_context, gap_us, first = row_passes.decoding(table.columns, table.order_int32, self._cap)
+        gap_us = min(int(gap_us), self._gap_of_coming())
+        if num_rows and gap_us == NEVER and not self._holds_until_s:  # nobody was ever promised one
+            return
         if (head := self._head(first)) is None:
             return
-        gap_us = self._remembered(min(int(gap_us), self._gap_of_coming()))
+        gap_us = self._remembered(gap_us)
         decode_s = model.seconds(StepWork(num_rows=num_rows, num_context_tokens=num_context))
         if gap_us != NEVER:
             num_tokens = self._num_tokens(model, decode_s, gap_us / 1e6, head)

@@ -60,7 +60,7 @@ _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subs
 _ALIKE: Final = ((1, 3), (2, 4))
 """Tokens of answers and of prompts, and what either reads."""
 
-NOTE_PERIOD_S: Final = 0.02
+NOTE_PERIOD_S: Final = 0.05
 FIRST_PERIOD_S: Final = 0.001
 """Of steps that are shorter, one in so much time is learnt from: noting one takes some ten microseconds. The latter
 holds for steps with prompts, and for all of a worker that has made few.

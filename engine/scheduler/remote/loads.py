@@ -38,6 +38,11 @@ class Load:
     is_wanted: bool = True
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of each table that it fills, times the tables."""
+        return (self.end_block - self.first_block) * len(self.block_tables)
+
+    @property
     def valid_length(self) -> int:
         """Tokens that need no computing if all goes well: the last known one is always computed."""
         return min(self.num_tokens, self.request.num_tokens - 1)
@@ -77,17 +82,13 @@ class RemoteKV:
         self._loads: dict[str, Load] = {}
         self._gaps: Counter[int] = Counter()
         self.num_loading = 0
+        self.num_loading_blocks = 0
+        """Blocks of each table that are being filled, times the tables; of loads that nobody wants any more, too."""
 
     @property
     def can_load(self) -> bool:
         """True when there is anything to load from."""
         return self._source is not None
-
-    @property
-    def num_loading_blocks(self) -> int:
-        """Blocks of each table that are being filled, times the tables; of loads that nobody wants any more, too."""
-        loads = self._loads.values()
-        return sum((load.end_block - load.first_block) * len(load.block_tables) for load in loads) if loads else 0
 
     @property
     def has_loads(self) -> bool:
@@ -189,6 +190,7 @@ class RemoteKV:
         self._loads[request.request_id] = Load(
             request, request.block_tables, num_local_blocks, end_block, num_tokens, shared
         )
+        self.num_loading_blocks += self._loads[request.request_id].num_blocks
         self._gaps[request.promised_gap] += 1
         self.num_loading += 1
 
@@ -214,6 +216,7 @@ class RemoteKV:
         load = self._loads.pop(event.request_id, None)
         if load is None:
             return EndedLoad(LoadOutcome.UNKNOWN)
+        self.num_loading_blocks -= load.num_blocks
         if not load.is_wanted:
             return EndedLoad(LoadOutcome.ABANDONED, load)
         self._leave(load.request)
