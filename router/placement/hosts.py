@@ -19,7 +19,7 @@ IDLE_TIE = 0.5
 WAITING_ROWS = 8.0
 """Prompts that are computed count like so many streams: who waits for one has nothing yet."""
 
-SPREAD_MARGIN = 1.02
+SPREAD_MARGIN = 1.1
 """So many times as long a step may be expected to take before streams are spread over one worker more of a host."""
 
 
