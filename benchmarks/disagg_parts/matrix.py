@@ -63,7 +63,8 @@ def worker_rows(layout: str, status: Mapping[str, Any]) -> list[Row]:
             counters, prices = worker["counters"], worker["step_time"]
             rows.append(Row(name=f"worker/num_requests/{place}", value=counters["num_requests"], unit="requests"))
             rows.append(Row(name=f"worker/step_s/{place}", value=counters["step_s"], unit="s"))
-            rows += [Row(name=f"worker/{name}/{place}", value=value, unit="s") for name, value in prices.items()]
+            known = {name: value for name, value in prices.items() if value is not None}
+            rows += [Row(name=f"worker/{name}/{place}", value=value, unit="s") for name, value in known.items()]
     return rows
 
 

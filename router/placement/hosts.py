@@ -69,9 +69,9 @@ def _crowding_s(standings: Standings, hosts: SlotArray, shares: BoolArray, num_c
         step_s = standings.base_s + (standings.row_s * num_rows + standings.context_token_s * num_context) / count
         step_s = step_s / _speed(standings, count * standings.own_cores, np.full(len(hosts), count))
         is_better = (number <= members) & (step_s * SPREAD_MARGIN < best_s)
-        best_s = np.where(is_better, step_s, best_s)
-        here_s = np.where(rank == number - 1, step_s, here_s)
+        here_s = np.where(rank == number - 1, np.maximum(step_s, SPREAD_MARGIN * best_s), here_s)
         here_s = np.where(is_better & (rank < number), step_s, here_s)
+        best_s = np.where(is_better, step_s, best_s)
     crowding_s: FloatArray = num_rows * np.maximum(here_s - best_s, 0.0)
     return crowding_s
 

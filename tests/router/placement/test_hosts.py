@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.contract.step_time import StepTimeModel
 from router.placement.fleet import Standing
-from router.placement.hosts import beside_others
+from router.placement.hosts import SPREAD_MARGIN, beside_others
 from router.placement.planner import Plan, Wish, choose, predict
 from tests.support.router.standings import MODEL, fleet_of, standing
 
@@ -79,6 +79,20 @@ def test_many_streams_are_spread_where_steps_grow_with_them() -> None:
     plan = plan_of(worker(model=costly, num_rows=20.0), worker(model=costly))
 
     assert plan.stream == 1
+
+
+def test_streams_are_not_spread_for_a_step_that_is_hardly_shorter() -> None:
+    """Prompts would have fewer cores, and each worker reads the weights."""
+    model = replace(SHARING, base_s=0.009, row_s=0.001, core_gain=0.7)
+    num_rows = next(
+        rows
+        for rows in range(1, 200)
+        if 1.0 < (0.009 + 0.001 * (rows + 1)) / 1.7 / (0.009 + 0.0005 * (rows + 1)) < SPREAD_MARGIN
+    )
+
+    plan = plan_of(worker(model=model, num_rows=float(num_rows)), worker(model=model))
+
+    assert plan.stream == 0
 
 
 def test_another_host_is_as_good_as_before() -> None:
