@@ -32,7 +32,9 @@ SLACK_WEIGHT = 0.1
 """What an own second counts of a request that was promised something; what is late counts in full beside it."""
 
 LEANING_MARGIN = 0.05
-"""So much less does it cost where a replica leans to the work: near ties go where the cluster's roles want them."""
+"""So much less does it seem to cost where a replica leans to the work, when replicas are compared: near ties go where
+the cluster's roles want them. It is no reason for a hand-over.
+"""
 
 TIE_MARGIN = 0.01
 """Of plans that differ by less, each request prefers others: routers that know the same do not all choose the same."""
@@ -168,9 +170,6 @@ def costs(fleet: Standings, wish: Wish, cached_tokens: FloatArray, *, begins_s: 
         late_s = np.maximum(at.gap_s - itl_s, 0.0) + fleet.num_rows * others_late_s
         stream += LATE_WEIGHT * num_tokens * late_s
         joining += LATE_WEIGHT * np.maximum(at.joining_s - itl_s, 0.0)
-    margin = LEANING_MARGIN * fleet.leans_to_prompts
-    prompt *= 1.0 + LEANING_MARGIN - margin
-    stream *= 1.0 + margin
     return Costs(prompt, stream, joining)
 
 
@@ -181,16 +180,14 @@ def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | No
     make a pair; where they are the same one, the next best takes its place on either side.
     """
     prompt, stream, joining = costs(fleet, wish, cached_tokens)
-    wobble = 1.0 + TIE_MARGIN * _wobble(len(prompt), wish.key)
-    prompt, stream = prompt * wobble, stream * wobble
+    prompt_bias, stream_bias = _biases(fleet, wish)
     is_idle = fleet.is_idle > 0
     stream = np.where((fleet.num_available_blocks >= wish.num_blocks) | is_idle, stream, NEVER)
-    together = prompt + stream
-    at = int(together.argmin())
-    best = Plan(prompt=at, stream=at, cost=float(together[at]))
+    at = int((prompt * prompt_bias + stream * stream_bias).argmin())
+    best = Plan(prompt=at, stream=at, cost=float(prompt[at] + stream[at]))
     apart_prompt = np.where((fleet.num_available_blocks >= wish.num_prompt_blocks) | is_idle, prompt, NEVER)
     apart_stream = stream + joining
-    for prompt_at, stream_at in _pairs(apart_prompt, apart_stream):
+    for prompt_at, stream_at in _pairs(apart_prompt * prompt_bias, apart_stream * stream_bias):
         cost = float(apart_prompt[prompt_at] + apart_stream[stream_at])
         if cost < best.cost:
             best = Plan(prompt=prompt_at, stream=stream_at, cost=cost)
@@ -271,8 +268,8 @@ def _split_ttft_s(fleet: Standings, wish: Wish, cached_tokens: FloatArray, plan:
 
 def choose_prompt(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> int:
     """The replica that should compute a prompt behind which nothing is generated."""
-    prompt = costs(fleet, wish, cached_tokens).prompt
-    return int((prompt * (1.0 + TIE_MARGIN * _wobble(len(prompt), wish.key))).argmin())
+    prompt_bias, _ = _biases(fleet, wish)
+    return int((costs(fleet, wish, cached_tokens).prompt * prompt_bias).argmin())
 
 
 def _pairs(prompt: FloatArray, stream: FloatArray) -> list[tuple[int, int]]:
@@ -322,6 +319,13 @@ def _joining_s(fleet: Standings, step_s: FloatArray, longest_s: FloatArray, itl_
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
+
+
+def _biases(fleet: Standings, wish: Wish) -> tuple[FloatArray, FloatArray]:
+    """By how much costs of a prompt and of a stream are multiplied when replicas are compared."""
+    wobble = 1.0 + TIE_MARGIN * _wobble(len(fleet.num_rows), wish.key)
+    margin = LEANING_MARGIN * fleet.leans_to_prompts
+    return wobble * (1.0 + LEANING_MARGIN - margin), wobble * (1.0 + margin)
 
 
 def _wobble(size: int, key: int) -> FloatArray:

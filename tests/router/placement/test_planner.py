@@ -64,7 +64,7 @@ def test_no_worker_alone_would_cost_less(replicas: list[Standing], wish: Wish) -
     prompt, stream, _ = costs(fleet, wish, cached)
     has_room = (fleet.num_available_blocks >= wish.num_blocks) | (fleet.is_idle > 0)
 
-    assert plan is None or plan.cost <= 1.02 * np.where(has_room, prompt + stream, np.inf).min()
+    assert plan is None or plan.cost <= 1.08 * np.where(has_room, prompt + stream, np.inf).min()
 
 
 @given(replicas=REPLICAS, wish=WISHES, queued=st.integers(1, 50_000))
@@ -191,11 +191,25 @@ def test_a_step_beside_streams_takes_as_many_prompt_tokens_as_the_promised_gap_l
     assert predicted.ttft_s[1] == pytest.approx(2000 * 0.0002 + num_steps * 0.015, rel=0.05)
 
 
-def test_near_ties_go_where_the_roles_want_them() -> None:
-    plan = plan_of(standing(leans_to_prompts=1.0), standing(), hand_over_s=0.0)
+@pytest.mark.parametrize(("num_prompt_tokens", "num_new_tokens", "at"), [(4000, 2.0, 0), (10, 500.0, 1)])
+def test_near_ties_go_where_the_roles_want_them(num_prompt_tokens: int, num_new_tokens: float, at: int) -> None:
+    plan = plan_of(
+        standing(leans_to_prompts=1.0),
+        standing(),
+        num_prompt_tokens=num_prompt_tokens,
+        num_new_tokens=num_new_tokens,
+        hand_over_s=0.0,
+    )
 
     assert plan is not None
-    assert (plan.prompt, plan.stream) == (0, 1)
+    assert (plan.prompt, plan.stream) == (at, at)
+
+
+def test_leanings_alone_are_no_reason_for_a_hand_over() -> None:
+    plan = plan_of(standing(leans_to_prompts=1.0), standing(), num_new_tokens=2000.0, hand_over_s=0.0)
+
+    assert plan is not None
+    assert plan.is_colocated
 
 
 def test_equal_replicas_are_not_all_chosen_in_the_same_order() -> None:
