@@ -167,7 +167,7 @@ def test_peer_that_is_killed_and_comes_back_again_and_again_costs_no_memory(worl
     """Nobody says goodbye: what was mapped of the dead is let go of when the next life is met."""
     reader = world.make_reader(world.spec("reader", **TINY))
     engine_id = world.unique("phoenix")
-    num_mapped, num_lives = [], 5
+    num_mapped, num_lives = [], 9
     for life in range(num_lives):
         child = ChildProcess()
         phoenix = child.create(world.spec("phoenix", **TINY, incarnation=str(life)))
@@ -179,7 +179,7 @@ def test_peer_that_is_killed_and_comes_back_again_and_again_costs_no_memory(worl
         child.close()
         num_mapped.append(_num_segments())
 
-    # UCX maps some segments late; what is never let go of would be one a life at least
+    # UCX maps up to six segments late; what is never let go of would be one a life at least
     assert num_mapped[-1] - num_mapped[0] < num_lives - 1, num_mapped
 
 
