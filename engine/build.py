@@ -123,6 +123,7 @@ def worker_info(
     model_name: str,
     stream_chunk_tokens: int = 0,
     transport: str = "",
+    max_num_seqs: int = 0,
 ) -> WorkerInfo:
     """The constants of a worker around an engine in this process."""
     return WorkerInfo(
@@ -143,4 +144,5 @@ def worker_info(
         transport=transport,
         num_threads=facts.num_threads,
         thread_speedup=facts.thread_speedup,
+        max_num_seqs=max_num_seqs,
     )

@@ -95,8 +95,8 @@ class Machine:
         return self.shared_step_time is not None and self.workers_per_host > 1
 
     def cores_beside(self, num_computing: int) -> float:
-        """What a worker computes on then, in multiples of its own cores."""
-        return self.workers_per_host / (num_computing + 1) if self.shares_cores else 1.0
+        """What a worker computes on then, in multiples of its own cores: all of the host's, or its own."""
+        return float(self.workers_per_host) if self.shares_cores and not num_computing else 1.0
 
     def save(self, file: Path) -> None:
         """Write it as JSON, which ``load_machine`` reads."""

@@ -57,6 +57,7 @@ def worker_info(spec: WorkerSpec, layout: KVLayout, identity: PeerIdentity, addr
         device="virtual",
         dtype=layout.dtype,
         stream_chunk_tokens=spec.scheduler.prefill_chunk_tokens if spec.streamed else 0,
+        max_num_seqs=spec.scheduler.max_num_seqs,
         num_threads=1,
         borrows_cores=machine.shares_cores,
         num_host_cores=machine.workers_per_host if machine.shares_cores else 0,

@@ -168,6 +168,7 @@ class Worker:
             model_name=settings.model_name,
             stream_chunk_tokens=settings.engine.scheduler.prefill_chunk_tokens if settings.transfer.streamed else 0,
             transport=transport,
+            max_num_seqs=settings.engine.scheduler.max_num_seqs,
         )
         # Last, for threads that this one starts afterwards stand back as it does.
         if built.facts.device == "cpu" and (cores := settle_threads()):

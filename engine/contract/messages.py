@@ -329,7 +329,8 @@ class WorkerInfo:
     ``stream_chunk_tokens``: prompts longer than this are computed in several steps, and can be read meanwhile; 0: none.
     ``transport``: over what its KV travels, for people to read.
     ``num_threads`` compute on a CPU, ``thread_speedup`` times as fast as one of them (0: a GPU does), and with
-    ``borrows_cores`` up to ``num_host_cores`` of them while other workers of the host are idle.
+    ``borrows_cores`` up to ``num_host_cores`` of them while other workers of the host are idle. At most
+    ``max_num_seqs`` requests run at a time; 0: it does not say.
     """
 
     role: str
@@ -351,3 +352,4 @@ class WorkerInfo:
     thread_speedup: float = 0.0
     borrows_cores: bool = False
     num_host_cores: int = 0
+    max_num_seqs: int = 0

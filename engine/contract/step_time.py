@@ -30,6 +30,10 @@ def prompt_reads(num_tokens: float, *, after: float) -> float:
     return num_tokens * (after + num_tokens / 2)
 
 
+FIRST_CORE_GAIN = 0.5
+"""Taken for the gain of cores while nobody knows it: while all steps that were seen had equally many."""
+
+
 def core_speed(cores: float, gain: float) -> float:
     """How many times as fast as on its own cores a worker computes on ``cores`` times as many; see ``core_gain``."""
     return 1.0 + gain * (cores - 1.0)

@@ -245,8 +245,8 @@ class AsyncEngine:
 
     def lean(self, role: Role) -> str:
         """Prefer a role's work from now on: its steps do, and its reports say so. The role that it preferred before."""
-        before, self.leaning = self.leaning, role.name
         self._thread.post(lambda core: core.scheduler.lean(role.prompt_share))
+        before, self.leaning = self.leaning, role.name
         return before
 
     # ---- the end

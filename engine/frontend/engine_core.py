@@ -54,7 +54,7 @@ class EngineCore:
         self._num_ahead = 1 if runs_ahead else 0
         self._on_close = on_close
         self._clock = clock
-        self._in_flight: deque[tuple[SchedulerOutput, PendingStep]] = deque()
+        self._in_flight: deque[tuple[SchedulerOutput, PendingStep, float]] = deque()
         self._launches_nothing = False
         self._threads: StepThreads | None = None
         self._counters = StepCounters()
@@ -182,18 +182,19 @@ class EngineCore:
         if has_work:
             if self._threads is not None:
                 self._counters.num_borrowed_steps += self._threads.begin_step()
-            self._in_flight.append((output, self.runner.launch(output)))
+            pending = self.runner.launch(output)
+            cores = 1.0 if self._threads is None else self._threads.step_cores
+            self._in_flight.append((output, pending, cores))
         elif output.released_rows.size:
             self.runner.launch(output)
         return has_work
 
     def _take_result(self) -> StepResult:
         """Take the result of the oldest step in flight."""
-        output, pending = self._in_flight.popleft()
+        output, pending, cores = self._in_flight.popleft()
         result = pending.result()
         self._counters.num_waited_steps += result.has_waited
         self._launches_nothing = self._launches_nothing and bool(self._in_flight)
-        cores = 1.0 if self._threads is None else self._threads.step_cores
         step_result = self.scheduler.update(output, result, cores=cores)
         if self._num_ahead and self.connector is not None:
             # What this step completed is there now: peers need not wait until the step after the next is scheduled.

@@ -40,7 +40,8 @@ class WorkerState:
     """A worker as a router knows it. ``num_rows`` decode, or soon will, over ``num_context_tokens`` all together.
 
     ``num_requests`` are everybody's there, in whatever state. ``num_used_blocks`` are not free, or promised.
-    ``token_move_s``: how long the KV of a token takes on its way to another worker.
+    ``token_move_s``: how long the KV of a token takes on its way to another worker. ``lends_to``: the host whose other
+    workers compute with its cores while it is idle; empty: none do.
     """
 
     replica_id: str
@@ -52,6 +53,7 @@ class WorkerState:
     block_size: int
     step_time: StepTimeModel = UNKNOWN_STEP_TIME
     token_move_s: float = 0.0
+    lends_to: str = ""
 
     @property
     def is_known(self) -> bool:
@@ -240,12 +242,19 @@ class _Plan:
         for name, room in self.rooms.items():
             after = self.workers[name].with_rows(1, num_tokens=stream.num_tokens)
             promises = [itl_s for itl_s in (self.promises.get(name), stream.itl_s) if itl_s is not None]
+            if reason is not MoveReason.KV and self._would_take_cores(name, stream.replica_id):
+                continue
             if not self._fits(room, self.workers[name], stream, itl_s=min(promises, default=None), reason=reason):
                 continue
             key = (after.gap_s if after.is_known else 0.0, after.usage, name)
             if best is None or key < best:
                 best = key
         return best[2] if best is not None else None
+
+    def _would_take_cores(self, target: str, source: str) -> bool:
+        """True for an idle worker with whose cores the other one computes: that would be slower still."""
+        host = self.workers[target].lends_to
+        return bool(host) and host == self.workers[source].lends_to and not self.workers[target].num_rows
 
     @staticmethod
     def _fits(

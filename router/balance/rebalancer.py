@@ -232,6 +232,7 @@ def worker_state(replica: Replica) -> WorkerState:
         block_size=info.block_size if info is not None else 0,
         step_time=load.step_time if num_running else load.step_time.on(1.0),
         token_move_s=_token_move_s(replica),
+        lends_to=info.node_ip if info is not None and info.num_host_cores else "",
     )
 
 

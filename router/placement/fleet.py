@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.contract.step_time import StepTimeModel
+from engine.contract.step_time import FIRST_CORE_GAIN, StepTimeModel
 
 FloatArray = npt.NDArray[np.float64]
 SlotArray = npt.NDArray[np.intp]
+BoolArray = npt.NDArray[np.bool_]
 
 FIRST_CAPACITY = 16
 
@@ -23,9 +25,12 @@ class Standing(NamedTuple):
     ``prompt_share``: of its time lately, what went into prompts.
     ``base_s`` and the four behind it are the prices of its steps on its own cores; they hold if ``is_known``, and those
     of prompts if it also ``knows_prompts``.
-    ``core_gain``: see ``StepTimeModel``. ``own_cores``, and all that it and the others of its ``host`` share: 0, none.
-    ``lost_rows``: streams of others on its host that stand still while it computes; ``crowding_s``: by how much all
-    tokens of the host's streams come later, together, if one comes here; both are 0 until somebody looked at the hosts.
+    ``core_gain``: see ``StepTimeModel``; nan where nobody knows, 0 where it takes no cores of others.
+    ``own_cores``, and ``host_cores``: all that it and the others of its ``host`` share; 0: none. ``max_rows``: as many
+    streams as it computes at a time; 0: nobody knows. ``order``: a number by which every router orders replicas.
+    ``lost_rows``: streams of others on its host that stand still while it computes, prompts counted as several;
+    ``crowding_s``: by how much all tokens of the host's streams come later, together, if one comes here. Both are 0
+    until somebody looked at the hosts.
     """
 
     num_available_blocks: float
@@ -46,6 +51,8 @@ class Standing(NamedTuple):
     own_cores: float = 0.0
     host_cores: float = 0.0
     host: float = 0.0
+    max_rows: float = 0.0
+    order: float = 0.0
     lost_rows: float = 0.0
     crowding_s: float = 0.0
 
@@ -64,7 +71,7 @@ def prices_of(model: StepTimeModel, *, has_prompts: bool = True) -> Prices:
         model.prompt_read_s,
         float(is_known),
         float(is_known and has_prompts),
-        model.core_gain or 0.0,
+        math.nan if model.core_gain is None else model.core_gain,
     )
 
 
@@ -122,6 +129,8 @@ class Standings(NamedTuple):
     own_cores: FloatArray
     host_cores: FloatArray
     host: FloatArray
+    max_rows: FloatArray
+    order: FloatArray
     lost_rows: FloatArray
     crowding_s: FloatArray
 
@@ -132,8 +141,12 @@ class Standings(NamedTuple):
 
     def with_prices(self) -> Standings:
         """These, where replicas whose prices are not known have the mean of those that are."""
-        filled = _filled(self, self.is_known > 0, ("base_s", "row_s", "context_token_s", "core_gain"))
-        return _filled(filled, self.knows_prompts > 0, ("prompt_token_s", "prompt_read_s"))
+        filled = _filled(self, self.is_known > 0, ("base_s", "row_s", "context_token_s"))
+        filled = _filled(filled, self.knows_prompts > 0, ("prompt_token_s", "prompt_read_s"))
+        has_gain = ~np.isnan(filled.core_gain)
+        if not has_gain.any():
+            return filled._replace(core_gain=np.full(has_gain.size, FIRST_CORE_GAIN))
+        return _filled(filled, has_gain, ("core_gain",))
 
 
 def _filled(standings: Standings, known: npt.NDArray[np.bool_], names: Sequence[str]) -> Standings:

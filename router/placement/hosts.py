@@ -7,11 +7,8 @@ all cores, which reads the weights once a step for all; many by all of them, eac
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from router.placement.fleet import FloatArray, SlotArray, Standings
-
-BoolArray = npt.NDArray[np.bool_]
+from router.placement.fleet import BoolArray, FloatArray, SlotArray, Standings
 
 IDLE_TIE = 0.5
 """Of two workers without streams, one that has prompts comes first."""
@@ -22,66 +19,101 @@ WAITING_ROWS = 8.0
 SPREAD_MARGIN = 1.1
 """So many times as long a step may be expected to take before streams are spread over one worker more of a host."""
 
+PRICES = ("base_s", "row_s", "context_token_s", "prompt_token_s", "prompt_read_s")
 
-def beside_others(standings: Standings, *, num_context_tokens: float) -> Standings:
+
+def beside_others(standings: Standings, *, num_context_tokens: float, bystanders: Standings | None = None) -> Standings:
     """The replicas with the prices that hold if the request goes there, and with what it does to others of the host.
 
-    The request has ``num_context_tokens``. Where no cores are shared everything stays as it is.
+    The request has ``num_context_tokens``. ``bystanders`` may compute, and are not to be chosen. Where no cores are
+    shared everything stays as it is.
     """
-    shares = (standings.host_cores > standings.own_cores) & (standings.own_cores > 0.0)
-    if not shares.any():
+    if not (standings.host_cores > standings.own_cores).any():
         return standings
+    if bystanders is None:
+        return _priced(standings, num_context_tokens)
+    everyone = Standings(*(np.concatenate(columns) for columns in zip(standings, bystanders, strict=True)))
+    priced = _priced(everyone.with_prices(), num_context_tokens)
+    return Standings(*(column[: len(standings.host)] for column in priced))
+
+
+def _priced(standings: Standings, num_context_tokens: float) -> Standings:
+    shares = (standings.host_cores > standings.own_cores) & (standings.own_cores > 0.0)
     hosts = standings.host.astype(np.intp)
     hosts[~shares] = hosts.max() + 1 + np.arange(np.count_nonzero(~shares))  # each by itself
+    ranks = _ranks(hosts, standings)
+    standings = _priced_alike(standings, hosts, ranks)
     is_busy = (standings.num_rows + standings.queued_tokens > 0.0) & shares
-    own_busy, num_busy = _sums(hosts, standings.own_cores * is_busy), _sums(hosts, is_busy.astype(np.float64))
-    num_then = num_busy + ~is_busy
+    takes = is_busy & (standings.core_gain > 0.0)
+    own_busy, num_takers = _sums(hosts, standings.own_cores * is_busy), _sums(hosts, takes.astype(np.float64))
     own_then = own_busy + np.where(is_busy, 0.0, standings.own_cores)
-    speed = np.where(shares, _speed(standings, own_then, num_then), 1.0)
-    # Those that compute already, as they are now and beside one more.
-    before = _speed(standings, own_busy, num_busy)
-    after = _speed(standings, own_busy + standings.own_cores, num_busy + 1.0)
-    waiting = standings.num_rows + WAITING_ROWS * (standings.queued_tokens > 0.0)
-    lost = _sums(hosts, np.where(is_busy, waiting * (1.0 - after / before), 0.0))
+    takers_then = num_takers + (~takes & (standings.core_gain > 0.0))
+    speed = np.where(shares, _speed(standings, own_then, takers_then), 1.0)
     return standings._replace(
-        base_s=standings.base_s / speed,
-        row_s=standings.row_s / speed,
-        context_token_s=standings.context_token_s / speed,
-        prompt_token_s=standings.prompt_token_s / speed,
-        prompt_read_s=standings.prompt_read_s / speed,
-        lost_rows=np.where(is_busy | ~shares, 0.0, lost),
-        crowding_s=np.where(shares, _crowding_s(standings, hosts, shares, num_context_tokens), 0.0),
+        **{name: getattr(standings, name) / speed for name in PRICES},
+        lost_rows=np.where(shares & ~is_busy, _lost_rows(standings, hosts, is_busy, own_busy, num_takers), 0.0),
+        crowding_s=np.where(shares, _crowding_s(standings, hosts, ranks, num_context_tokens), 0.0),
     )
 
 
-def _crowding_s(standings: Standings, hosts: SlotArray, shares: BoolArray, num_context_tokens: float) -> FloatArray:
-    """By how much each token of all streams of a host comes later, all together, than with the best number of workers,
-    if the workers up to this one have them. Workers are taken to be alike, and those with most streams come first.
+def _priced_alike(standings: Standings, hosts: SlotArray, ranks: SlotArray) -> Standings:
+    """With the prices of the busiest of each host for all of it that have as many cores: one that is idle most of the
+    time knows least what steps take.
+    """
+    busiest = np.empty(int(hosts.max()) + 1, dtype=np.intp)
+    busiest[hosts[ranks == 0]] = np.flatnonzero(ranks == 0)
+    source = busiest[hosts]
+    source = np.where(standings.own_cores[source] == standings.own_cores, source, np.arange(len(hosts)))
+    return standings._replace(**{name: getattr(standings, name)[source] for name in PRICES})
+
+
+def _lost_rows(
+    standings: Standings, hosts: SlotArray, is_busy: BoolArray, own_busy: FloatArray, num_takers: FloatArray
+) -> FloatArray:
+    """How many streams of its host stand still, all together, while a replica computes that does not yet.
+
+    It has its own cores back, and a share of those that are idle then.
+    """
+    rows = np.where(is_busy, standings.num_rows + WAITING_ROWS * (standings.queued_tokens > 0.0), 0.0)
+    before = _speed(standings, own_busy, num_takers)
+    slowest = _sums(hosts, rows / before)
+    by_idle_core = _sums(hosts, rows / before * standings.core_gain / np.maximum(standings.own_cores, 1.0))
+    idle = np.maximum(standings.host_cores - own_busy - standings.own_cores, 0.0)
+    lost: FloatArray = _sums(hosts, rows) - slowest - by_idle_core * idle / (num_takers + 1.0)
+    return np.maximum(lost, 0.0)
+
+
+def _crowding_s(standings: Standings, hosts: SlotArray, ranks: SlotArray, num_context_tokens: float) -> FloatArray:
+    """All streams of a replica's host times what a step takes longer than with the best number of its workers, if the
+    replica has streams and so have those with more of them, which come first in ``ranks``.
+
+    Fewer workers than have rows for all streams are never best.
     """
     num_rows = _sums(hosts, standings.num_rows) + 1.0
     num_context = _sums(hosts, standings.num_context_tokens) + num_context_tokens
     members = _sums(hosts, np.ones(len(hosts)))
-    rank = _ranks(hosts, standings.num_rows + IDLE_TIE * (standings.queued_tokens > 0.0))
+    most_rows = np.where(standings.max_rows > 0.0, standings.max_rows, np.inf)
+    fewest = np.minimum(np.ceil(num_rows / most_rows), members)
     best_s = np.full(len(hosts), np.inf)
     here_s = np.empty(len(hosts))
-    for number in range(1, int(members[shares].max()) + 1):
+    for number in range(1, int(members.max()) + 1):
         count = float(number)
         step_s = standings.base_s + (standings.row_s * num_rows + standings.context_token_s * num_context) / count
         step_s = step_s / _speed(standings, count * standings.own_cores, np.full(len(hosts), count))
-        is_better = (number <= members) & (step_s * SPREAD_MARGIN < best_s)
-        here_s = np.where(rank == number - 1, np.maximum(step_s, SPREAD_MARGIN * best_s), here_s)
-        here_s = np.where(is_better & (rank < number), step_s, here_s)
+        is_better = (number <= members) & ((number <= fewest) | (step_s * SPREAD_MARGIN < best_s))
+        here_s = np.where(ranks == number - 1, np.maximum(step_s, SPREAD_MARGIN * best_s), here_s)
+        here_s = np.where(is_better & (ranks < number), step_s, here_s)
         best_s = np.where(is_better, step_s, best_s)
     crowding_s: FloatArray = num_rows * np.maximum(here_s - best_s, 0.0)
     return crowding_s
 
 
-def _speed(standings: Standings, own_busy: FloatArray, num_busy: FloatArray) -> FloatArray:
-    """How many times as fast as on its own cores each replica is while so many of its host compute, it among them.
+def _speed(standings: Standings, own_busy: FloatArray, num_takers: FloatArray) -> FloatArray:
+    """How many times as fast as on its own cores each replica is while those of its host compute that own so many.
 
-    The cores of those that do not are divided among them.
+    The cores of the others are divided among those that take any.
     """
-    idle = np.maximum(standings.host_cores - own_busy, 0.0) / np.maximum(num_busy, 1.0)
+    idle = np.maximum(standings.host_cores - own_busy, 0.0) / np.maximum(num_takers, 1.0)
     speed: FloatArray = 1.0 + standings.core_gain * idle / np.maximum(standings.own_cores, 1.0)
     return speed
 
@@ -93,9 +125,10 @@ def _sums(hosts: SlotArray, values: FloatArray) -> FloatArray:
     return of_each
 
 
-def _ranks(hosts: SlotArray, values: FloatArray) -> SlotArray:
-    """Of each replica: how many of its host have more, or as much and come before it."""
-    order = np.lexsort((np.arange(len(hosts)), -values, hosts))
+def _ranks(hosts: SlotArray, standings: Standings) -> SlotArray:
+    """Of each replica: how many of its host have more streams, or as many and come before it, for every router."""
+    values = standings.num_rows + IDLE_TIE * (standings.queued_tokens > 0.0)
+    order = np.lexsort((standings.order, -values, hosts))
     sorted_hosts = hosts[order]
     starts = np.flatnonzero(np.concatenate(([True], sorted_hosts[1:] != sorted_hosts[:-1])))
     places = np.arange(len(hosts)) - np.repeat(starts, np.diff(np.concatenate((starts, [len(hosts)]))))

@@ -185,11 +185,12 @@ def choose(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Plan | No
     stream = np.where((fleet.num_available_blocks >= wish.num_blocks) | is_idle, stream, NEVER)
     at = int((prompt * prompt_bias + stream * stream_bias).argmin())
     best = Plan(prompt=at, stream=at, cost=float(prompt[at] + stream[at]))
+    least = float((prompt + stream).min())
     apart_prompt = np.where((fleet.num_available_blocks >= wish.num_prompt_blocks) | is_idle, prompt, NEVER)
     apart_stream = stream + joining
     for prompt_at, stream_at in _pairs(apart_prompt * prompt_bias, apart_stream * stream_bias):
         cost = float(apart_prompt[prompt_at] + apart_stream[stream_at])
-        if cost < best.cost:
+        if cost < min(best.cost, least):
             best = Plan(prompt=prompt_at, stream=stream_at, cost=cost)
     split = _split(fleet, wish, cached_tokens, stream, best)
     if split is not None and split.cost * (1.0 + TIE_MARGIN) < best.cost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -101,10 +102,16 @@ class Replica:
             self.leaning == "prefill",
             *prices_of(load.step_time, has_prompts=num_prompt_tokens(load) >= KNOWN_PROMPT_TOKENS),
         )
-        if info is None or not info.borrows_cores or self.fleet is None:
+        if info is None or not info.num_host_cores or self.fleet is None:
             return standing
-        host = self.fleet.host(info.node_ip)
-        return standing._replace(own_cores=info.num_threads, host_cores=info.num_host_cores, host=host)
+        return standing._replace(
+            core_gain=standing.core_gain if info.borrows_cores else 0.0,
+            own_cores=info.num_threads,
+            host_cores=info.num_host_cores,
+            host=self.fleet.host(info.node_ip),
+            max_rows=info.max_num_seqs,
+            order=zlib.crc32(self.replica_id.encode()),
+        )
 
     def note_leaning(self, role: str) -> None:
         """It was told to lean to another role, and has answered: its next report will say so."""

@@ -71,7 +71,7 @@ class PoolState:
 
 
 def _mean(replicas: Sequence[Replica], name: str) -> float:
-    values = [getattr(replica.load.step_time, name) for replica in replicas]
+    values = [getattr(replica.load.step_time.on(1.0), name) for replica in replicas]
     return sum(values) / len(values) if values else 0.0
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract.step_time import UNKNOWN_STEP_TIME, StepTimeModel, StepWork
+from engine.contract.step_time import FIRST_CORE_GAIN, UNKNOWN_STEP_TIME, StepTimeModel, StepWork
 from engine.scheduler.requests import row_passes
 from engine.scheduler.step_draft import Batch, StepInFlight
 
@@ -23,7 +24,7 @@ EARLY_FIT_STEPS: Final = (3, 6, 12, 24)
 FIT_PERIOD_S: Final = 1.0
 """Time in steps between two fits: a load report that changes is written anew for every router."""
 
-MAX_KINDS: Final = 64
+MAX_KINDS: Final = 96
 STEPS_OF_KIND: Final = 8
 """So many steps are kept of so many kinds, those that were seen last."""
 
@@ -48,13 +49,8 @@ by the square of their number: a few steps fit many prices, and none that is far
 ERROR_DECAY: Final = 1 / 64
 CLOCK_TICK_S: Final = 1e-9
 
-FIRST_CORE_GAIN: Final = 0.5
-"""Taken for the gain of cores while all steps that were seen had equally many: then only the products of both count."""
-
 MAX_CORE_GAIN: Final = 1.0
 NEW_GAIN_WEIGHT: Final = 0.5
-CORE_STEPS: Final = 4
-"""Numbers of cores that differ by less than such a part of the worker's own are equally many."""
 
 _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)
 _ALIKE: Final = ((1, 3), (2, 4))
@@ -87,16 +83,18 @@ class StepTimeFit:
         self._has_prompts = False
         self._num_predicted = 0
         self._error = 0.0
-        self._unfitted_s = 0.0
-        self._core_seconds = 0.0
+        self._unfitted_s = self._noted_s = self._core_seconds = 0.0
 
     @property
     def is_new(self) -> bool:
         """True while few steps were seen: each of them tells much."""
         return self._num_steps < EARLY_FIT_STEPS[-1]
 
-    def note(self, work: StepWork, seconds: float, *, cores: float = 1.0) -> None:
-        """Take in what a step took on ``cores`` times the worker's own cores."""
+    def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
+        """Take in what a step took on ``cores`` times the worker's own cores.
+
+        passed_s: what this step and those before it took that were not noted, if it is longer.
+        """
         seconds = max(seconds, CLOCK_TICK_S)
         if self.model.num_steps:
             self._note_error(self.model.on(cores).seconds(work), seconds)
@@ -110,13 +108,14 @@ class StepTimeFit:
             self._kinds.move_to_end(kind)
         self._num_steps += 1
         steps.append((1.0, *work, seconds, self._num_steps, cores))
-        self._unfitted_s += seconds
+        self._unfitted_s += max(passed_s, seconds)
+        self._noted_s += seconds
         self._core_seconds += cores * seconds
         if work.num_prompt_tokens and not self._has_prompts:
             self._has_prompts, self._next_fit_steps = True, max(self._num_steps, EARLY_FIT_STEPS[0])
         if self._num_steps >= self._next_fit_steps or (self.model.num_steps and self._unfitted_s >= FIT_PERIOD_S):
-            cores = self._core_seconds / self._unfitted_s
-            self._unfitted_s = self._core_seconds = 0.0
+            cores = self._core_seconds / self._noted_s
+            self._unfitted_s = self._noted_s = self._core_seconds = 0.0
             self._next_fit_steps = next((n for n in EARLY_FIT_STEPS if n > self._num_steps), math.inf)
             self.model = self._fitted(cores)
 
@@ -166,11 +165,10 @@ class StepTimeFit:
         newest = min(max(_median(np.array(found), np.array(counts)), 0.0), MAX_CORE_GAIN)
         return before + NEW_GAIN_WEIGHT * (newest - before)
 
-    def _pace(self, kept: Iterable[tuple[float, ...]]) -> tuple[float, float]:
+    def _pace(self, kept: Sequence[tuple[float, ...]]) -> tuple[float, float]:
         """Of steps of a kind: the cores that they had, and what they took as a share of the predicted; both medians."""
-        steps = np.array(list(kept))
-        predicted = [max(self.model.seconds(StepWork(*step[1:5])), CLOCK_TICK_S) for step in steps]
-        return float(np.median(steps[:, 7])), float(np.median(steps[:, 5] / predicted))
+        shares = [step[5] / max(self.model.seconds(StepWork(*step[1:5])), CLOCK_TICK_S) for step in kept]
+        return median(step[7] for step in kept), median(shares)
 
 
 def robust_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:
@@ -232,7 +230,7 @@ def _kind_of(work: StepWork, cores: float) -> Kind:
         int(context).bit_length(),
         int(tokens).bit_length(),
         int(reads).bit_length() + 1 >> 1,
-        round(CORE_STEPS * cores),
+        round(cores),
     )
 
 
@@ -276,8 +274,8 @@ class StepTimer:
         self._returned_s, self._cores = now_s, cores
         period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
         if self._unnoted_s >= period_s and not step.batch.decodes_often:
-            self._unnoted_s = 0.0
-            self._fit.note(work_of(step.batch), seconds, cores=cores)
+            passed_s, self._unnoted_s = self._unnoted_s + seconds, 0.0
+            self._fit.note(work_of(step.batch), seconds, cores=cores, passed_s=passed_s)
         self._unnoted_s += seconds
         return seconds
 

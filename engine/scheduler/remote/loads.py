@@ -187,6 +187,7 @@ class RemoteKV:
             )
         request.kv_transfer = None
         request.state = RequestState.LOADING
+        assert request.request_id not in self._loads, "a load under this id is in flight"
         self._loads[request.request_id] = Load(
             request, request.block_tables, num_local_blocks, end_block, num_tokens, shared
         )

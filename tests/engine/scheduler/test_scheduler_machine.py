@@ -331,6 +331,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.num_free_blocks + stats.num_held_blocks + stats.num_leased_blocks == stats.num_blocks
         live = [request_id for request_id in self.world.requests if self.world.is_live(request_id)]
         assert stats.num_running + stats.num_waiting + stats.num_loading == len(live)
+        remote = self.world.scheduler._remote
+        loads = remote._loads.values()
+        assert stats.num_loading_blocks == sum(load.num_blocks for load in loads)
+        assert remote.tightest_gap == min([request.promised_gap for request in remote.loading()], default=NEVER)
         for request in self.world.scheduler._live_requests.live.values():
             assert 0 <= request.num_remote_tokens <= request.num_cached_tokens <= request.num_prompt_tokens
 

@@ -18,7 +18,7 @@ class Noted(StepTimeFit):
         self.steps: list[tuple[StepWork, float]] = []
         self.cores: list[float] = []
 
-    def note(self, work: StepWork, seconds: float, *, cores: float = 1.0) -> None:
+    def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
         self.cores.append(cores)
         self.steps.append((work, seconds))
 
@@ -133,3 +133,20 @@ def test_steps_are_noted_with_the_cores_that_they_had() -> None:
         world.complete_step(cores=cores)
 
     assert fit.cores == [1.0, 2.0, 1.5]
+
+
+@pytest.mark.parametrize("step_s", [NOTE_PERIOD_S / 25, NOTE_PERIOD_S / 3, 2 * NOTE_PERIOD_S])
+def test_prices_are_fitted_once_a_second_however_long_steps_are(step_s: float) -> None:
+    world = SchedulerWorld(make_config(), num_blocks=512, max_model_len=6000)
+    world.scheduler._timer = StepTimer(clock=lambda: world.now_s)
+    world.add(make_request("a", 6, max_tokens=5900, ignore_eos=True))
+    models = []
+
+    for _ in range(round(8 / step_s)):
+        world.schedule()
+        world.now_s += step_s
+        world.complete_step()
+        if world.now_s > 4.0:
+            models.append(world.scheduler.step_time)
+
+    assert len({id(model) for model in models}) == pytest.approx(5, abs=1)

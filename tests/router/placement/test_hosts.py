@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.contract.step_time import StepTimeModel
 from router.placement.fleet import Standing
-from router.placement.hosts import SPREAD_MARGIN, beside_others
+from router.placement.hosts import SPREAD_MARGIN, WAITING_ROWS, beside_others
 from router.placement.planner import Plan, Wish, choose, predict
 from tests.support.router.standings import MODEL, fleet_of, standing
 
@@ -22,11 +22,11 @@ WISH = Wish(num_prompt_tokens=100, num_new_tokens=100.0, hand_over_s=0.01)
 
 def worker(host: int = 0, *, cores: int = 2, model: StepTimeModel = SHARING, **changes: float) -> Standing:
     """One with a core of its own, on a host with so many."""
-    return standing(model, own_cores=1.0, host_cores=float(cores), host=float(host), **changes)
+    return standing(model, **{"own_cores": 1.0, "host_cores": float(cores), "host": float(host), **changes})
 
 
 def plan_of(*workers: Standing, wish: Wish = WISH) -> Plan:
-    fleet = beside_others(fleet_of(*workers), num_context_tokens=wish.num_prompt_tokens)
+    fleet = beside_others(fleet_of(*workers).with_prices(), num_context_tokens=wish.num_prompt_tokens)
     plan = choose(fleet, wish, np.zeros(len(workers)))
     assert plan is not None
     return plan
@@ -95,6 +95,62 @@ def test_streams_are_not_spread_for_a_step_that_is_hardly_shorter() -> None:
     assert plan.stream == 0
 
 
+def test_an_idle_worker_is_taken_to_be_as_the_busy_one_of_its_host() -> None:
+    stale = replace(SHARING, base_s=SHARING.base_s / 10, row_s=0.0)
+
+    plan = plan_of(worker(num_rows=8.0), worker(model=stale))
+
+    assert plan.stream == 0
+
+
+def test_more_streams_than_a_worker_has_rows_for_are_spread() -> None:
+    plan = plan_of(worker(num_rows=16.0, max_rows=16.0), worker(max_rows=16.0))
+
+    assert plan.stream == 1
+
+
+def test_a_worker_that_never_borrowed_is_taken_to_gain_as_much_as_others() -> None:
+    unknown = replace(SHARING, core_gain=None)
+
+    assert plan_of(worker(num_rows=6.0), worker(model=unknown)).stream == 0
+    assert plan_of(worker(num_rows=6.0, model=unknown), worker(model=unknown)).stream == 0
+
+
+def test_a_worker_that_takes_no_cores_of_others_lends_its_own() -> None:
+    takes, lends = worker(num_rows=4.0), worker(core_gain=0.0)
+
+    fleet = beside_others(fleet_of(takes, lends), num_context_tokens=0.0)
+
+    assert MODEL.base_s / fleet.base_s == pytest.approx([1.0 + GAIN, 1.0])
+    assert fleet.lost_rows == pytest.approx([0.0, 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+
+
+def test_what_is_lost_goes_by_the_cores_of_who_comes() -> None:
+    workers = [worker(cores=4, num_rows=4.0), worker(cores=4, own_cores=3.0)]
+
+    fleet = beside_others(fleet_of(*workers), num_context_tokens=0.0)
+
+    assert fleet.lost_rows == pytest.approx([0.0, 4.0 * (1.0 - 1.0 / (1.0 + 3.0 * GAIN))])
+
+
+def test_a_worker_about_to_go_still_has_its_cores() -> None:
+    leaving = fleet_of(worker(num_rows=4.0))
+
+    fleet = beside_others(fleet_of(worker()), num_context_tokens=0.0, bystanders=leaving)
+
+    assert fleet.base_s == pytest.approx([MODEL.base_s])
+    assert fleet.lost_rows == pytest.approx([4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+
+
+def test_routers_that_list_workers_in_another_order_choose_the_same() -> None:
+    one, other = worker(order=5.0), worker(order=3.0)
+
+    first, second = (beside_others(fleet_of(*pair), num_context_tokens=0.0) for pair in ((one, other), (other, one)))
+
+    assert first.crowding_s.tolist() == second.crowding_s.tolist()[::-1]
+    assert first.crowding_s[1] == 0.0 < first.crowding_s[0]
+
+
 def test_another_host_is_as_good_as_before() -> None:
     plan = plan_of(worker(num_rows=8.0), worker(), worker(1), worker(1))
 
@@ -127,7 +183,10 @@ def test_what_others_lose_is_part_of_what_they_have(workers: list[Standing], gai
     seen = beside_others(fleet, num_context_tokens=num_context)
     cached = np.zeros(len(workers))
 
-    on_host = [sum(other.num_rows for other in workers if other.host == item.host) for item in workers]
+    on_host = [
+        sum(other.num_rows + WAITING_ROWS * (other.queued_tokens > 0) for other in workers if other.host == item.host)
+        for item in workers
+    ]
     assert (seen.lost_rows >= 0.0).all()
     assert (seen.lost_rows <= np.array(on_host)).all()
     assert (seen.crowding_s >= 0.0).all()

@@ -14,7 +14,7 @@ class FixedStepTime(StepTimeFit):
         super().__init__()
         self.model = model
 
-    def note(self, work: StepWork, seconds: float, *, cores: float = 1.0) -> None:
+    def note(self, work: StepWork, seconds: float, *, cores: float = 1.0, passed_s: float = 0.0) -> None:
         """Nothing is learnt."""
 
 
