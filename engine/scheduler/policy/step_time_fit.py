@@ -247,6 +247,7 @@ class StepTimer:
         self._returned_s = -math.inf
         self._cores = 1.0
         self._unnoted_s = FIRST_PERIOD_S
+        self._passed_s = 0.0
 
     @property
     def model(self) -> StepTimeModel:
@@ -274,9 +275,10 @@ class StepTimer:
         self._returned_s, self._cores = now_s, cores
         period_s = FIRST_PERIOD_S if self._fit.is_new or step.batch.has_prompts else NOTE_PERIOD_S
         if self._unnoted_s >= period_s and not step.batch.decodes_often:
-            passed_s, self._unnoted_s = self._unnoted_s + seconds, 0.0
-            self._fit.note(work_of(step.batch), seconds, cores=cores, passed_s=passed_s)
+            self._fit.note(work_of(step.batch), seconds, cores=cores, passed_s=self._passed_s + seconds)
+            self._unnoted_s, self._passed_s = 0.0, -seconds
         self._unnoted_s += seconds
+        self._passed_s += seconds
         return seconds
 
 

@@ -1,7 +1,6 @@
 """The scheduler in a random world: whatever happens, blocks are conserved and every request ends once.
 
-Covers I1-I4, C1-C14, B1-B3, K1-K4, K6, K7, K9, O2 and known-failures 3-11, 19, 20, 26 together. BATON_SCHEDULER_WORLDS
-is how many worlds are tried.
+Covers I1-I4, C1-C14, B1-B3, K1-K4, K6, K7, K9, O2, known-failures 3-11, 19, 20, 26. BATON_SCHEDULER_WORLDS are tried.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from engine.contract.messages import FinishReason, GenerateRequest, SamplingPara
 from engine.contract.token_ids import TokenIds
 from kv_transfer.connector import ConnectorEvents, LeaseEnd, LeaseEnded, LoadEnded
 from kv_transfer.params import PROTOCOL_VERSION, KVStreamParams, PeerIdentity
+from tests.support.scheduler.loads_check import check_loads
 from tests.support.scheduler.promising_world import PromisingWorld
 from tests.support.scheduler.scheduler_strategies import (
     BLOCK_SIZE,
@@ -331,10 +331,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.num_free_blocks + stats.num_held_blocks + stats.num_leased_blocks == stats.num_blocks
         live = [request_id for request_id in self.world.requests if self.world.is_live(request_id)]
         assert stats.num_running + stats.num_waiting + stats.num_loading == len(live)
-        remote = self.world.scheduler._remote
-        loads = remote._loads.values()
-        assert stats.num_loading_blocks == sum(load.num_blocks for load in loads)
-        assert remote.tightest_gap == min([request.promised_gap for request in remote.loading()], default=NEVER)
+        check_loads(self.world.scheduler)
         for request in self.world.scheduler._live_requests.live.values():
             assert 0 <= request.num_remote_tokens <= request.num_cached_tokens <= request.num_prompt_tokens
 

@@ -137,7 +137,7 @@ def test_steps_are_noted_with_the_cores_that_they_had() -> None:
 
 @pytest.mark.parametrize("step_s", [NOTE_PERIOD_S / 25, NOTE_PERIOD_S / 3, 2 * NOTE_PERIOD_S])
 def test_prices_are_fitted_once_a_second_however_long_steps_are(step_s: float) -> None:
-    world = SchedulerWorld(make_config(), num_blocks=512, max_model_len=6000)
+    world = SchedulerWorld(make_config(), num_blocks=2000, max_model_len=6000)
     world.scheduler._timer = StepTimer(clock=lambda: world.now_s)
     world.add(make_request("a", 6, max_tokens=5900, ignore_eos=True))
     models = []
