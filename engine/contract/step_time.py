@@ -34,6 +34,10 @@ FIRST_CORE_GAIN = 0.5
 """Taken for the gain of cores while nobody knows it: while all steps that were seen had equally many."""
 
 
+PROMPT_CORE_GAIN = 0.9
+"""The gain of cores in what prompts take: that is computing, and not reading memory, which all cores share."""
+
+
 def core_speed(cores: float, gain: float) -> float:
     """How many times as fast as on its own cores a worker computes on ``cores`` times as many; see ``core_gain``."""
     return 1.0 + gain * (cores - 1.0)
@@ -48,6 +52,7 @@ class StepTimeModel:
     num_steps: steps that were seen; 0 means that nothing is known, and all predictions are 0.
     cores: what a worker computed on when it took so long, in multiples of its own cores: it borrows those of idle ones.
     core_gain: by how much as many cores more as its own make its steps faster: 1.0 twice as fast. None: nobody knows.
+        Of what prompts take it is ``PROMPT_CORE_GAIN``.
     Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """
 
@@ -66,13 +71,14 @@ class StepTimeModel:
         if cores == self.cores or self.core_gain is None:
             return self
         factor = core_speed(self.cores, self.core_gain) / core_speed(cores, self.core_gain)
+        of_prompts = core_speed(self.cores, PROMPT_CORE_GAIN) / core_speed(cores, PROMPT_CORE_GAIN)
         return replace(
             self,
             base_s=factor * self.base_s,
             row_s=factor * self.row_s,
             context_token_s=factor * self.context_token_s,
-            prompt_token_s=factor * self.prompt_token_s,
-            prompt_read_s=factor * self.prompt_read_s,
+            prompt_token_s=of_prompts * self.prompt_token_s,
+            prompt_read_s=of_prompts * self.prompt_read_s,
             cores=cores,
         )
 

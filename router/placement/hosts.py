@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.contract.step_time import PROMPT_CORE_GAIN
 from router.placement.fleet import BoolArray, FloatArray, SlotArray, Standings
 
 IDLE_TIE = 0.5
@@ -16,10 +17,17 @@ IDLE_TIE = 0.5
 WAITING_ROWS = 8.0
 """Prompts that are computed count like so many streams: who waits for one has nothing yet."""
 
-SPREAD_MARGIN = 1.1
-"""So many times as long a step may be expected to take before streams are spread over one worker more of a host."""
+SPREAD_MARGIN = 1.25
+"""So many times as long a step may be expected to take before streams are spread over one worker more of a host: with
+all cores a prompt is computed sooner."""
 
-PRICES = ("base_s", "row_s", "context_token_s", "prompt_token_s", "prompt_read_s")
+LOSS_MARGIN = 1.5
+"""So many times as much is lost to who takes its cores back as computing with fewer explains: they change hands within
+steps, whose threads wait for each other meanwhile. Measured with 32 streams on two cores (benchmarks/serving_peer.py).
+"""
+
+STREAM_PRICES = ("base_s", "row_s", "context_token_s")
+PROMPT_PRICES = ("prompt_token_s", "prompt_read_s")
 
 
 def beside_others(standings: Standings, *, num_context_tokens: float, bystanders: Standings | None = None) -> Standings:
@@ -49,8 +57,11 @@ def _priced(standings: Standings, num_context_tokens: float) -> Standings:
     own_then = own_busy + np.where(is_busy, 0.0, standings.own_cores)
     takers_then = num_takers + (~takes & (standings.core_gain > 0.0))
     speed = np.where(shares, _speed(standings, own_then, takers_then), 1.0)
+    gains = standings._replace(core_gain=np.where(standings.core_gain > 0.0, PROMPT_CORE_GAIN, 0.0))
+    of_prompts = np.where(shares, _speed(gains, own_then, takers_then), 1.0)
     return standings._replace(
-        **{name: getattr(standings, name) / speed for name in PRICES},
+        **{name: getattr(standings, name) / speed for name in STREAM_PRICES},
+        **{name: getattr(standings, name) / of_prompts for name in PROMPT_PRICES},
         lost_rows=np.where(shares & ~is_busy, _lost_rows(standings, hosts, is_busy, own_busy, num_takers), 0.0),
         crowding_s=np.where(shares, _crowding_s(standings, hosts, ranks, num_context_tokens), 0.0),
     )
@@ -58,13 +69,16 @@ def _priced(standings: Standings, num_context_tokens: float) -> Standings:
 
 def _priced_alike(standings: Standings, hosts: SlotArray, ranks: SlotArray) -> Standings:
     """With the prices of the busiest of each host for all of it that have as many cores: one that is idle most of the
-    time knows least what steps take.
+    time knows least what steps take. What cores gain is the mean of those that take any.
     """
+    takes = (standings.core_gain > 0.0).astype(np.float64)
+    gain = _sums(hosts, standings.core_gain) / np.maximum(_sums(hosts, takes), 1.0)
     busiest = np.empty(int(hosts.max()) + 1, dtype=np.intp)
     busiest[hosts[ranks == 0]] = np.flatnonzero(ranks == 0)
     source = busiest[hosts]
     source = np.where(standings.own_cores[source] == standings.own_cores, source, np.arange(len(hosts)))
-    return standings._replace(**{name: getattr(standings, name)[source] for name in PRICES})
+    prices = {name: getattr(standings, name)[source] for name in (*STREAM_PRICES, *PROMPT_PRICES)}
+    return standings._replace(core_gain=gain * takes, **prices)
 
 
 def _lost_rows(
@@ -80,7 +94,7 @@ def _lost_rows(
     by_idle_core = _sums(hosts, rows / before * standings.core_gain / np.maximum(standings.own_cores, 1.0))
     idle = np.maximum(standings.host_cores - own_busy - standings.own_cores, 0.0)
     lost: FloatArray = _sums(hosts, rows) - slowest - by_idle_core * idle / (num_takers + 1.0)
-    return np.maximum(lost, 0.0)
+    return LOSS_MARGIN * np.maximum(lost, 0.0)
 
 
 def _crowding_s(standings: Standings, hosts: SlotArray, ranks: SlotArray, num_context_tokens: float) -> FloatArray:

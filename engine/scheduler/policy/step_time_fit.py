@@ -6,12 +6,12 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract.step_time import FIRST_CORE_GAIN, UNKNOWN_STEP_TIME, StepTimeModel, StepWork
+from engine.contract.step_time import FIRST_CORE_GAIN, PROMPT_CORE_GAIN, UNKNOWN_STEP_TIME, StepTimeModel, StepWork
 from engine.scheduler.requests import row_passes
 from engine.scheduler.step_draft import Batch, StepInFlight
 
@@ -50,9 +50,12 @@ ERROR_DECAY: Final = 1 / 64
 CLOCK_TICK_S: Final = 1e-9
 
 MAX_CORE_GAIN: Final = 1.0
-NEW_GAIN_WEIGHT: Final = 0.5
+FIRST_GAIN_STEPS: Final = 16.0
 
 _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)
+IS_NO_PROMPT: Final = np.array([1.0, 1.0, 1.0, 0.0, 0.0])
+"""Of the parts of a step's work."""
+
 _ALIKE: Final = ((1, 3), (2, 4))
 """Tokens of answers and of prompts, and what either reads."""
 
@@ -129,8 +132,11 @@ class StepTimeFit:
         work, ages, step_cores = steps[:, :5], self._num_steps - steps[:, 6], steps[:, 7]
         weights = np.maximum(0.5 ** (ages / HALF_LIFE_STEPS), MIN_WEIGHT)
         gain = self._core_gain(step_cores)
-        own_s = steps[:, 5] * (1.0 + (gain or 0.0) * (step_cores - 1.0))
-        base_s, row_s, context_token_s, prompt_token_s, prompt_read_s = robust_prices(work, own_s, weights).tolist()
+        more = np.maximum(step_cores - 1.0, 0.0)[:, None]
+        on_own = work / (1.0 + (gain or 0.0) * more * IS_NO_PROMPT + PROMPT_CORE_GAIN * more * (1.0 - IS_NO_PROMPT))
+        base_s, row_s, context_token_s, prompt_token_s, prompt_read_s = robust_prices(
+            on_own, steps[:, 5], weights
+        ).tolist()
         model = StepTimeModel(
             base_s=base_s,
             row_s=row_s,
@@ -144,31 +150,46 @@ class StepTimeFit:
         return model.on(cores)
 
     def _core_gain(self, step_cores: FloatArray) -> float | None:
-        """The gain of cores, by the kinds of steps that were seen on more cores and on fewer; None: all on its own."""
-        known = self.model.core_gain
-        if step_cores.max() <= 1.0 or not self.model.num_steps:
-            return known if step_cores.max() <= 1.0 else FIRST_CORE_GAIN
-        of_work: dict[tuple[int, ...], list[tuple[float, float]]] = {}
-        for kind, kept in self._kinds.items():
-            of_work.setdefault(kind[:4], []).append(self._pace(kept))
-        found, counts = [], []
-        for paces in of_work.values():
-            (least, slow), (most, fast) = min(paces), max(paces)
-            if most > least:
-                # Of s(most) / s(least) = slow / fast, with s(cores) = 1 + gain * (cores - 1).
-                ratio = slow / fast
-                found.append((ratio - 1.0) / max(most - 1.0 - ratio * (least - 1.0), CLOCK_TICK_S))
-                counts.append(most - least)
-        before = FIRST_CORE_GAIN if known is None else known
-        if not found:
-            return before
-        newest = min(max(_median(np.array(found), np.array(counts)), 0.0), MAX_CORE_GAIN)
-        return before + NEW_GAIN_WEIGHT * (newest - before)
+        """The gain of cores, by decode steps of a kind that were seen on more and on fewer; None: all on its own.
 
-    def _pace(self, kept: Sequence[tuple[float, ...]]) -> tuple[float, float]:
-        """Of steps of a kind: the cores that they had, and what they took as a share of the predicted; both medians."""
-        shares = [step[5] / max(self.model.seconds(StepWork(*step[1:5])), CLOCK_TICK_S) for step in kept]
-        return median(step[7] for step in kept), median(shares)
+        ``FIRST_CORE_GAIN`` counts as much as ``FIRST_GAIN_STEPS`` of them: a few that others disturbed say little.
+        """
+        if step_cores.max() <= 1.0:
+            return self.model.core_gain
+        of_work: dict[tuple[int, ...], list[_Pace]] = {}
+        for kind, kept in self._kinds.items():
+            if not kind[2]:
+                of_work.setdefault(kind[:4], []).append(self._pace(kept))
+        total, weight = FIRST_GAIN_STEPS * FIRST_CORE_GAIN, FIRST_GAIN_STEPS
+        for paces in of_work.values():
+            least, most = min(paces), max(paces)
+            if most.cores > least.cores:
+                # Of s(most) / s(least) = slow / fast, with s(cores) = 1 + gain * (cores - 1).
+                ratio = least.time / most.time
+                gain = (ratio - 1.0) / max(most.cores - 1.0 - ratio * (least.cores - 1.0), CLOCK_TICK_S)
+                num_steps = min(least.num_steps, most.num_steps)
+                total, weight = total + num_steps * min(max(gain, 0.0), MAX_CORE_GAIN), weight + num_steps
+        return total / weight
+
+    def _pace(self, kept: Sequence[tuple[float, ...]]) -> _Pace:
+        """Of steps of a kind, by medians."""
+        predict = self.model.seconds if self.model.num_steps else _as_long
+        shares = [step[5] / max(predict(StepWork(*step[1:5])), CLOCK_TICK_S) for step in kept]
+        num_steps = sum(0.5 ** ((self._num_steps - step[6]) / HALF_LIFE_STEPS) for step in kept)
+        return _Pace(median(step[7] for step in kept), median(shares), num_steps)
+
+
+class _Pace(NamedTuple):
+    """Steps of a kind: the cores that they had, what they took as a share of the predicted, and how many there are, of
+    which older ones count less."""
+
+    cores: float
+    time: float
+    num_steps: float
+
+
+def _as_long(_: StepWork) -> float:
+    return 1.0
 
 
 def robust_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.contract.step_time import StepTimeModel
 from router.placement.fleet import Standing
-from router.placement.hosts import SPREAD_MARGIN, WAITING_ROWS, beside_others
+from router.placement.hosts import LOSS_MARGIN, SPREAD_MARGIN, WAITING_ROWS, beside_others
 from router.placement.planner import Plan, Wish, choose, predict
 from tests.support.router.standings import MODEL, fleet_of, standing
 
@@ -48,7 +48,7 @@ def test_a_worker_beside_one_that_computes_has_its_own_cores() -> None:
     fleet = beside_others(fleet_of(worker(num_rows=4.0), worker()), num_context_tokens=0.0)
 
     assert fleet.base_s == pytest.approx([MODEL.base_s / (1.0 + GAIN), MODEL.base_s])
-    assert fleet.lost_rows == pytest.approx([0.0, 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
 
 
 def test_of_four_workers_those_that_compute_divide_the_cores() -> None:
@@ -58,7 +58,8 @@ def test_of_four_workers_those_that_compute_divide_the_cores() -> None:
 
     two, three = 1.0 + GAIN, 1.0 + GAIN / 3
     assert MODEL.base_s / fleet.base_s == pytest.approx([two, two, three, three])
-    assert fleet.lost_rows == pytest.approx([0.0, 0.0, 5.0 * (1.0 - three / two), 5.0 * (1.0 - three / two)])
+    lost = LOSS_MARGIN * 5.0 * (1.0 - three / two)
+    assert fleet.lost_rows == pytest.approx([0.0, 0.0, lost, lost])
 
 
 @pytest.mark.parametrize("num_rows", [1.0, 4.0, 8.0])
@@ -122,7 +123,7 @@ def test_a_worker_that_takes_no_cores_of_others_lends_its_own() -> None:
     fleet = beside_others(fleet_of(takes, lends), num_context_tokens=0.0)
 
     assert MODEL.base_s / fleet.base_s == pytest.approx([1.0 + GAIN, 1.0])
-    assert fleet.lost_rows == pytest.approx([0.0, 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
 
 
 def test_what_is_lost_goes_by_the_cores_of_who_comes() -> None:
@@ -130,7 +131,7 @@ def test_what_is_lost_goes_by_the_cores_of_who_comes() -> None:
 
     fleet = beside_others(fleet_of(*workers), num_context_tokens=0.0)
 
-    assert fleet.lost_rows == pytest.approx([0.0, 4.0 * (1.0 - 1.0 / (1.0 + 3.0 * GAIN))])
+    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + 3.0 * GAIN))])
 
 
 def test_a_worker_about_to_go_still_has_its_cores() -> None:
@@ -139,7 +140,7 @@ def test_a_worker_about_to_go_still_has_its_cores() -> None:
     fleet = beside_others(fleet_of(worker()), num_context_tokens=0.0, bystanders=leaving)
 
     assert fleet.base_s == pytest.approx([MODEL.base_s])
-    assert fleet.lost_rows == pytest.approx([4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+    assert fleet.lost_rows == pytest.approx([LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
 
 
 def test_routers_that_list_workers_in_another_order_choose_the_same() -> None:
@@ -188,7 +189,7 @@ def test_what_others_lose_is_part_of_what_they_have(workers: list[Standing], gai
         for item in workers
     ]
     assert (seen.lost_rows >= 0.0).all()
-    assert (seen.lost_rows <= np.array(on_host)).all()
+    assert (seen.lost_rows <= LOSS_MARGIN * np.array(on_host)).all()
     assert (seen.crowding_s >= 0.0).all()
     assert (seen.base_s <= fleet.base_s).all()
     assert (predict(seen, WISH, cached).ttft_s <= predict(fleet, WISH, cached).ttft_s + 1e-12).all()
