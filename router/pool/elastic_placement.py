@@ -65,7 +65,7 @@ class ElasticPlacement:
                 is_idle=np.zeros(len(candidates)),
             )
         wish = self._wish(demand, num_blocks, candidates)
-        priced = self._beside_others(standings, candidates, num_context_tokens=demand.num_tokens)
+        priced = self._beside_others(standings, candidates, demand, num_context_tokens=demand.num_tokens)
         plan = choose(priced, wish, cached)
         if plan is None:
             return None
@@ -85,20 +85,25 @@ class ElasticPlacement:
         if not standings.are_any_known:
             return None
         cached, wish = self._cached_tokens(demand, candidates), self._wish(demand, 0, candidates)
-        at = choose_prompt(self._beside_others(standings, candidates, num_context_tokens=0.0), wish, cached)
+        at = choose_prompt(self._beside_others(standings, candidates, demand, num_context_tokens=0.0), wish, cached)
         lacking = max(wish.num_prompt_tokens - int(cached[at]), 1)
         replica = candidates[at]
         return Placed(stream=replica, prompt=replica, num_prompt_tokens=lacking, reason=Reason.COLOCATED)
 
     def _beside_others(
-        self, standings: Standings, candidates: Sequence[Replica], *, num_context_tokens: float
+        self, standings: Standings, candidates: Sequence[Replica], demand: Demand, *, num_context_tokens: float
     ) -> Standings:
         """The candidates with their prices beside all others of their hosts, those about to go included."""
         everyone, bystanders = self._pool.replicas, None
         if len(candidates) < len(everyone):
             chosen = {item.replica_id for item in candidates}
             bystanders = self._pool.standings([item for item in everyone if item.replica_id not in chosen])
-        return beside_others(standings.with_prices(), num_context_tokens=num_context_tokens, bystanders=bystanders)
+        return beside_others(
+            standings.with_prices(),
+            num_context_tokens=num_context_tokens,
+            bystanders=bystanders,
+            is_promised=demand.promise.ttft_ms is not None,
+        )
 
     def _home(self, demand: Demand, candidates: Sequence[Replica], num_blocks: int) -> Replica | None:
         """The worker that generates for the request's session, among those that lean to that, if it has room."""

@@ -152,6 +152,19 @@ def test_routers_that_list_workers_in_another_order_choose_the_same() -> None:
     assert first.crowding_s[1] == 0.0 < first.crowding_s[0]
 
 
+def test_nobody_stays_idle_beside_prompts_that_wait_while_first_tokens_are_promised() -> None:
+    fleet = fleet_of(worker(num_rows=4.0, queued_tokens=500.0), worker())
+
+    spared, used = (
+        beside_others(fleet, num_context_tokens=0.0, is_promised=is_promised) for is_promised in (False, True)
+    )
+
+    assert spared.lost_rows[1] > 0.0 == used.lost_rows[1]
+    assert beside_others(fleet_of(worker(num_rows=4.0), worker()), num_context_tokens=0.0, is_promised=True).lost_rows[
+        1
+    ]
+
+
 def test_another_host_is_as_good_as_before() -> None:
     plan = plan_of(worker(num_rows=8.0), worker(), worker(1), worker(1))
 
