@@ -225,7 +225,7 @@ class AsyncEngine:
             self._thread.post(lambda core: core.abort(request_ids))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests in any state, and leases of finished ones; returns when the engine knows. Others are ignored."""
+        """End requests in any state, leases of finished ones too, and return when that is done; ignores unknown ids."""
         await self._thread.call(lambda core: core.abort(request_ids))
 
     async def move_out(self, request_ids: Sequence[str]) -> None:

@@ -18,8 +18,8 @@ WAITING_ROWS = 8.0
 """Prompts that are computed count like so many streams: who waits for one has nothing yet."""
 
 SPREAD_MARGIN = 1.25
-"""So many times as long a step may be expected to take before streams are spread over one worker more of a host: with
-all cores a prompt is computed sooner."""
+"""Streams are spread over one worker more of a host only where a step becomes shorter by this factor: one worker with
+all cores computes prompts sooner."""
 
 LOSS_MARGIN = 1.5
 """So many times as much is lost to who takes its cores back as computing with fewer explains: they change hands within

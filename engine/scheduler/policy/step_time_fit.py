@@ -54,7 +54,7 @@ FIRST_GAIN_STEPS: Final = 16.0
 
 _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)
 IS_NO_PROMPT: Final = np.array([1.0, 1.0, 1.0, 0.0, 0.0])
-"""Of the parts of a step's work."""
+"""1.0 for the parts of a step's work that are not of prompts, in the order of the prices."""
 
 _ALIKE: Final = ((1, 3), (2, 4))
 """Tokens of answers and of prompts, and what either reads."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.contract.step_time import UNKNOWN_STEP_TIME
-from router.balance.moves import MARGIN
+from router.balance.moves import MARGIN, MoveLimits, StreamState, WorkerState, plan_moves
 from router.balance.streams import MoveReason
 from tests.support.router.balance_world import MODEL, WAITS, BalanceWorld
 
@@ -197,3 +197,43 @@ def test_target_keeps_the_promise_of_whom_it_takes(itl_ms: float) -> None:
 
     assert world.state("w1").gap_s <= max((1 - MARGIN) * itl_ms / 1000, 0.0218)
     assert (len(world.moves) > 0) == (itl_ms > 40)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_full", "moves"),
+    [(("a", "b"), False, True), (("a", "a"), False, False), (("", ""), False, True), (("a", "a"), True, True)],
+    ids=["other host", "its cores", "own cores", "its blocks"],
+)
+def test_idle_worker_whose_cores_are_lent_takes_streams_only_for_its_blocks(
+    hosts: tuple[str, str], is_full: bool, moves: bool
+) -> None:
+    num_rows = 10 if is_full else 60
+    busy = WorkerState(
+        replica_id="w0",
+        num_rows=num_rows,
+        num_context_tokens=300 * num_rows,
+        num_requests=num_rows,
+        num_blocks=10_000,
+        num_used_blocks=9900 if is_full else 20 * num_rows,
+        block_size=16,
+        step_time=MODEL,
+        lends_to=hosts[0],
+    )
+    idle = replace(
+        busy, replica_id="w1", num_rows=0, num_context_tokens=0, num_requests=0, num_used_blocks=0, lends_to=hosts[1]
+    )
+    streams = [
+        StreamState(
+            request_id=f"r{number}", replica_id="w0", num_tokens=300, num_tokens_left=900, itl_s=ITL_S, may_move=True
+        )
+        for number in range(num_rows)
+    ]
+
+    planned = plan_moves(
+        {"w0": busy, "w1": idle},
+        streams,
+        limits=MoveLimits(max_usage=0.9, num_moves=4, num_moves_a_worker=4),
+        draw=lambda: 0.0,
+    )
+
+    assert bool(planned) == moves
