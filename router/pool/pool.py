@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from router.policies.session import home_of, is_overloaded
 from router.pool.demand import Demand
 from router.pool.pool_counters import PoolCounters
 from router.pool.prefix_mirror import PrefixMirror
+from router.pool.ready import ReadyReplicas
 from router.pool.replica import Replica, Reservation
 from router.pool.united_workers import UnitedWorkers
 from router.pool.workers import ReplicaStatus, WorkerError, WorkerPool, WorkerUnavailableError
@@ -66,8 +66,7 @@ class ReplicaPool:
         self._replicas: dict[str, Replica] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._fresh: list[Replica] = []
-        self._fresh_until_s = -math.inf
+        self._ready = ReadyReplicas(self._replicas, stale_after_s=settings.stale_after_s, clock=clock)
 
     @property
     def counters(self) -> PoolCounters:
@@ -233,12 +232,20 @@ class ReplicaPool:
         if replica is not None:
             now_s = self._clock()
             was_candidate = replica.takes_requests and replica.reported_at_s >= now_s - self._settings.stale_after_s
+            had_stream, replica.has_stream = replica.has_stream, True
             replica.report(load, now_s)
-            if was_candidate is not replica.takes_requests:
-                self._forget_candidates()
+            if not had_stream or was_candidate is not replica.takes_requests:
+                self._ready.forget()
             if replica.info is not None:
                 self.counters_of[replica.role].note(replica_id, replica.info.incarnation, load.counters)
             self.notify()
+
+    def note_stream_end(self, replica_id: str) -> None:
+        """No token of a replica is heard any more; ``note_load`` tells of the next stream."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None and replica.has_stream:
+            replica.has_stream = False
+            self._ready.forget()
 
     def note_cache(self, replica_id: str, changes: Iterable[CacheChanges]) -> bool:
         """Take changes of a replica's prefix cache; False when some before them are missing."""
@@ -258,7 +265,7 @@ class ReplicaPool:
         if replica is not None and not replica.load.is_draining:
             replica.load = replace(replica.load, is_draining=True)
             replica.update()
-            self._forget_candidates()
+            self._ready.forget()
             self.notify()
 
     def note_gone(self, replica_id: str) -> None:
@@ -269,7 +276,7 @@ class ReplicaPool:
             if self._fleet is not None:
                 replica.fleet = None  # what still is promised there must not be told of the next one in its slot
                 self._fleet.give_back(replica.slot)
-            self._forget_candidates()
+            self._ready.forget()
             self.forget_cache(replica_id)
             self.notify()
 
@@ -288,7 +295,7 @@ class ReplicaPool:
         replica.is_left_out = True
         replica.probe_at_s = self._clock() + backoff_s
         replica.update()
-        self._forget_candidates()
+        self._ready.forget()
         self.notify()
 
     def notify(self) -> None:
@@ -305,12 +312,12 @@ class ReplicaPool:
         return self._clock() - replica.reported_at_s
 
     def candidates(self, exclude: Collection[str] = ()) -> list[Replica]:
-        """The replicas in service whose reports are fresh; if there are none, those with stale ones."""
-        fresh = self._fresh_ones()
+        """The replicas that are ready for requests; if there are none, those in service with stale reports."""
+        ready = self._ready.now()
         if exclude:
-            fresh = [item for item in fresh if item.replica_id not in exclude]
-        if fresh:
-            return fresh
+            ready = [item for item in ready if item.replica_id not in exclude]
+        if ready:
+            return ready
         return [item for item in self._replicas.values() if item.takes_requests and item.replica_id not in exclude]
 
     def standings(self, candidates: Sequence[Replica]) -> Standings:
@@ -321,20 +328,6 @@ class ReplicaPool:
             slots = np.array([item.slot for item in candidates], np.intp)
             self._slots = (candidates, slots)
         return self._fleet.standings(slots)
-
-    def _fresh_ones(self) -> list[Replica]:
-        """Those in service with fresh reports: the same list until one of them is not, or another one is."""
-        now_s = self._clock()
-        if now_s > self._fresh_until_s:
-            stale_after_s = self._settings.stale_after_s
-            limit = now_s - stale_after_s
-            everyone = self._replicas.values()
-            self._fresh = [item for item in everyone if item.reported_at_s >= limit and item.takes_requests]
-            self._fresh_until_s = min([item.reported_at_s for item in self._fresh], default=-math.inf) + stale_after_s
-        return self._fresh
-
-    def _forget_candidates(self) -> None:
-        self._fresh_until_s = -math.inf
 
     def _add(self, replica: Replica) -> None:
         self._replicas[replica.replica_id] = replica
@@ -391,6 +384,6 @@ class ReplicaPool:
             status.load or LoadReport(num_blocks=status.info.num_blocks, num_free_blocks=status.info.num_blocks),
             self._clock(),
         )
-        self._forget_candidates()
+        self._ready.forget()
         self.counters_of[replica.role].note(replica.replica_id, status.info.incarnation, replica.load.counters)
         self.notify()

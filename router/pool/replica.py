@@ -19,16 +19,18 @@ class Replica:
 
     ``reserved_blocks``, ``reserved_tokens`` and ``num_reserved`` belong to requests that were sent there and are not
     yet in its reports. ``role`` is the one that it was started with, ``leaning`` the one whose work it prefers now, as
-    it reports. It ``is_in_service`` when it introduced itself and does not fail, and ``takes_requests`` unless
-    it is also about to go. What policies look at is kept ready in ``num_blocks``, ``num_available_blocks`` (free and
-    nobody's; those held for requests to come are promised to these), ``promised_usage`` (share of its KV blocks in use
-    or promised; can exceed 1), ``queued_tokens`` (prompt tokens that wait there or are on their way) and ``num_queued``
-    (requests, likewise): it is read for every replica at every choice. In a pool that predicts, ``fleet`` has the
+    it reports. It ``has_stream`` while this router hears its tokens, ``is_in_service`` when it introduced itself and
+    does not fail, and ``takes_requests`` unless it is also about to go. What policies look at is kept ready in
+    ``num_blocks``, ``num_available_blocks`` (free and nobody's; those held for requests to come are promised to these),
+    ``promised_usage`` (share of its KV blocks in use or promised; can exceed 1), ``queued_tokens`` (prompt tokens that
+    wait there or are on their way) and ``num_queued`` (requests, likewise): it is read for every replica at every
+    choice. In a pool that predicts, ``fleet`` has the
     replica's column at ``slot``.
     """
 
     __slots__ = (
         "fleet",
+        "has_stream",
         "info",
         "is_in_service",
         "is_left_out",
@@ -64,6 +66,7 @@ class Replica:
         self.num_failures = 0
         self.is_left_out = False
         self.is_in_service = False
+        self.has_stream = False
         self.takes_requests = False
         self.reserved_blocks = 0
         self.reserved_tokens = 0

@@ -40,6 +40,10 @@ class WorkerUnavailableError(WorkerError):
         self.was_called = was_called
 
 
+class StreamNotBegunError(WorkerUnavailableError):
+    """No token could have been heard from the replica, so that the request was not sent there."""
+
+
 class WorkerRefusedError(WorkerError):
     """The engine refused the request: trying elsewhere would not help. ``code`` is the engine's."""
 

@@ -12,7 +12,7 @@ from router.balance.streams import LiveStreams, MoveOrder
 from router.errors import WorkerFailedError
 from router.pool.pool import ReplicaPool
 from router.pool.replica import Replica, Reservation
-from router.pool.workers import WorkerRefusedError, WorkerUnavailableError
+from router.pool.workers import StreamNotBegunError, WorkerRefusedError, WorkerUnavailableError
 from router.report.counters import RouterCounters
 from router.request.generation import Generation
 from router.request.journey import Journey
@@ -109,6 +109,11 @@ class DecodePhase:
             final = await self._run_on(generation, reservation, kv_transfer, journey.kv_policy)
         except WorkerRefusedError as error:
             self._note_refusal(error, replica_id, journey)
+            return _leaves(generation, str(error))
+        except StreamNotBegunError as error:
+            # It was not there, so that it does not go on elsewhere: it begins there.
+            journey.lost(str(error))
+            self._pool.note_failure(replica_id, error.reason)
             return _leaves(generation, str(error))
         except WorkerUnavailableError as error:
             if not error.was_called:

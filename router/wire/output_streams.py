@@ -13,7 +13,7 @@ from typing import Protocol
 
 from engine.contract.messages import StepMessage, TokenDelta, Told
 from router.pool.pool import STALLED, ReplicaPool
-from router.pool.workers import WorkerError, WorkerPool, WorkerUnavailableError
+from router.pool.workers import StreamNotBegunError, WorkerError, WorkerPool, WorkerUnavailableError
 from router.settings import RouterSettings
 
 logger = logging.getLogger(f"baton.{__name__}")
@@ -119,7 +119,8 @@ class OutputStreams:
         """The stream of a replica, once its first message came: from then on no token can be missed.
 
         Raises:
-            WorkerUnavailableError: It could not be opened, or said nothing in time.
+            StreamNotBegunError: It could not be opened, or said nothing in time.
+            WorkerUnavailableError: The replica was gone before.
         """
         stream = self.open(replica_id)
         if not stream.connected.done():
@@ -129,8 +130,10 @@ class OutputStreams:
                     await asyncio.shield(stream.connected)
             except TimeoutError:
                 reason = f"its output stream did not begin within {timeout_s:g} s"
-                raise WorkerUnavailableError(replica_id=replica_id, reason=reason) from None
+                raise StreamNotBegunError(replica_id=replica_id, reason=reason) from None
         if stream.error is not None:
+            if stream.error.was_called:
+                raise StreamNotBegunError(replica_id=replica_id, reason=stream.error.reason)
             raise stream.error
         return stream
 
@@ -138,6 +141,7 @@ class OutputStreams:
         """Tell everybody who waits for a replica that it is lost, and close its stream."""
         stream = self._streams.pop(error.replica_id, None)
         if stream is not None:
+            self._pool.note_stream_end(error.replica_id)
             stream.fail(error)
             self._tasks[stream.client_id].cancel()
 
@@ -181,6 +185,7 @@ class OutputStreams:
         finally:
             if self._streams.get(replica_id) is stream:
                 del self._streams[replica_id]
+                self._pool.note_stream_end(replica_id)
             self._tasks.pop(stream.client_id, None)
         if error.was_called:
             self._pool.note_failure(replica_id, error.reason)

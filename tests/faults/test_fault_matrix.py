@@ -22,6 +22,9 @@ LOAD = {"streams": 16, "distinct": 20, "prompt_tokens": [20, 120], "output_token
 RECOVERY_S = 240
 LEASE_TTL_S = 10
 HEALTH_CHECK_S = 30
+SILENCE_S = 15
+"""Shorter than any worker stands still here, and longer than one gets no processor while others start beside it."""
+
 Steps = Sequence[Mapping[str, Any]]
 
 
@@ -31,6 +34,7 @@ async def suffer(cluster: TwoNodes, name: str, *steps: Mapping[str, Any], **chec
     scenario = parse_scenario({**content, "steps": [*steps, {"wait_for_recovery": RECOVERY_S}]}, where=name)
     report = await ChaosRunner(scenario, url=cluster.url, headers=cluster.headers, tell=print).run()
     print("\n".join(report.lines()))
+    print("\n".join(cluster.ray.said("decode lost", "is left out")))
     assert report.problems == [], report.lines()
     assert all(fault.whole_s is not None for fault in report.faults)
     return report
@@ -47,6 +51,7 @@ def cluster(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "decode_replicas": 2,
         "router_replicas": 2,
         "decode": {"max_per_node": 1},
+        "router": {"stream_silence_timeout_s": SILENCE_S, "unresponsive_after_s": SILENCE_S},
         "kv_transfer": {"allow_faults": True, "lease_ttl_s": LEASE_TTL_S},
     }
     with two_nodes(tmp_path_factory.mktemp("deployed"), config) as deployed:

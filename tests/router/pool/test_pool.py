@@ -64,6 +64,15 @@ async def test_replica_takes_requests_once_it_introduced_itself() -> None:
     assert bench.pool.has_introduced()
 
 
+async def test_replica_whose_stream_has_not_begun_waits_for_requests_until_it_has(bench: Bench) -> None:
+    bench.report("prefill-1", free=1)
+    assert bench.chosen() == "prefill-1"
+    assert bench.chosen(exclude=["prefill-1"]) == "prefill-0"
+
+    bench.pool.note_stream_end("prefill-1")
+    assert bench.chosen() == "prefill-0"
+
+
 async def test_replica_that_leaves_is_forgotten(bench: Bench) -> None:
     bench.workers.hidden.add("prefill-0")
     await bench.refresh()
@@ -263,6 +272,7 @@ _EVENTS = st.one_of(
     st.tuples(st.just("report"), st.integers(0, 2), st.integers(0, 100)),
     st.tuples(st.just("drain"), st.integers(0, 2), st.integers(0, 100)),
     st.tuples(st.just("fail"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.just("silence"), st.integers(0, 2), st.just(0)),
     st.tuples(st.just("pass"), st.just(0), st.integers(1, 100)),
     st.tuples(st.just("refresh"), st.just(0), st.just(0)),
 )
@@ -270,7 +280,9 @@ _EVENTS = st.one_of(
 
 @given(events=st.lists(_EVENTS, max_size=25))
 @examples(max_examples=60)
-def test_whatever_happened_the_choice_is_among_those_with_fresh_reports(events: list[tuple[str, int, int]]) -> None:
+def test_whatever_happened_the_choice_is_among_those_with_reports_and_a_stream(
+    events: list[tuple[str, int, int]],
+) -> None:
     bench = Bench(3)
     stale_s = FAST.stale_after_s
 
@@ -283,13 +295,16 @@ def test_whatever_happened_the_choice_is_among_those_with_fresh_reports(events: 
                 bench.pool.note_load(replica_id, load)
             elif kind == "fail":
                 bench.pool.note_failure(replica_id, "the test says so")
+            elif kind == "silence":
+                bench.pool.note_stream_end(replica_id)
             elif kind == "pass":
                 bench.clock.advance(stale_s * (value + 0.37) / 40)  # never to the very moment, which rounding decides
             else:
                 await bench.refresh()
             serving = [item for item in bench.pool.replicas if item.takes_requests]
             fresh = [item for item in serving if bench.clock() - item.reported_at_s <= stale_s]
-            best = min(fresh or serving, key=lambda item: (item.promised_usage, item.replica_id), default=None)
+            heard = [item for item in fresh if item.has_stream]
+            best = min(heard or fresh or serving, key=lambda item: (item.promised_usage, item.replica_id), default=None)
             assert bench.chosen() == (None if best is None else best.replica_id)
 
     asyncio.run(live())

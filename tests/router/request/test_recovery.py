@@ -26,6 +26,11 @@ def with_settings(**changes: object) -> RouterSettings:
     return dataclasses.replace(FAST, **changes)  # type: ignore[arg-type]
 
 
+def _is_in_service(rig: RouterRig, replica_id: str) -> bool:
+    replica = rig.service.decode_pool.get(replica_id)
+    return replica is not None and replica.takes_requests
+
+
 def begin_drain_unnoticed(replica: FakeReplica) -> None:
     """From now on it refuses, and its reports do not say so yet."""
     replica.gate.clear()
@@ -120,6 +125,38 @@ async def test_replica_that_left_after_it_was_chosen_is_no_loss(model_dir: Path)
         assert body["choices"][0]["token_ids"] == [counting(request, position) for position in range(NUM_TOKENS)]
         assert rig.service.counters.num_migrations == 0
         assert [len(replica.seen) for replica in leaving] == [0, 0]
+
+
+async def test_new_replica_whose_stream_does_not_begin_keeps_no_request_waiting(model_dir: Path) -> None:
+    settings = with_settings(connect_timeout_s=60.0, stream_silence_timeout_s=60.0)
+    async with router_rig(model_dir, settings=settings) as rig:
+        await until(lambda: rig.decode.has_stream("decode-0"))
+        rig.decode.add("decode-new").stream_gate.clear()
+        await until(lambda: len(rig.service.decode_pool.candidates()) == 1 and _is_in_service(rig, "decode-new"))
+        async with asyncio.timeout(10.0):
+            answers = await asyncio.gather(*(rig.complete([5, number], **ASK) for number in range(8)))
+        assert [answer.status_code for answer in answers] == [200] * 8
+        assert not rig.decode.replicas["decode-new"].seen
+
+        rig.decode.replicas["decode-new"].stream_gate.set()
+        await until(lambda: len(rig.service.decode_pool.candidates()) == 2)
+
+
+async def test_request_that_cannot_be_brought_to_a_replica_is_not_counted_as_gone_on_elsewhere(model_dir: Path) -> None:
+    settings = with_settings(connect_timeout_s=0.2, backoff_min_s=5.0, backoff_max_s=5.0)
+    async with router_rig(model_dir, settings=settings) as rig:
+        rig.decode[0].stream_gate.clear()
+        rig.decode.kill("decode-0")
+        await until(lambda: not rig.service.decode_pool.has_any())
+        rig.decode.revive("decode-0")
+        await until(rig.service.decode_pool.has_any)
+        answer = asyncio.create_task(rig.complete(PROMPT, **ASK))
+        await until(lambda: not rig.service.decode_pool.has_any())
+        rig.decode.add("decode-1")
+
+        assert (await answer).json()["choices"][0]["token_ids"] == expected_tokens(rig)
+        assert rig.service.counters.num_migrations == 0
+        assert not rig.decode[0].seen
 
 
 async def test_request_that_the_only_decode_replica_refuses_when_drained_waits_for_its_successor(

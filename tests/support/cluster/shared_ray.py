@@ -40,6 +40,16 @@ class SharedRayProcess:
     process: psutil.Process
     address: str
     environment: Mapping[str, str]
+    logs: Path
+
+    def said(self, *words: str) -> list[str]:
+        """The lines with one of these words that routers and workers logged, in the order of their times."""
+        found: set[str] = set()
+        for log in self.logs.glob("worker-*.err"):
+            with contextlib.suppress(OSError):  # it was rotated just now
+                lines = log.read_text(errors="replace").splitlines()
+                found.update(line for line in lines if any(word in line for word in words))
+        return sorted(found)
 
     def children(self) -> list[str]:
         """Names of the processes below it."""
@@ -92,7 +102,8 @@ def shared_ray() -> Iterator[SharedRayProcess]:
     ]
     try:
         with running(command, folder / "log", variables) as process:
-            yield SharedRayProcess(process=process, address=f"127.0.0.1:{port}", environment=variables)
+            address, logs = f"127.0.0.1:{port}", folder / "session_latest" / "logs"
+            yield SharedRayProcess(process=process, address=address, environment=variables, logs=logs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

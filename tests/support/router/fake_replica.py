@@ -16,6 +16,7 @@ class FakeReplica:
 
     ``is_dead`` makes every call fail, ``has_left`` those that were not begun before;
     ``gate`` cleared makes it hang, ``status_gate`` cleared its status as well,
+    ``stream_gate`` cleared lets no stream begin,
     ``submit_gate`` cleared makes it accept nothing, ``step_gate`` cleared makes a decode replica report but not step;
     ``refuse_code`` makes it refuse requests.
     ``lost_loads`` so many hand-overs cannot be read, where the request wants to be told of it.
@@ -37,6 +38,7 @@ class FakeReplica:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     status_gate: asyncio.Event = field(default_factory=asyncio.Event)
     answer_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    stream_gate: asyncio.Event = field(default_factory=asyncio.Event)
     submit_gate: asyncio.Event = field(default_factory=asyncio.Event)
     step_gate: asyncio.Event = field(default_factory=asyncio.Event)
     running: dict[str, GenerateRequest] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class FakeReplica:
         self.gate.set()
         self.status_gate.set()
         self.answer_gate.set()
+        self.stream_gate.set()
         self.submit_gate.set()
         self.step_gate.set()
 

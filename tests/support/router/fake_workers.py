@@ -109,6 +109,7 @@ class _FakePool:
         """The stream of one client."""
         replica = self.replicas[replica_id]
         replica.check_alive()
+        await replica.stream_gate.wait()
         queue: asyncio.Queue[StepMessage | None] = asyncio.Queue()
         self._queues[replica_id, client_id] = queue
         try:
