@@ -12,33 +12,56 @@ from numba import carray, njit
 
 from engine.kernels.compiled import PART_OPTIONS, STORAGE, compile_kernel
 from engine.kernels.machine_code import take_next
-from engine.kernels.tile_product import MAX_ROWS, PANEL, any_tile
+from engine.kernels.row_loops import narrow_row
+from engine.kernels.tile_product import MAX_ROWS, PANEL, UNROLLED, any_tile
 
-CHUNK_ROWS = 96
-"""Rows of the input that all panels see before the next ones: they stay in a core's own cache."""
+CHUNK_BYTES = 3 << 19
+"""So much of the input sees a panel before the next one comes from far away: it stays in a core's own cache."""
+
+BLOCK_COLUMNS = 384
+"""Columns of the input that all rows of such a chunk see before the next ones, at most: that part of a panel stays in
+the cache next to the core."""
 
 FLOAT32_BYTES = 4
+SUMS_STRIDE = PANEL * FLOAT32_BYTES
 
 # The fields of the parameter block, all int64.
 COUNTER, INPUT, PANELS, BIAS, OUTPUT = range(5)  # addresses
 NUM_ROWS, IN_SIZE, OUT_SIZE = 5, 6, 7
 NUM_PARAMETERS = 8
 
-# With few rows a panel is seen once and comes from memory; with many it is in a cache after the first ones.
-_tile = any_tile(max_prefetched=4)
+_tile = any_tile()
 
 
 @njit(**PART_OPTIONS)
-def _multiply(p, index, row, end, weight, weight_bytes, output, output_bytes):
-    """Rows ``row`` to ``end`` of the input times one panel, in tiles of about the same height."""
+def _multiply(p, index, row, end, sums, weight, weight_bytes, output, output_bytes):
+    """Rows ``row`` to ``end`` of the input times one panel, one block of columns after the other; ``sums``
+    [end - row, PANEL] has room for what comes out in between."""
     x_stride, y_stride = FLOAT32_BYTES * p[IN_SIZE], output_bytes * p[OUT_SIZE]
     panel = p[PANELS] + index * p[IN_SIZE] * PANEL * weight_bytes
-    bias = p[BIAS] + index * PANEL * FLOAT32_BYTES
-    columns = p[OUTPUT] + index * PANEL * output_bytes
-    for num_left in range((end - row + MAX_ROWS - 1) // MAX_ROWS, 0, -1):
-        height = (end - row + num_left - 1) // num_left
-        x, y = p[INPUT] + row * x_stride, columns + row * y_stride
-        _tile(height, x, x_stride, panel, p[IN_SIZE], bias, y, y_stride, weight, output)
+    y = p[OUTPUT] + row * y_stride + index * PANEL * output_bytes
+    start, start_stride, column = p[BIAS] + index * PANEL * FLOAT32_BYTES, 0, 0
+    for num_left in range((p[IN_SIZE] + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS, 0, -1):
+        width = (p[IN_SIZE] - column + UNROLLED * num_left - 1) // (UNROLLED * num_left) * UNROLLED
+        x, part = p[INPUT] + row * x_stride + column * FLOAT32_BYTES, panel + column * PANEL * weight_bytes
+        is_last = num_left == 1 and output_bytes == FLOAT32_BYTES
+        target, target_stride = (y, y_stride) if is_last else (sums, SUMS_STRIDE)
+        _multiply_block(x, x_stride, end - row, part, width, start, start_stride, target, target_stride, weight)
+        start, start_stride = sums, SUMS_STRIDE
+        column += width
+    if output_bytes != FLOAT32_BYTES:
+        for index in range(end - row):
+            narrow_row(sums + index * SUMS_STRIDE, y + index * y_stride, PANEL, output)
+
+
+@njit(**PART_OPTIONS)
+def _multiply_block(x, x_stride, num_rows, panel, width, start, start_stride, y, y_stride, weight):
+    """All rows, in tiles of about the same height."""
+    row = 0
+    for num_left in range((num_rows + MAX_ROWS - 1) // MAX_ROWS, 0, -1):
+        height = (num_rows - row + num_left - 1) // num_left
+        from_row, at_start, to_row = x + row * x_stride, start + row * start_stride, y + row * y_stride
+        _tile(height, from_row, x_stride, panel, width, at_start, start_stride, to_row, y_stride, weight)
         row += height
 
 
@@ -46,12 +69,15 @@ def _multiply(p, index, row, end, weight, weight_bytes, output, output_bytes):
 def _run(p, weight, weight_bytes, output, output_bytes):
     """Take panels from the shared counter, all of them for the first rows of the input, then for the next."""
     num_panels = p[OUT_SIZE] // PANEL
-    num_items = num_panels * ((p[NUM_ROWS] + CHUNK_ROWS - 1) // CHUNK_ROWS)
+    most_rows = max(CHUNK_BYTES // (FLOAT32_BYTES * p[IN_SIZE]), MAX_ROWS)
+    num_chunks = (p[NUM_ROWS] + most_rows - 1) // most_rows
+    num_rows = (p[NUM_ROWS] + num_chunks - 1) // num_chunks
+    sums = np.empty(num_rows * PANEL, dtype=np.float32)
     item = take_next(p[COUNTER])
-    while item < num_items:
-        row = item // num_panels * CHUNK_ROWS
-        end = min(row + CHUNK_ROWS, p[NUM_ROWS])
-        _multiply(p, item % num_panels, row, end, weight, weight_bytes, output, output_bytes)
+    while item < num_panels * num_chunks:
+        row = item // num_panels * num_rows
+        end = min(row + num_rows, p[NUM_ROWS])
+        _multiply(p, item % num_panels, row, end, sums.ctypes.data, weight, weight_bytes, output, output_bytes)
         item = take_next(p[COUNTER])
 
 

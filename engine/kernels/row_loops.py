@@ -191,6 +191,24 @@ def add_row(typing_context: Any, hidden: Any, delta: Any, count: Any, scale: Any
 
 
 @intrinsic
+def narrow_row(typing_context: Any, source: Any, target: Any, count: Any, like: Any) -> Any:
+    """target = source, which is float32, rounded to the nearest."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, target, count, _ = arguments
+        lanes = Lanes(builder)
+
+        def step(offset: Any, state: Any) -> Any:
+            lanes.store(lanes.load(source, offset, types.float32), target, offset, like)
+            return state
+
+        lanes.fold(count, floats(0.0), step)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3, like), generate
+
+
+@intrinsic
 def square_sum(typing_context: Any, numbers: Any, count: Any, like: Any) -> Any:
     """The sum of squares, float32."""
 

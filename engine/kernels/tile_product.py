@@ -32,12 +32,12 @@ _BYTES = ir.IntType(8).as_pointer()
 _BF16_SHIFT = 16
 
 
-def tile_product(num_rows: int, *, prefetches: bool) -> Any:
-    """``tile(x, x_stride, panel, in_size, bias, y, y_stride, weight_like, output_like)`` for so many rows.
+def tile_product(num_rows: int) -> Any:
+    """``tile(x, x_stride, panel, in_size, start, start_stride, y, y_stride, like)`` for so many rows.
 
-    All but the last two are addresses, strides in bytes and a count. x and bias are float32; the last two are numbers
-    of the type of the weight and of the output: float32, uint16 for bfloat16, int16 for float16. With ``prefetches`` a
-    panel that is not in a cache yet is asked for ahead.
+    All but the last one are addresses, strides in bytes and a count. The input x, the output y, and what its sums
+    ``start`` with are float32: a stride of 0 is a bias for all rows. ``like`` is a number of the weight's type:
+    float32, uint16 for bfloat16, int16 for float16.
     """
 
     @intrinsic
@@ -47,20 +47,20 @@ def tile_product(num_rows: int, *, prefetches: bool) -> Any:
         x_stride: Any,
         panel: Any,
         in_size: Any,
-        bias: Any,
+        start: Any,
+        start_stride: Any,
         y: Any,
         y_stride: Any,
-        weight_like: Any,
-        output_like: Any,
+        like: Any,
     ) -> Any:
         """One tile."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            tile = _Tile(builder, num_rows, weight_like, output_like, prefetches=prefetches)
-            tile.build(*arguments[:7])
+            tile = _Tile(builder, num_rows, like)
+            tile.build(*arguments[:8])
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7, weight_like, output_like), generate
+        return types.void(*[types.int64] * 8, like), generate
 
     return tile
 
@@ -68,20 +68,22 @@ def tile_product(num_rows: int, *, prefetches: bool) -> Any:
 class _Tile:
     """Builds the machine code of one tile."""
 
-    def __init__(self, builder: Any, num_rows: int, weight: Any, output: Any, *, prefetches: bool) -> None:
+    def __init__(self, builder: Any, num_rows: int, weight: Any) -> None:
         self._builder = builder
         self._floats, self._shorts, self._ints = (ir.VectorType(kind, LANES) for kind in (_F32, _I16, _I32))
         self._rows = range(num_rows)
-        self._weight, self._output = weight, output
-        self._prefetches = prefetches
+        self._weight = weight
         kind = ir.FunctionType(self._floats, [self._floats] * 3)
         self._fma = get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
 
-    def build(self, x: Any, x_stride: Any, panel: Any, in_size: Any, bias: Any, y: Any, y_stride: Any) -> None:
+    def build(
+        self, x: Any, x_stride: Any, panel: Any, in_size: Any, start: Any, start_stride: Any, y: Any, y_stride: Any
+    ) -> None:
         """A loop over the input's columns that keeps the sums in registers, then the stores."""
         b = self._builder
         starts = [b.add(x, b.mul(x_stride, _int(row))) for row in self._rows]
-        first = [self._load(bias, half, types.float32) for half in range(2)]
+        places = [b.add(start, b.mul(start_stride, _int(row))) for row in self._rows]
+        first = [[self._load(place, half, types.float32) for half in range(2)] for place in places]
         before, body, after = b.block, b.append_basic_block("columns"), b.append_basic_block("stores")
         b.branch(body)
         b.position_at_end(body)
@@ -95,7 +97,7 @@ class _Tile:
         column.add_incoming(following, body)
         for row in self._rows:
             for half in range(2):
-                sums[row][half].add_incoming(first[half], before)
+                sums[row][half].add_incoming(first[row][half], before)
                 sums[row][half].add_incoming(results[row][half], body)
         b.cbranch(b.icmp_signed("<", following, in_size), body, after)
         b.position_at_end(after)
@@ -108,9 +110,8 @@ class _Tile:
         b = self._builder
         num_bytes = PANEL * _num_bytes(self._weight)
         place = b.add(panel, b.mul(column, _int(num_bytes)))
-        if self._prefetches:
-            for line in range(0, num_bytes, _LINE_BYTES):
-                self._prefetch(b.add(place, _int(_PREFETCH_COLUMNS * num_bytes + line)))
+        for line in range(0, num_bytes, _LINE_BYTES):
+            self._prefetch(b.add(place, _int(_PREFETCH_COLUMNS * num_bytes + line)))
         weights = [self._load(place, half, self._weight) for half in range(2)]
         offset = b.mul(column, _int(_num_bytes(types.float32)))
         for row in self._rows:
@@ -132,23 +133,9 @@ class _Tile:
         return b.fpext(numbers, self._floats) if like == types.int16 else numbers
 
     def _store(self, numbers: Any, address: Any, half: int) -> None:
-        """A register of float32 rounded to the nearest stored numbers."""
-        b, like = self._builder, self._output
-        if like == types.uint16:
-            numbers = self._to_bfloat16(numbers)
-        elif like == types.int16:
-            numbers = b.fptrunc(numbers, self._stored(like))
-        place = b.add(address, _int(half * LANES * _num_bytes(like)))
-        b.store(numbers, b.inttoptr(place, self._stored(like).as_pointer()), align=_num_bytes(like))
-
-    def _to_bfloat16(self, numbers: Any) -> Any:
-        """Half to even: add just under half, and one more if the last bit that stays is odd."""
         b = self._builder
-        bits = b.bitcast(numbers, self._ints)
-        odd = b.and_(b.lshr(bits, self._all(_BF16_SHIFT)), self._all(1))
-        rounded = b.lshr(b.add(b.add(bits, self._all(0x7FFF)), odd), self._all(_BF16_SHIFT))
-        is_nan = b.fcmp_unordered("uno", numbers, numbers)
-        return b.trunc(b.select(is_nan, self._all(0x7FC0), rounded), self._shorts)
+        place = b.add(address, _int(half * LANES * _num_bytes(types.float32)))
+        b.store(numbers, b.inttoptr(place, self._floats.as_pointer()), align=_num_bytes(types.float32))
 
     def _prefetch(self, address: Any) -> None:
         b = self._builder
@@ -175,18 +162,18 @@ def _int(value: int) -> Any:
     return ir.Constant(_I64, value)
 
 
-def any_tile(*, max_prefetched: int = MAX_ROWS) -> Any:
-    """``tile(height, x, x_stride, panel, in_size, bias, y, y_stride, weight_like, output_like)`` for 1 to ``MAX_ROWS``
-    rows; see ``tile_product``. Tiles of more than ``max_prefetched`` rows ask for nothing ahead.
+def any_tile() -> Any:
+    """``tile(height, x, x_stride, panel, in_size, start, start_stride, y, y_stride, like)`` for 1 to ``MAX_ROWS`` rows;
+    see ``tile_product``.
     """
-    first = tile_product(1, prefetches=True)
+    first = tile_product(1)
 
     @njit(**PART_OPTIONS)  # type: ignore[untyped-decorator]
-    def tile(height, x, x_stride, panel, in_size, bias, y, y_stride, weight, output):  # type: ignore[no-untyped-def]
-        first(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
+    def tile(height, x, x_stride, panel, in_size, start, start_stride, y, y_stride, like):  # type: ignore[no-untyped-def]
+        first(x, x_stride, panel, in_size, start, start_stride, y, y_stride, like)
 
     for height in range(2, MAX_ROWS + 1):
-        tile = _or_lower(height, tile_product(height, prefetches=height <= max_prefetched), tile)
+        tile = _or_lower(height, tile_product(height), tile)
     return tile
 
 
@@ -194,10 +181,10 @@ def _or_lower(own_height: int, own: Any, lower: Any) -> Any:
     """A tile of one height more than ``lower`` knows."""
 
     @njit(**PART_OPTIONS)  # type: ignore[untyped-decorator]
-    def tile(height, x, x_stride, panel, in_size, bias, y, y_stride, weight, output):  # type: ignore[no-untyped-def]
+    def tile(height, x, x_stride, panel, in_size, start, start_stride, y, y_stride, like):  # type: ignore[no-untyped-def]
         if height == own_height:
-            own(x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
+            own(x, x_stride, panel, in_size, start, start_stride, y, y_stride, like)
         else:
-            lower(height, x, x_stride, panel, in_size, bias, y, y_stride, weight, output)
+            lower(height, x, x_stride, panel, in_size, start, start_stride, y, y_stride, like)
 
     return tile

@@ -51,7 +51,6 @@ def tables_size(num_rows: int, num_experts: int, num_blocks: int) -> int:
     return 2 * num_rows + num_experts + 1 + 2 + BLOCK_FIELDS * num_blocks
 
 
-_FLOAT = np.float32(0.0)
 _tile = any_tile()
 
 
@@ -129,7 +128,7 @@ def _bend(p, block, index, scratch, numbers, weight, weight_bytes):
         x = p[ROWS] + row * x_stride
         for half in range(2):
             of_half, columns = panel + half * panel_bytes, half * PANEL * FLOAT32_BYTES
-            _tile(height, x, x_stride, of_half, p[HIDDEN_SIZE], bias + columns, y + columns, y_stride, weight, _FLOAT)
+            _tile(height, x, x_stride, of_half, p[HIDDEN_SIZE], bias + columns, 0, y + columns, y_stride, weight)
         target = p[INNER] + (row * p[INNER_STRIDE] + index * PANEL) * FLOAT32_BYTES
         _bend_rows(p, numbers, scratch, y, target, height)
         row += height
@@ -146,7 +145,7 @@ def _project(p, block, index, weight, weight_bytes):
     for num_left in range((end - row + MAX_ROWS - 1) // MAX_ROWS, 0, -1):
         height = (end - row + num_left - 1) // num_left
         y = p[RESULTS] + row * y_stride + index * PANEL * FLOAT32_BYTES
-        _tile(height, p[INNER] + row * x_stride, x_stride, panel, p[INNER_SIZE], bias, y, y_stride, weight, _FLOAT)
+        _tile(height, p[INNER] + row * x_stride, x_stride, panel, p[INNER_SIZE], bias, 0, y, y_stride, weight)
         row += height
 
 

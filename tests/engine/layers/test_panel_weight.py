@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.kernels.panel_product import BLOCK_COLUMNS, CHUNK_BYTES, FLOAT32_BYTES
 from engine.kernels.tile_product import PANEL
 from engine.layers.packed_weight import pack
 from engine.layers.panel_weight import PanelWeight, fits_panels, suits_panels
@@ -36,12 +37,17 @@ def test_product_is_that_of_the_plain_weight(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_row_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
-    multiply = PanelWeight(numbers(3 * PANEL, 64, seed=1, dtype=dtype), None)
-    x = numbers(197, 64, seed=2, dtype=dtype)
+@pytest.mark.parametrize("num_columns", [BLOCK_COLUMNS, BLOCK_COLUMNS + 4, 4 * BLOCK_COLUMNS + 4])
+def test_row_is_the_same_in_every_batch_however_long_it_is(dtype: torch.dtype, num_columns: int) -> None:
+    weight, bias = numbers(3 * PANEL, num_columns, seed=1, dtype=dtype), numbers(3 * PANEL, seed=3, dtype=dtype)
+    multiply = PanelWeight(weight, bias)
+    num_rows = CHUNK_BYTES // (FLOAT32_BYTES * num_columns) + 5  # the last ones are in another chunk
+    x = numbers(num_rows, num_columns, seed=2, dtype=dtype)
     whole = multiply(x)
 
-    for start, end in ((0, 1), (1, 3), (40, 45), (90, 102), (0, 96), (96, 197)):
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(whole.double(), expected, atol=TOLERANCE[dtype] * expected.abs().max().item(), rtol=0.0)
+    for start, end in ((0, 1), (1, 3), (40, 45), (90, 102), (0, 96), (96, 197), (num_rows - 9, num_rows)):
         assert torch.equal(multiply(x[start:end]), whole[start:end])
 
 
@@ -89,10 +95,10 @@ AVX512 = {**AVX2, "avx512f": True}
 MACHINES: dict[str, tuple[str, str, dict[str, bool], set[torch.dtype]]] = {
     "AVX2 only": ("x86_64", "haswell", AVX2, set(DTYPES)),
     "AVX only": ("x86_64", "sandybridge", {}, set()),
-    "AVX-512 without instructions for bfloat16": ("x86_64", "icelake-server", AVX512, {torch.bfloat16}),
-    "Intel, AMX hidden": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True}, {torch.bfloat16}),
-    "AMX": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True, "amx-bf16": True}, set()),
-    "AMD with instructions for bfloat16": ("x86_64", "znver4", {**AVX512, "avx512bf16": True}, set()),
+    "AVX-512 without instructions for bfloat16": ("x86_64", "icelake-server", AVX512, {torch.float32, torch.bfloat16}),
+    "Intel, AMX hidden": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True}, {torch.float32, torch.bfloat16}),
+    "AMX": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True, "amx-bf16": True}, {torch.float32}),
+    "AMD with instructions for bfloat16": ("x86_64", "znver4", {**AVX512, "avx512bf16": True}, {torch.float32}),
     "no x86": ("aarch64", "neoverse-n1", {}, set()),
 }
 
