@@ -110,18 +110,9 @@ class DecodePhase:
         except WorkerRefusedError as error:
             self._note_refusal(error, replica_id, journey)
             return _leaves(generation, str(error))
-        except StreamNotBegunError as error:
-            # It was not there, so that it does not go on elsewhere: it begins there.
-            journey.lost(str(error))
-            self._pool.note_failure(replica_id, error.reason)
-            return _leaves(generation, str(error))
         except WorkerUnavailableError as error:
-            if not error.was_called:
-                self._pool.note_gone(replica_id)
-                journey.num_moves += 1
+            if not self._note_unavailable(error, journey):
                 return _leaves(generation, str(error))
-            journey.lost(str(error))
-            self._pool.note_failure(replica_id, error.reason)
         else:
             if final.finish_reason is FinishReason.HANDED_OVER:
                 self._counters.count_move(stream.order.reason if stream.order is not None else None)
@@ -147,6 +138,17 @@ class DecodePhase:
             journey.reason,
         )
         return _leaves(generation, journey.reason)
+
+    def _note_unavailable(self, error: WorkerUnavailableError, journey: Journey) -> bool:
+        """Take note that a replica is gone or does not answer. False: the request never came there, and so does not go
+        on elsewhere."""
+        if not error.was_called:
+            self._pool.note_gone(error.replica_id)
+            journey.num_moves += 1
+            return False
+        journey.lost(str(error))
+        self._pool.note_failure(error.replica_id, error.reason)
+        return not isinstance(error, StreamNotBegunError)
 
     def _note_refusal(self, error: WorkerRefusedError, replica_id: str, journey: Journey) -> None:
         """Take note that a replica did not take a request. It was not there, so that it was not moved.
