@@ -70,7 +70,7 @@ def _run(p, weight, weight_bytes, output, output_bytes):
     """Take panels from the shared counter, all of them for the first rows of the input, then for the next."""
     num_panels = p[OUT_SIZE] // PANEL
     most_rows = max(CHUNK_BYTES // (FLOAT32_BYTES * p[IN_SIZE]), MAX_ROWS)
-    num_chunks = (p[NUM_ROWS] + most_rows - 1) // most_rows
+    num_chunks = max((p[NUM_ROWS] + most_rows - 1) // most_rows, 1)
     num_rows = (p[NUM_ROWS] + num_chunks - 1) // num_chunks
     sums = np.empty(num_rows * PANEL, dtype=np.float32)
     item = take_next(p[COUNTER])

@@ -29,8 +29,9 @@ class Standing(NamedTuple):
     ``own_cores``, and ``host_cores``: all that it and the others of its ``host`` share; 0: none. ``max_rows``: as many
     streams as it computes at a time; 0: nobody knows. ``order``: a number by which every router orders replicas.
     ``lost_rows``: streams of others on its host that stand still while it computes, prompts counted as several;
-    ``crowding_s``: by how much all tokens of the host's streams come later, together, if one comes here. Both are 0
-    until somebody looked at the hosts.
+    ``crowding_s``: by how much all tokens of the host's streams come later, together, if one comes here.
+    ``is_behind``: it would take cores back from prompts that wait on its host, and so brings no first token sooner than
+    who computes there. These three are 0 until somebody looked at the hosts.
     """
 
     num_available_blocks: float
@@ -55,6 +56,7 @@ class Standing(NamedTuple):
     order: float = 0.0
     lost_rows: float = 0.0
     crowding_s: float = 0.0
+    is_behind: float = 0.0
 
 
 Prices = tuple[float, float, float, float, float, float, float, float]
@@ -133,6 +135,7 @@ class Standings(NamedTuple):
     order: FloatArray
     lost_rows: FloatArray
     crowding_s: FloatArray
+    is_behind: FloatArray
 
     @property
     def are_any_known(self) -> bool:

@@ -40,8 +40,8 @@ def beside_others(
     """The replicas with the prices that hold if the request goes there, and with what it does to others of the host.
 
     The request has ``num_context_tokens``. ``bystanders`` may compute, and are not to be chosen. If it
-    ``is_promised`` a first token in time, no worker stays idle beside prompts that wait: who comes next would be late.
-    Where no cores are shared everything stays as it is.
+    ``is_promised`` a first token in time, it is not to have it at the cost of prompts that wait already: another worker
+    that begins makes those of its host late. Where no cores are shared everything stays as it is.
     """
     if not (standings.host_cores > standings.own_cores).any():
         return standings
@@ -64,16 +64,15 @@ def _priced(standings: Standings, num_context_tokens: float, *, is_promised: boo
     own_then = own_busy + np.where(is_busy, 0.0, standings.own_cores)
     takers_then = num_takers + (~takes & (standings.core_gain > 0.0))
     speed = np.where(shares, _speed(standings, own_then, takers_then), 1.0)
-    is_calm = shares
-    if is_promised:
-        is_calm = shares & (_sums(hosts, standings.queued_tokens) == 0.0)
+    is_behind = shares & ~is_busy & (_sums(hosts, standings.queued_tokens) > 0.0)
     gains = standings._replace(core_gain=np.where(standings.core_gain > 0.0, PROMPT_CORE_GAIN, 0.0))
     of_prompts = np.where(shares, _speed(gains, own_then, takers_then), 1.0)
     return standings._replace(
         **{name: getattr(standings, name) / speed for name in STREAM_PRICES},
         **{name: getattr(standings, name) / of_prompts for name in PROMPT_PRICES},
-        lost_rows=np.where(is_calm & ~is_busy, _lost_rows(standings, hosts, is_busy, own_busy, num_takers), 0.0),
-        crowding_s=np.where(is_calm, _crowding_s(standings, hosts, ranks, num_context_tokens), 0.0),
+        lost_rows=np.where(shares & ~is_busy, _lost_rows(standings, hosts, is_busy, own_busy, num_takers), 0.0),
+        crowding_s=np.where(shares, _crowding_s(standings, hosts, ranks, num_context_tokens), 0.0),
+        is_behind=np.where(is_promised, is_behind, 0.0),
     )
 
 

@@ -47,6 +47,9 @@ JOINING_STEPS = 2.0
 LEAST_HEAD_SHARE = 0.25
 """A prompt is split where somebody else has so much more of it cached than whoever would compute it."""
 
+BEHIND_MARGIN = 1.1
+"""So many times as late: a leaning or a tie is no reason to take cores from prompts that wait."""
+
 NEVER = np.inf
 
 
@@ -133,7 +136,7 @@ def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predicti
         least = np.where(fleet.leans_to_prompts > 0, PREFILL.prompt_share, DECODE.prompt_share)
         beside_streams_s = np.maximum(itl_s - step_s, least * step_s)
         num_steps = np.where(fleet.num_rows > 0, np.maximum(prompts_s / beside_streams_s, num_steps), num_steps)
-    ttft_s = prompts_s + np.ceil(num_steps) * step_s
+    ttft_s = _not_before_others(fleet, prompts_s + np.ceil(num_steps) * step_s)
     alone_s = step_s + slower_s
     gap_s = alone_s / (1.0 - np.minimum(fleet.prompt_share, MAX_PROMPT_SHARE))
     if itl_s is not None:  # steps take no more prompt tokens than fit
@@ -142,6 +145,18 @@ def predict(fleet: Standings, wish: Wish, cached_tokens: FloatArray) -> Predicti
     return Predictions(
         ttft_s=ttft_s, gap_s=gap_s, step_s=step_s, slower_s=slower_s, prompt_s=prompt_s, joining_s=joining_s
     )
+
+
+def _not_before_others(fleet: Standings, ttft_s: FloatArray) -> FloatArray:
+    """Those that are behind bring a first token later than the soonest that computes on their host."""
+    is_behind = fleet.is_behind > 0
+    if not is_behind.any():
+        return ttft_s
+    hosts = fleet.host.astype(np.intp)
+    soonest = np.full(int(hosts.max()) + 1, np.inf)
+    np.minimum.at(soonest, hosts[~is_behind], ttft_s[~is_behind])
+    there_s = soonest[hosts]
+    return np.where(is_behind & (there_s < np.inf), np.maximum(ttft_s, BEHIND_MARGIN * there_s), ttft_s)
 
 
 class Costs(NamedTuple):

@@ -16,6 +16,8 @@ from router.wire.early_notices import EarlyNotices
 from router.wire.output_streams import OutputStreams
 from router.wire.submissions import Submissions
 
+FIRST_STREAMS_S = 2.0
+
 
 class Run:
     """One request on one replica: the sink of its deltas. ``ended`` holds the last one, or why none came."""
@@ -120,6 +122,15 @@ class WorkerLink:
         for replica in self.pool.replicas:
             if self.pool.is_usable(replica) and replica.info is not None:
                 self.streams.open(replica.replica_id)
+
+    async def hear_all(self) -> None:
+        """Wait for the streams of those that can be used, for up to ``FIRST_STREAMS_S``: a router that has just started
+        would send all requests to the first one that it hears."""
+        usable = [item for item in self.pool.replicas if self.pool.is_usable(item) and item.info is not None]
+        if usable:
+            await asyncio.wait(
+                [self.streams.open(item.replica_id).connected for item in usable], timeout=FIRST_STREAMS_S
+            )
 
     async def close(self) -> None:
         """Stop sending, tell the workers what was given up, close the streams."""

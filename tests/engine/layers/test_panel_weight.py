@@ -73,6 +73,10 @@ def test_what_is_no_number_stays_visible_in_its_row(dtype: torch.dtype) -> None:
     assert bool(found[4].isnan().all())
 
 
+def test_no_rows_give_no_rows() -> None:
+    assert PanelWeight(numbers(PANEL, 8, seed=1), None)(numbers(0, 8, seed=2)).shape == (0, PANEL)
+
+
 def test_rows_that_lie_apart_are_read_where_they_are() -> None:
     multiply = PanelWeight(numbers(PANEL, 8, seed=1), None)
     wide = numbers(5, 24, seed=2)

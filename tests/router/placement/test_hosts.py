@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.contract.promise import Promise
 from engine.contract.step_time import StepTimeModel
-from router.placement.fleet import Standing
+from router.placement.fleet import Standing, Standings
 from router.placement.hosts import LOSS_MARGIN, SPREAD_MARGIN, WAITING_ROWS, beside_others
 from router.placement.planner import Plan, Wish, choose, predict
 from tests.support.router.standings import MODEL, fleet_of, standing
@@ -152,17 +153,44 @@ def test_routers_that_list_workers_in_another_order_choose_the_same() -> None:
     assert first.crowding_s[1] == 0.0 < first.crowding_s[0]
 
 
-def test_nobody_stays_idle_beside_prompts_that_wait_while_first_tokens_are_promised() -> None:
-    fleet = fleet_of(worker(num_rows=4.0, queued_tokens=500.0), worker())
+PROMISED = replace(WISH, num_prompt_tokens=500, promise=Promise(ttft_ms=600.0, itl_ms=150.0))
 
-    spared, used = (
-        beside_others(fleet, num_context_tokens=0.0, is_promised=is_promised) for is_promised in (False, True)
+
+def promised_plan(*workers: Standing, wish: Wish = PROMISED, bystanders: Standings | None = None) -> Plan:
+    fleet = beside_others(
+        fleet_of(*workers).with_prices(),
+        num_context_tokens=wish.num_prompt_tokens,
+        bystanders=bystanders,
+        is_promised=True,
     )
+    plan = choose(fleet, wish, np.zeros(len(workers)))
+    assert plan is not None
+    return plan
 
-    assert spared.lost_rows[1] > 0.0 == used.lost_rows[1]
-    assert beside_others(fleet_of(worker(num_rows=4.0), worker()), num_context_tokens=0.0, is_promised=True).lost_rows[
-        1
-    ]
+
+@pytest.mark.parametrize("queued_tokens", [100.0, 1000.0, 5000.0])
+@pytest.mark.parametrize("idle_leans_to_prompts", [0.0, 1.0])
+def test_no_worker_takes_cores_from_prompts_that_wait_to_keep_a_promise(
+    queued_tokens: float, idle_leans_to_prompts: float
+) -> None:
+    """What it would win for this request, those that wait there would lose."""
+    busy, idle = worker(num_rows=4.0, queued_tokens=queued_tokens), worker(leans_to_prompts=idle_leans_to_prompts)
+
+    assert promised_plan(busy, idle).way == (0, 0, False)
+
+
+def test_promise_is_kept_on_another_host_or_where_there_is_room() -> None:
+    busy = worker(num_rows=4.0, queued_tokens=5000.0)
+
+    assert promised_plan(busy, worker(), worker(1), worker(1)).prompt in (2, 3)
+    wish = replace(PROMISED, num_blocks=10)
+    assert promised_plan(busy._replace(num_available_blocks=3.0), worker(), wish=wish).stream == 1
+
+
+def test_who_takes_no_requests_any_more_is_not_waited_for() -> None:
+    leaving = fleet_of(worker(num_rows=4.0, queued_tokens=5000.0))
+
+    assert promised_plan(worker(), bystanders=leaving).way == (0, 0, False)
 
 
 def test_another_host_is_as_good_as_before() -> None:
