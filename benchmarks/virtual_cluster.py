@@ -5,17 +5,21 @@
 
 For every cell (as of ``benchmarks.disagg --matrix``) the best fixed layout is searched: every ratio of prefill to
 decode workers (beyond 16 workers some, and then those around the best), ``unified`` (each worker computes its own
-prompts) and ``unified_chunk_128``. With ``--trace`` the load is a recorded one (its format: see benchmarks/routing.py),
-so fast that the workers would be busy with prompts for ``--trace-load`` of their time if nothing were cached. Rows:
+prompts) and ``unified_chunk_128``; where workers share cores, fixed ones keep to their own, or one a host has all. With
+``--trace`` the load is a recorded one (its format: see benchmarks/routing.py), so fast that the workers would be busy
+with prompts for ``--trace-load`` of their time if nothing were cached. Rows:
 ``best/<figure>/workers=<n>/<cell>``, whose detail names the layout, ``<layout>/goodput/...`` and ``.../itl_p99_ms/...``
 of all that was tried, and ``speed/...``: simulated seconds in a second.
 
     python -m benchmarks.virtual_cluster --elastic --workers 4 --cells 'mid/*/steady' --seeds 3
+    python -m benchmarks.virtual_cluster --elastic --workers 2 --machine benchmarks/disagg_parts/matrix_host.json
 
 ``--elastic`` compares instead: ``regret/goodput/<place>`` is the goodput of as many workers with elastic roles, whose
 requests are promised both limits, over that of the best fixed layout of the very same requests; the place without a
 seed has the sums of all seeds. Workers with elastic roles learn what steps take from ``--warm-up`` seconds of other
 requests; with fixed ones nothing is learnt. ``--load`` replaces the share of capacity that cells name.
+``matrix_host.json`` is a host of two cores as the workers of ``benchmarks.disagg --matrix`` fitted it: one with both
+cores, and two with one each.
 """
 
 from __future__ import annotations
@@ -125,9 +129,14 @@ def regret_row(place: str, own: float, best: float, detail: dict[str, float | st
     return Row(name=f"regret/goodput/{place}", value=value, unit="x", detail=detail)
 
 
+def num_machines(machine: Machine, num_workers: int) -> float:
+    """How many times one worker's capacity so many have, which has all cores of its host while it is alone."""
+    return num_workers / (machine.workers_per_host if machine.shares_cores else 1)
+
+
 def loads_of(cell: Cell, args: argparse.Namespace, capacity: Mapping[str, float], num_workers: int) -> list[Load]:
     """A cell's requests by each seed, the first of which is its own."""
-    scale = num_workers * (args.load / LEVELS[cell.level] if args.load else 1.0)
+    scale = num_machines(args.machine, num_workers) * (args.load / LEVELS[cell.level] if args.load else 1.0)
     seeded = [replace(cell, part=cell.part + SEED_STEP * number) for number in range(args.seeds)]
     return [one.load(capacity, seconds=args.cell_seconds, scale=scale) for one in seeded]
 
@@ -136,7 +145,7 @@ def warm_up_load(args: argparse.Namespace, capacity: Mapping[str, float], num_wo
     """What workers learn from: requests of the balanced mix, half of what can be served."""
     if not args.warm_up:
         return []
-    rates = {"balanced": capacity["balanced"] * num_workers / 2}
+    rates = {"balanced": capacity["balanced"] * num_machines(args.machine, num_workers) / 2}
     return make_load(LoadSpec(mix="balanced", shape="steady", rates=rates, seconds=args.warm_up, seed=WARM_UP_SEED))
 
 

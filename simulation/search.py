@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from simulation.layout import SMALL_CHUNK, Layout, apart, unified
+from simulation.layout import LARGE_CHUNK, SMALL_CHUNK, Layout, apart, unified
 from simulation.machine import Machine
 from simulation.outcome import Figures
 
@@ -40,15 +40,21 @@ def worth(figures: Figures) -> tuple[float, float, float]:
 def best_fixed(num_workers: int, machine: Machine, judge: Judge, *, small_chunk: int = SMALL_CHUNK) -> Search:
     """The best of: every ratio of prefill to decode workers, all that do both, and the same with small chunks.
 
-    Of more than ``MAX_TRIED_RATIOS`` workers the ratio is searched, which takes goodput to have one peak.
+    Where a machine's workers share cores, fixed ones keep to their own, or one worker a host has all of them. Of more
+    than ``MAX_TRIED_RATIOS`` workers the ratio is searched, which takes goodput to have one peak.
     """
-    layouts = {layout.name: layout for layout in (unified(num_workers, machine),)}
-    small = unified(num_workers, machine, chunk=small_chunk)
-    layouts[small.name] = small
+    own, sizes = machine, [(num_workers, machine)]
+    if machine.shares_cores and machine.shared_step_time is not None:
+        own = replace(machine, step_time=machine.shared_step_time, shared_step_time=None)
+        sizes = [(num_workers, own)]
+        if num_workers % machine.workers_per_host == 0:
+            sizes.append((num_workers // machine.workers_per_host, replace(machine, shared_step_time=None)))
+    alike = [unified(*size, chunk=chunk) for size in sizes for chunk in (LARGE_CHUNK, small_chunk)]
+    layouts = {layout.name: layout for layout in alike}
     tried = {name: judge(layout) for name, layout in layouts.items()}
 
     def try_ratio(num_prefill: int) -> tuple[float, float, float]:
-        layout = apart(num_prefill, num_workers - num_prefill, machine)
+        layout = apart(num_prefill, num_workers - num_prefill, own)
         if layout.name not in tried:
             layouts[layout.name], tried[layout.name] = layout, judge(layout)
         return worth(tried[layout.name])

@@ -49,6 +49,28 @@ def test_one_long_gap_in_eleven_breaks_no_promise_and_two_do() -> None:
     assert not bad.keeps(PROMISE)
 
 
+def test_where_cores_are_shared_fixed_workers_keep_to_their_own_or_have_the_whole_host() -> None:
+    machine = replace(CPU_CORE, shared_step_time=replace(CPU_CORE.step_time, base_s=1.0), workers_per_host=2)
+    base_s: dict[str, list[float]] = {}
+
+    def judge(layout: Layout) -> Figures:
+        pools = (layout.prefill, layout.decode)
+        base_s[layout.name] = [pool.machine.step_time.base_s for pool in pools if pool.num_workers]
+        assert not any(pool.machine.shares_cores for pool in pools)
+        return made_up(layout, 0.5)
+
+    best_fixed(2, machine, judge)
+
+    alone_s = CPU_CORE.step_time.base_s
+    assert base_s == {
+        "unified_2": [1.0],
+        "unified_2_chunk_128": [1.0],
+        "unified_1": [alone_s],
+        "unified_1_chunk_128": [alone_s],
+        "apart_1_1": [1.0, 1.0],
+    }
+
+
 def test_figures_of_a_load() -> None:
     outcomes = [outcome(0.0, 0.2, 0.05), outcome(1.0, 0.8, 0.05), outcome(2.0, 0.2, 0.05, error="lost")]
 

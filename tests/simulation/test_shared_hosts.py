@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.contract.promise import NO_PROMISE
+from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.step_time import StepTimeModel
-from simulation.cluster import virtual_cluster
+from simulation.cluster import simulate, virtual_cluster
 from simulation.layout import Layout, elastic, unified
-from simulation.loads import MIXES, LoadSpec, make_load
+from simulation.loads import MIXES, LoadSpec, Shape, make_load
 from simulation.machine import CPU_HOST, Machine
 from simulation.virtual_loop import run_virtually
 
@@ -50,6 +50,34 @@ def test_few_streams_are_as_fast_as_on_one_worker_with_all_cores(num_clients: in
 
     assert max(busy_s) > 2 * sum(busy_s) / 3
     assert rate > 0.95 * alone
+
+
+PROMISE = Promise(ttft_ms=4000.0, itl_ms=150.0)
+SLOW = replace(
+    PAIR,
+    step_time=replace(ALONE, prompt_token_s=7e-4),
+    shared_step_time=replace(BESIDE, prompt_token_s=1.4e-3),
+    step_noise=0.08,
+)
+RATES = {"prompt_heavy": 1.6, "balanced": 2.5}
+
+
+def kept(layout: Layout, *, shape: Shape, learns: bool = False) -> int:
+    """Promises that are kept while long prompts come as fast as they can be computed, in three draws of a load."""
+    before = make_load(LoadSpec(mix="balanced", shape="steady", rates=RATES, seconds=20.0, seed=9)) if learns else ()
+    loads = [make_load(LoadSpec(mix="prompt_heavy", shape=shape, rates=RATES, seconds=8.0, seed=n)) for n in range(3)]
+    runs = [simulate(layout, load, seed=number, warm_up=before) for number, load in enumerate(loads)]
+    return sum(outcome.keeps(PROMISE) for run in runs for outcome in run.outcomes)
+
+
+@pytest.mark.parametrize("shape", ["steady", "bursts"])
+def test_beside_long_prompts_as_many_promises_are_kept_as_by_one_worker_with_all_cores_and_small_chunks(
+    shape: Shape,
+) -> None:
+    """A worker that took its cores back to keep one more promise made those that waited late, a quarter of all."""
+    by_one = kept(unified(1, replace(SLOW, shared_step_time=None), chunk=128), shape=shape)
+
+    assert kept(elastic(2, SLOW, PROMISE), shape=shape, learns=True) >= 0.95 * by_one
 
 
 def test_without_shared_cores_both_workers_serve() -> None:

@@ -127,6 +127,14 @@ async def test_replica_that_left_after_it_was_chosen_is_no_loss(model_dir: Path)
         assert [len(replica.seen) for replica in leaving] == [0, 0]
 
 
+async def test_router_that_has_just_started_hears_all_replicas_that_are_there(model_dir: Path) -> None:
+    async with router_rig(model_dir, num_prefill=3, num_decode=3) as rig:
+        pools = (rig.service.prefill_pool, rig.service.decode_pool)
+
+        assert [len(pool.candidates()) for pool in pools] == [3, 3]
+        assert all(replica.has_stream for pool in pools for replica in pool.replicas)
+
+
 async def test_new_replica_whose_stream_does_not_begin_keeps_no_request_waiting(model_dir: Path) -> None:
     settings = with_settings(connect_timeout_s=60.0, stream_silence_timeout_s=60.0)
     async with router_rig(model_dir, settings=settings) as rig:
