@@ -132,6 +132,13 @@ def run_layout(
     return rows, capacity
 
 
+def is_placed(row: str, layouts: Sequence[str], cells: Sequence[str]) -> bool:
+    """True for a row of ``placed_rows`` of these: a run that did not place for its reason writes none over it."""
+    layout, _, rest = row.partition("/")
+    reason, _, cell = rest.partition("/")
+    return layout in layouts and reason.startswith(PLACED) and cell in cells
+
+
 def run_matrix(model: Path, args: argparse.Namespace) -> None:
     """Measure the layouts and cells that were asked for, beside what an earlier run kept, and publish."""
     cells = cells_named(args.cells)
@@ -154,6 +161,7 @@ def run_matrix(model: Path, args: argparse.Namespace) -> None:
         of_layout, capacity = run_layout(name, model, cells, capacity, args)
         rows.extend(of_layout)
     rows.extend(Row(name=f"capacity/{mix}", value=rate, unit="requests/s") for mix, rate in capacity.items())
+    kept = [row for row in kept if not is_placed(str(row["name"]), layouts, [cell.name for cell in cells])]
     values = {str(row["name"]): float(row["value"]) for row in kept} | {row.name: row.value for row in rows}
     names = [cell.name for cell in ALL_CELLS]
     rows.extend(regret_rows(values, layout=ELASTIC, others=FIXED, cells=names))

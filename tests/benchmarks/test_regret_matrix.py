@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.disagg_parts.cells import ALL_CELLS, cells_named, regret_rows
 from benchmarks.disagg_parts.layouts import ELASTIC, FIXED, ONE_SMALL, TWO, matrix_settings
-from benchmarks.disagg_parts.matrix import parse_capacity, placed_rows, served_per_s, worker_rows
+from benchmarks.disagg_parts.matrix import is_placed, parse_capacity, placed_rows, served_per_s, worker_rows
 from benchmarks.disagg_parts.pictures import table
 from benchmarks.load import Timing
 from benchmarks.report import Row, kept_rows, publish
@@ -30,6 +30,16 @@ def test_there_are_27_cells_and_patterns_choose_among_them() -> None:
     ]
     with pytest.raises(SystemExit, match="--cells high/\\*/\\* fits no cell"):
         cells_named(["high/*/*"])
+
+
+def test_reasons_of_an_earlier_run_do_not_stay_beside_those_of_a_new_one() -> None:
+    cell = "low/balanced/steady"
+    (row,) = placed_rows(ELASTIC, cell, {}, {"apart": 3.0})
+
+    assert is_placed(row.name, [ELASTIC], [cell])
+    assert not is_placed(row.name, [TWO], [cell])
+    assert not is_placed(row.name, [ELASTIC], ["mid/balanced/steady"])
+    assert not is_placed(f"{ELASTIC}/goodput/{cell}", [ELASTIC], [cell])
 
 
 def test_a_cell_is_the_same_load_for_every_layout_and_no_two_share_prompts() -> None:
