@@ -10,13 +10,14 @@ import pytest
 from benchmarks.disagg_parts.cells import LEVELS, cells_named
 from benchmarks.virtual_cluster import elastic_result, loads_of, main, warm_up_load
 from engine.contract.promise import Promise
-from simulation.machine import CPU_CORE
+from simulation.machine import CPU_CORE, CPU_HOST
 
 CAPACITY = {"prompt_heavy": 1.0, "balanced": 2.0, "decode_heavy": 2.0}
 
 
 def arguments(**changes: object) -> argparse.Namespace:
-    return argparse.Namespace(**{"seeds": 2, "load": None, "cell_seconds": 30.0, "warm_up": 5, **changes})
+    usual = {"seeds": 2, "load": None, "cell_seconds": 30.0, "warm_up": 5, "machine": CPU_CORE}
+    return argparse.Namespace(**{**usual, **changes})
 
 
 def test_seeds_are_other_draws_of_a_cell_the_first_of_which_is_its_own() -> None:
@@ -26,6 +27,14 @@ def test_seeds_are_other_draws_of_a_cell_the_first_of_which_is_its_own() -> None
 
     assert list(own) == cell.load(CAPACITY, seconds=30.0, scale=4)
     assert [item.at_s for item in own] != [item.at_s for item in other]
+
+
+def test_workers_that_share_a_host_are_asked_for_what_the_host_can_do() -> None:
+    (cell,) = cells_named(["mid/balanced/steady"])
+
+    (load,) = loads_of(cell, arguments(seeds=1, machine=CPU_HOST), CAPACITY, 4)
+
+    assert list(load) == cell.load(CAPACITY, seconds=30.0, scale=2)
 
 
 def test_load_replaces_the_share_of_the_cell() -> None:
