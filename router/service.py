@@ -196,7 +196,7 @@ class RouterService:
         if self._refreshing is not None:
             return
         await self._refresh(wait=True)
-        await asyncio.gather(*(link.hear_all() for link in self._links.values()))
+        await asyncio.gather(*(link.hear_all() for link in dict.fromkeys(self._links.values())))
         self._refreshing = asyncio.create_task(self._keep_refreshing())
         await self.view.start()
         self.rebalancer.start()

@@ -17,6 +17,7 @@ from router.wire.output_streams import OutputStreams
 from router.wire.submissions import Submissions
 
 FIRST_STREAMS_S = 2.0
+"""A stream that takes longer to begin does not keep a router from starting."""
 
 
 class Run:

@@ -173,7 +173,7 @@ def promised_plan(*workers: Standing, wish: Wish = PROMISED, bystanders: Standin
 def test_no_worker_takes_cores_from_prompts_that_wait_to_keep_a_promise(
     queued_tokens: float, idle_leans_to_prompts: float
 ) -> None:
-    """What it would win for this request, those that wait there would lose."""
+    """What this request would gain, those that wait there would lose."""
     busy, idle = worker(num_rows=4.0, queued_tokens=queued_tokens), worker(leans_to_prompts=idle_leans_to_prompts)
 
     assert promised_plan(busy, idle).way == (0, 0, False)
