@@ -64,8 +64,9 @@ PART_OPTIONS = {**OPTIONS, "cache": False, "forceinline": True}
 alone and with its kernel, and not to the same bits; which one runs depends on whether this process compiled the kernel
 or loaded it."""
 
-STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16}
-"""How a kernel sees the numbers of a dtype; ``widen`` and ``narrow`` know by it what they are."""
+STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.int16, "bfloat16 pairs": np.uint32}
+"""How a kernel sees the numbers of a dtype; ``widen`` and ``narrow`` know by it what they are. Pairs are only for
+``tile_product``."""
 
 
 def compile_kernel(function):

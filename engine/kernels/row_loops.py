@@ -191,21 +191,21 @@ def add_row(typing_context: Any, hidden: Any, delta: Any, count: Any, scale: Any
 
 
 @intrinsic
-def narrow_row(typing_context: Any, source: Any, target: Any, count: Any, like: Any) -> Any:
-    """target = source, which is float32, rounded to the nearest."""
+def convert_row(typing_context: Any, source: Any, target: Any, count: Any, from_like: Any, to_like: Any) -> Any:
+    """target = source, rounded to the nearest; ``from_like`` and ``to_like`` are of their types."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, target, count, _ = arguments
+        source, target, count, *_ = arguments
         lanes = Lanes(builder)
 
         def step(offset: Any, state: Any) -> Any:
-            lanes.store(lanes.load(source, offset, types.float32), target, offset, like)
+            lanes.store(lanes.load(source, offset, from_like), target, offset, to_like)
             return state
 
         lanes.fold(count, floats(0.0), step)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 3, like), generate
+    return types.void(*[types.int64] * 3, from_like, to_like), generate
 
 
 @intrinsic

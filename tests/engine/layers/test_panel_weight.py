@@ -1,32 +1,48 @@
 """Products with weights in panels: right for every size that fits, the same for a row in every batch."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.panel_product import BLOCK_COLUMNS, CHUNK_BYTES, FLOAT32_BYTES
-from engine.kernels.tile_product import PANEL
+from engine.kernels.lanes import HAS_BFLOAT16_UNIT
+from engine.kernels.panel_product import BLOCK_WORDS, CHUNK_BYTES, WIDENING_ROWS
+from engine.kernels.tile_product import PANEL, WORD_BYTES
 from engine.layers.packed_weight import pack
-from engine.layers.panel_weight import PanelWeight, fits_panels, suits_panels
+from engine.layers.panel_weight import PanelWeight, fits_panels, multiplies_pairs, suits_panels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = tuple(TOLERANCE)
+UNIT = 8
+"""Columns of the input that any panel can hold."""
+
+WAYS = [(dtype, False) for dtype in DTYPES] + [(torch.bfloat16, True)] * HAS_BFLOAT16_UNIT
+"""Dtypes, and whether pairs of bfloat16 are multiplied: where the machine can."""
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0]}, in pairs" if way[1] else str(way[0]))
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """Of weight and input, each way of multiplying it."""
+    dtype, in_pairs = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.layers.panel_weight.multiplies_pairs", lambda: in_pairs)
+        yield dtype
 
 
 def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@given(num_rows=st.integers(1, 200), num_panels=st.integers(1, 5), quarter=st.integers(1, 20), has_bias=st.booleans())
-@settings(max_examples=40, deadline=None)
+@given(num_rows=st.integers(1, 200), num_panels=st.integers(1, 5), num_units=st.integers(1, 10), has_bias=st.booleans())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_product_is_that_of_the_plain_weight(
-    dtype: torch.dtype, num_rows: int, num_panels: int, quarter: int, *, has_bias: bool
+    dtype: torch.dtype, num_rows: int, num_panels: int, num_units: int, *, has_bias: bool
 ) -> None:
-    weight = numbers(PANEL * num_panels, 4 * quarter, seed=1, dtype=dtype)
+    weight = numbers(PANEL * num_panels, UNIT * num_units, seed=1, dtype=dtype)
     bias = numbers(PANEL * num_panels, seed=2, dtype=dtype) if has_bias else None
-    x = numbers(num_rows, 4 * quarter, seed=3, dtype=dtype)
+    x = numbers(num_rows, UNIT * num_units, seed=3, dtype=dtype)
 
     found = PanelWeight(weight, bias)(x)
 
@@ -36,18 +52,18 @@ def test_product_is_that_of_the_plain_weight(
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype] * scale, rtol=0.0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("num_columns", [BLOCK_COLUMNS, BLOCK_COLUMNS + 4, 4 * BLOCK_COLUMNS + 4])
+@pytest.mark.parametrize("num_columns", [BLOCK_WORDS, 1024, 2 * BLOCK_WORDS + UNIT, 5 * BLOCK_WORDS - UNIT])
 def test_row_is_the_same_in_every_batch_however_long_it_is(dtype: torch.dtype, num_columns: int) -> None:
     weight, bias = numbers(3 * PANEL, num_columns, seed=1, dtype=dtype), numbers(3 * PANEL, seed=3, dtype=dtype)
     multiply = PanelWeight(weight, bias)
-    num_rows = CHUNK_BYTES // (FLOAT32_BYTES * num_columns) + 5  # the last ones are in another chunk
+    num_rows = max(2 * CHUNK_BYTES // (WORD_BYTES * num_columns) + 5, 202)  # the last ones are in another chunk
     x = numbers(num_rows, num_columns, seed=2, dtype=dtype)
     whole = multiply(x)
 
     expected = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(whole.double(), expected, atol=TOLERANCE[dtype] * expected.abs().max().item(), rtol=0.0)
-    for start, end in ((0, 1), (1, 3), (40, 45), (90, 102), (0, 96), (96, 197), (num_rows - 9, num_rows)):
+    few = WIDENING_ROWS - 1
+    for start, end in ((0, 1), (1, 3), (40, 45), (90, 102), (0, few), (0, 96), (96, 197), (num_rows - 9, num_rows)):
         assert torch.equal(multiply(x[start:end]), whole[start:end])
 
 
@@ -62,7 +78,6 @@ def test_number_that_bfloat16_holds_gives_the_same_result_from_half_the_bytes() 
     assert torch.equal(halved(x)[:, 1:], whole(x)[:, 1:])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_no_number_stays_visible_in_its_row(dtype: torch.dtype) -> None:
     x = numbers(9, 16, seed=2, dtype=dtype)
     x[4, 3], x[6, 0] = float("nan"), float("inf")
@@ -102,7 +117,12 @@ MACHINES: dict[str, tuple[str, str, dict[str, bool], set[torch.dtype]]] = {
     "AVX-512 without instructions for bfloat16": ("x86_64", "icelake-server", AVX512, {torch.float32, torch.bfloat16}),
     "Intel, AMX hidden": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True}, {torch.float32, torch.bfloat16}),
     "AMX": ("x86_64", "sapphirerapids", {**AVX512, "avx512bf16": True, "amx-bf16": True}, {torch.float32}),
-    "AMD with instructions for bfloat16": ("x86_64", "znver4", {**AVX512, "avx512bf16": True}, {torch.float32}),
+    "AMD with instructions for bfloat16": (
+        "x86_64",
+        "znver4",
+        {**AVX512, "avx512bf16": True},
+        {torch.float32, torch.bfloat16},
+    ),
     "no x86": ("aarch64", "neoverse-n1", {}, set()),
 }
 
@@ -114,3 +134,4 @@ def test_panels_are_for_machines_whose_library_is_slower(monkeypatch: pytest.Mon
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: name)
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
     assert {dtype for dtype in DTYPES if suits_panels.__wrapped__(dtype)} == expected
+    assert multiplies_pairs() == (name == "znver4")
