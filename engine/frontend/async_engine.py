@@ -54,7 +54,7 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
         observer: RequestObserver | None = None,
     ) -> None:
-        self._observer = observer
+        self._clock, self._observer = clock, observer
         self._thread = EngineThread(build, self, name=name, step_timeout_s=step_timeout_s, clock=clock)
         self._report_period_s = report_period_s
         self._load = self._delivered_load = LoadReport()
@@ -157,7 +157,8 @@ class AsyncEngine:
             self._requests_of.setdefault(request.client_id, set()).add(request.request_id)
             if self._observer is not None:
                 self._observer.came(request)
-        answers = await self._thread.call(lambda core: [self._try_add(request, core) for request in requests])
+        came_s = self._clock()
+        answers = await self._thread.call(lambda core: [self._try_add(request, core, came_s) for request in requests])
         refused = {request.request_id for request, answer in zip(requests, answers, strict=True) if answer is not None}
         for request in new:
             if request.request_id in refused:
@@ -234,11 +235,11 @@ class AsyncEngine:
         """
         await self._thread.call(lambda core: core.order_out(request_ids))
 
-    def _try_add(self, request: GenerateRequest, core: EngineCore) -> RequestRefusedError | None:
+    def _try_add(self, request: GenerateRequest, core: EngineCore, came_s: float) -> RequestRefusedError | None:
         if self._is_draining:
             return RequestRefusedError("the worker is being drained and takes no more requests", code="draining")
         try:
-            core.add_request(request)
+            core.add_request(request, waited_s=self._clock() - came_s)
         except RequestRefusedError as refusal:
             return refusal
         return None

@@ -65,14 +65,14 @@ class EngineCore:
         """Let ``threads`` choose the threads of every step, and tell it when there is none; closed with this engine."""
         self._threads = threads
 
-    def add_request(self, request: GenerateRequest) -> None:
-        """Accept a request.
+    def add_request(self, request: GenerateRequest, *, waited_s: float = 0.0) -> None:
+        """Accept a request, which has waited for this call for ``waited_s``.
 
         Raises:
             RequestRefusedError: It can never be served here; nothing was kept.
         """
         self.num_load_changes += 1
-        self.scheduler.add_request(request)
+        self.scheduler.add_request(request, waited_s=waited_s)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests in whatever state they are; unknown ids are ignored and counted."""

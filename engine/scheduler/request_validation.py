@@ -53,8 +53,10 @@ class RequestValidator:
         self._clock = clock
         self._next_arrival_index = 0
 
-    def enter(self, message: GenerateRequest) -> None:
+    def enter(self, message: GenerateRequest, *, waited_s: float = 0.0) -> None:
         """Queue a request, or take note of one that is to come; one whose output is complete already ends right here.
+
+        It is queued since it came, ``waited_s`` ago: commands wait while a step computes.
 
         Raises:
             RequestRefusedError: It cannot be served; its subclasses say more.
@@ -71,7 +73,7 @@ class RequestValidator:
             if message.kv_transfer is not None:
                 self._remote.release_params(message.kv_transfer)
             raise
-        request = self._make_request(message)
+        request = self._make_request(message, queued_at_s=self._clock() - waited_s)
         grammar = message.sampling.grammar
         if message.kv_stream is not None:
             if grammar is not None and self._grammars is not None:
@@ -86,14 +88,14 @@ class RequestValidator:
             self._remote.expect(message.kv_transfer)
         self._end_if_complete(request)
 
-    def _make_request(self, message: GenerateRequest) -> Request:
+    def _make_request(self, message: GenerateRequest, *, queued_at_s: float) -> Request:
         num_prompt_tokens, beams = len(message.prompt_token_ids), message.sampling.beams
         max_kv_tokens = self._max_kv_tokens
         if beams is not None and not message.hand_over:
             max_kv_tokens = self._max_beam_tokens(num_prompt_tokens, beams.width)
         full_limit = min(num_prompt_tokens + message.sampling.max_tokens, self._max_model_len, max_kv_tokens + 1)
         request = Request(
-            message, arrival_index=self._next_arrival_index, full_limit=full_limit, queued_at_s=self._clock()
+            message, arrival_index=self._next_arrival_index, full_limit=full_limit, queued_at_s=queued_at_s
         )
         self._next_arrival_index += 1
         if message.trace is not None:

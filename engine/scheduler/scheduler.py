@@ -94,8 +94,8 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def add_request(self, message: GenerateRequest) -> None:
-        """Queue a request, or take note of one that is to come.
+    def add_request(self, message: GenerateRequest, *, waited_s: float = 0.0) -> None:
+        """Queue a request, which came ``waited_s`` ago, or take note of one that is to come.
 
         Raises:
             PromptTooLongError: It can never fit.
@@ -103,7 +103,7 @@ class Scheduler:
             RequestRefusedError: The queue is full, or the request asks for what this engine cannot do.
         """
         self._is_quiet = False
-        self._validator.enter(message)
+        self._validator.enter(message, waited_s=waited_s)
         self._counters.num_requests += message.kv_stream is None
 
     def forget_client(self, client_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,14 +12,17 @@ import pytest
 from engine.contract.errors import ConfigError, ConnectorDeadError, EngineDeadError
 from engine.contract.executor import StepRunner
 from engine.contract.step import PendingStep, SchedulerOutput
+from engine.contract.tracing.request_timings import RequestTimings, TraceContext
 from engine.frontend.async_engine import AsyncEngine
 from engine.frontend.engine_core import EngineCore
 from kv_transfer.inproc import InProcessFabric
+from tests.support.clock import ManualClock
 from tests.support.engine.chain_engine import chain_engine
 from tests.support.engine.chain_runner import expected_tokens
 from tests.support.engine.disaggregated import inproc_builder
 from tests.support.engine.engine_pools import INPROC
 from tests.support.engine.local_client import run_to_end
+from tests.support.engine.pausable_runner import PausableRunner
 from tests.support.engine.requests import greedy_request
 
 
@@ -108,6 +112,35 @@ async def test_cores_are_lent_while_an_engine_has_nothing_to_compute() -> None:
     await engine.close()
 
     assert cores.is_closed
+
+
+async def test_request_that_comes_during_a_step_has_waited_since_then() -> None:
+    core, clock = chain_engine(), ManualClock()
+    core.runner = runner = PausableRunner(core.runner)
+    engine = AsyncEngine(lambda: core, clock=clock)
+    await engine.start()
+    runner.hold()
+    running = asyncio.create_task(run_to_end(engine, greedy_request("a", [1, 2, 3], max_tokens=2)))
+    await asyncio.to_thread(runner.wait_entered)
+    stream = engine.outputs("late")
+    await anext(stream)
+    traced = replace(greedy_request("b", [4, 5], max_tokens=2, client_id="late"), trace=TraceContext())
+    submission = asyncio.create_task(engine.submit([traced]))
+    await asyncio.sleep(0)  # it has come, and waits for the step
+
+    clock.advance(7.0)
+    runner.let_go()
+
+    assert await submission == [None]
+    async for message in stream:
+        if message.told:
+            break
+    [told], first = message.told, message.deltas[0]
+    assert isinstance(told, RequestTimings)
+    assert first.queue_s == told.queue_s >= 7.0
+    assert told.steps[0].start_s >= 7.0
+    await running
+    await engine.close()
 
 
 async def test_event_loop_goes_on_while_an_engine_is_built() -> None:
