@@ -194,8 +194,11 @@ class CPUPlan:
             return self._paged.attend(layer, query).flatten(1)
         output = query.new_empty(*query.shape[:2], value.shape[2])
         if self._paged is not None:
-            tokens = self._paged.tokens
+            tokens, span = self._paged.tokens, self._paged.span
             assert tokens is not None, "a step with runs is no decode step"
-            output.index_copy_(0, tokens, self._paged.attend(layer, query.index_select(0, tokens)))
+            if span is not None:
+                self._paged.attend(layer, query[span], output[span])
+            else:
+                output.index_copy_(0, tokens, self._paged.attend(layer, query.index_select(0, tokens)))
         self._runs.attend(layer, query, key, value, output)
         return output.flatten(1)

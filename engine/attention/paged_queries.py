@@ -80,6 +80,7 @@ class PagedQueries:
     They are those of ``requests``, indices into the batch, or of all where each computes one token. ``tables`` are the
     block tables of the batch for one KV cache group.
     tokens: [num_queries] their places in the batch, int64; None: all, in their order.
+    span: where they follow each other, from the first to behind the last one.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class PagedQueries:
     ) -> None:
         self._paged = paged
         self.tokens: torch.Tensor | None = None
+        self.span: slice | None = None
         # The kernel has the addresses of these two.
         if requests is None:
             self._positions: IntArray = np.ascontiguousarray(batch.first_positions, dtype=np.int32)
@@ -98,16 +100,23 @@ class PagedQueries:
         else:
             tokens, owners, positions = _queries(batch, requests)
             self.tokens = torch.from_numpy(tokens)
+            first, last = int(tokens[0]), int(tokens[-1])
+            if last - first == len(tokens) - 1:  # requests and their tokens are in the batch's order
+                self.span = slice(first, last + 1)
             self._positions = positions.astype(np.int32)
             self._tables = np.ascontiguousarray(tables[owners], dtype=np.int32)
         self._addresses = self._tables.ctypes.data, self._positions.ctypes.data
 
-    def attend(self, layer: AttentionLayer, query: torch.Tensor) -> torch.Tensor:
-        """Attend with [num_queries, num_heads, head_dim]; keys and values are in the cache already."""
+    def attend(self, layer: AttentionLayer, query: torch.Tensor, output: torch.Tensor | None = None) -> torch.Tensor:
+        """Attend with [num_queries, num_heads, head_dim]; keys and values are in the cache already.
+
+        Returns ``output``, if there is one, of [num_queries, num_heads, size of a value] and contiguous.
+        """
         query = query.contiguous()
         num_queries, num_heads, head_dim = query.shape
         value_size = layer.spec.value_size or head_dim
-        output = query.new_empty(num_queries, num_heads, value_size)
+        if output is None:
+            output = query.new_empty(num_queries, num_heads, value_size)
         paged = self._paged
         parameters = paged.call.parameters
         parameters[kernel.QUERY], parameters[kernel.OUTPUT] = query.data_ptr(), output.data_ptr()

@@ -26,8 +26,8 @@ PART = 1024
 
 # The fields of the parameter block, all int64.
 COUNTER, INPUT, OUTPUT, NUMBERS = range(4)  # addresses
-NUM_ROWS, SIZE, KIND = 4, 5, 6
-NUM_PARAMETERS = 7
+NUM_ROWS, SIZE, KIND, OUTPUT_STRIDE = 4, 5, 6, 7  # the stride in numbers
+NUM_PARAMETERS = 8
 
 ALPHA, LIMIT = range(2)
 NUM_CLAMP_NUMBERS = 2
@@ -114,7 +114,7 @@ def _clamp(gate, up, output, alpha, limit):
 @njit(**PART_OPTIONS)
 def _run(p, source, numbers, output):
     """Take parts of rows from the shared counter. source: [num_rows, 2 * size], the gate first, or without a gate
-    [num_rows, size]; output: [num_rows, size].
+    [num_rows, size]; output: [num_rows, size] or wider.
     """
     size, kind = p[SIZE], p[KIND]
     behind = 0 if has_no_gate(kind) else size
@@ -141,6 +141,6 @@ def compiled_activation(dtype):
         width = p[SIZE] if has_no_gate(p[KIND]) else 2 * p[SIZE]
         source = carray(pointer(p[INPUT]), (p[NUM_ROWS], width), dtype=storage)
         numbers = carray(pointer(p[NUMBERS]), (NUM_CLAMP_NUMBERS,), dtype=np.float32)
-        _run(p, source, numbers, carray(pointer(p[OUTPUT]), (p[NUM_ROWS], p[SIZE]), dtype=storage))
+        _run(p, source, numbers, carray(pointer(p[OUTPUT]), (p[NUM_ROWS], p[OUTPUT_STRIDE]), dtype=storage))
 
     return compile_kernel(bend)

@@ -99,8 +99,8 @@ def _run(p, weight, weight_bytes, output, output_bytes):
 def compiled_product(weight_dtype, output_dtype):
     """The address of ``void product(int64 *parameters)`` for a weight and an output of these dtypes.
 
-    The input is bfloat16 for ``bfloat16 pairs``, else float32; its rows are ``INPUT_STRIDE`` apart. The bias is float32.
-    ``OUT_SIZE`` is a multiple of ``PANEL``, ``NUM_WORDS`` of ``UNROLLED``.
+    The input is bfloat16 for ``bfloat16 pairs``, else float32; its rows are ``INPUT_STRIDE`` apart. The bias is
+    float32. ``OUT_SIZE`` is a multiple of ``PANEL``, ``NUM_WORDS`` of ``UNROLLED``.
     """
     weight, output = STORAGE[weight_dtype](0), STORAGE[output_dtype](0)
     weight_bytes, output_bytes = weight.itemsize, output.itemsize

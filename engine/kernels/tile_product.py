@@ -130,7 +130,7 @@ class _Tile:
         unset = ir.Constant(self._operand, ir.Undefined)
         for row in self._rows:
             address = b.inttoptr(b.add(starts[row], offset), self._operand.element.as_pointer())
-            lowest = b.insert_element(unset, b.load(address, align=WORD_BYTES), ir.Constant(_I32, 0))
+            lowest = b.insert_element(unset, b.load(address, align=_num_bytes(types.uint16)), ir.Constant(_I32, 0))
             everywhere = b.shuffle_vector(lowest, unset, self._all(0))
             for half in range(2):
                 results[row][half] = self._accumulate(results[row][half], everywhere, weights[half])

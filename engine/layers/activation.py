@@ -13,6 +13,7 @@ from engine.kernels import activation as kernel
 from engine.kernels.call import KernelCall
 from engine.layers.fused_ops import FusedOps, activate_halves, activate_plain
 from engine.layers.layer_spec import Activation, GateClamp
+from engine.layers.panel_weight import rows_for_product
 
 _GATED_KINDS = {
     Activation.SILU: kernel.SILU_GATE,
@@ -38,7 +39,10 @@ class ClampNumbers:
 
 
 class ActivationLayer:
-    """activation(gate) * up, or activation(x) where ``is_gated`` is false. ``clamp``: the gate is what that says."""
+    """activation(gate) * up, or activation(x) where ``is_gated`` is false. ``clamp``: the gate is what that says.
+
+    feeds_product: a ``Linear`` reads the output, whose rows then may be apart (``rows_for_product``).
+    """
 
     def __init__(
         self,
@@ -46,13 +50,14 @@ class ActivationLayer:
         *,
         is_gated: bool,
         clamp: GateClamp | None = None,
+        feeds_product: bool = False,
         dtype: torch.dtype,
         device: torch.device,
         fused_ops: FusedOps | None = None,
     ) -> None:
         kind = gate_kind(activation, clamp) if is_gated else _PLAIN_KINDS.get(activation)
         self._activation, self._is_gated, self._clamp = activation, is_gated, clamp
-        self._fused_ops = fused_ops
+        self._feeds_product, self._fused_ops = feeds_product, fused_ops
         self._call: KernelCall | None = None
         if device.type == "cpu" and kind is not None:
             self._numbers = ClampNumbers(clamp)
@@ -67,10 +72,14 @@ class ActivationLayer:
             return self._by_operators(source)
         assert source.is_contiguous()
         num_tokens, size = len(source), source.shape[1] // (1 + self._is_gated)
-        output = source.new_empty(num_tokens, size)
+        if self._feeds_product:
+            output = rows_for_product(source, num_tokens, size)
+        else:
+            output = source.new_empty(num_tokens, size)
         parameters = self._call.parameters
         parameters[kernel.INPUT], parameters[kernel.OUTPUT] = source.data_ptr(), output.data_ptr()
         parameters[kernel.NUM_ROWS], parameters[kernel.SIZE] = num_tokens, size
+        parameters[kernel.OUTPUT_STRIDE] = output.stride(0)
         self._call.run_over(output.numel())
         return output
 

@@ -44,7 +44,9 @@ class MLP:
         self._names = names
         out_sizes = [inner_size] * (1 + is_gated)
         self._into = Linear(hidden_size, out_sizes, bias=bias, dtype=dtype, device=device)
-        self._activate = ActivationLayer(activation, is_gated=is_gated, dtype=dtype, device=device, fused_ops=fused_ops)
+        self._activate = ActivationLayer(
+            activation, is_gated=is_gated, feeds_product=True, dtype=dtype, device=device, fused_ops=fused_ops
+        )
         self._down = Linear(inner_size, [hidden_size], bias=bias, dtype=dtype, device=device)
 
     def targets(self) -> dict[str, torch.Tensor]:

@@ -50,22 +50,29 @@ class PanelWeight:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_rows, in_size] to [num_rows, out_size], of the weight's dtype."""
-        x = _apart(x.to(self._input_dtype))
-        output = torch.empty(len(x), self._out_size, dtype=self._dtype)
+        if x.dtype is not self._input_dtype:
+            x = x.to(self._input_dtype)
+        num_rows, in_size = x.shape
+        stride, neighbour = x.stride()
+        if neighbour != 1 or (num_rows >= MAX_ROWS and stride * x.itemsize % ALIAS_BYTES == 0):
+            x = rows_for_product(x, num_rows, in_size).copy_(x)
+            stride = x.stride(0)
+        output = torch.empty(num_rows, self._out_size, dtype=self._dtype)
         parameters = self._call.parameters
         parameters[kernel.INPUT], parameters[kernel.OUTPUT] = x.data_ptr(), output.data_ptr()
-        parameters[kernel.NUM_ROWS], parameters[kernel.INPUT_STRIDE] = len(x), x.stride(0) * x.itemsize
+        parameters[kernel.NUM_ROWS], parameters[kernel.INPUT_STRIDE] = num_rows, stride * x.itemsize
         self._call.run_over(self._panels.numel())
         return output
 
 
-def _apart(x: torch.Tensor) -> torch.Tensor:
-    """x: [num_rows, size], its rows where the caches have room for those of a tile."""
-    num_rows, size = x.shape
-    if num_rows < MAX_ROWS or size * x.itemsize % ALIAS_BYTES:
-        return x.contiguous()
-    apart = torch.empty(num_rows, size + LINE_BYTES // x.itemsize, dtype=x.dtype)[:, :size]
-    return apart.copy_(x)
+def rows_for_product(like: torch.Tensor, num_rows: int, size: int) -> torch.Tensor:
+    """Room for what a product reads, [num_rows, size], on the CPU: contiguous, or with rows farther apart where that
+    is where the caches have room for those of a tile, and weights lie in panels. ``like``: of its dtype.
+    """
+    itemsize = like.itemsize
+    if num_rows < MAX_ROWS or size * itemsize % ALIAS_BYTES or not suits_panels(like.dtype):
+        return torch.empty(num_rows, size, dtype=like.dtype)
+    return torch.empty(num_rows, size + LINE_BYTES // itemsize, dtype=like.dtype)[:, :size]
 
 
 def narrowest_exact(*weights: torch.Tensor) -> torch.dtype:

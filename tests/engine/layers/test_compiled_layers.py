@@ -92,6 +92,25 @@ def test_the_gate(dtype: str, activation: Activation, num_tokens: int, size: int
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_rows_that_a_product_reads_may_be_apart(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, num_tokens: int, *, is_gated: bool
+) -> None:
+    monkeypatch.setattr("engine.layers.panel_weight.suits_panels", lambda _: True)
+    source = torch.randn(num_tokens, 4096 * (1 + is_gated)).to(DTYPES[dtype])
+    close, apart = (
+        ActivationLayer(Activation.GELU, is_gated=is_gated, feeds_product=feeds, dtype=DTYPES[dtype], device=CPU)
+        for feeds in (False, True)
+    )
+
+    result = apart(source)
+
+    assert result.is_contiguous() == (num_tokens == 1)
+    assert torch.equal(result, close(source))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("size", [1, 24, 31, 1100])
 @pytest.mark.parametrize(("activation", "approximate"), [(Activation.GELU_TANH, "tanh"), (Activation.GELU, "none")])
 def test_an_activation_without_a_gate(dtype: str, size: int, activation: Activation, approximate: str) -> None:

@@ -1,6 +1,6 @@
 """Products with weights in panels: right for every size that fits, the same for a row in every batch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
 from engine.kernels.panel_product import BLOCK_WORDS, CHUNK_BYTES, WIDENING_ROWS
 from engine.kernels.tile_product import PANEL, WORD_BYTES
-from engine.layers.packed_weight import pack
-from engine.layers.panel_weight import PanelWeight, fits_panels, multiplies_pairs, suits_panels
+from engine.layers.packed_weight import Multiply, pack
+from engine.layers.panel_weight import PanelWeight, fits_panels, multiplies_pairs, rows_for_product, suits_panels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 DTYPES = tuple(TOLERANCE)
@@ -90,6 +90,19 @@ def test_what_is_no_number_stays_visible_in_its_row(dtype: torch.dtype) -> None:
 
 def test_no_rows_give_no_rows() -> None:
     assert PanelWeight(numbers(PANEL, 8, seed=1), None)(numbers(0, 8, seed=2)).shape == (0, PANEL)
+
+
+@pytest.mark.parametrize("pack_weight", [pack, PanelWeight])
+def test_rows_for_a_product_give_what_contiguous_ones_do(
+    dtype: torch.dtype, pack_weight: Callable[[torch.Tensor, None], Multiply]
+) -> None:
+    x = numbers(40, 2048, seed=2, dtype=dtype)
+    multiply = pack_weight(numbers(PANEL, 2048, seed=1, dtype=dtype), None)
+
+    expected = multiply(x)
+    tolerance = TOLERANCE[dtype] * expected.abs().max().item()
+    for rows in (rows_for_product(x, 40, 2048).copy_(x), x.T.contiguous().T):
+        torch.testing.assert_close(multiply(rows), expected, atol=tolerance, rtol=0.0)
 
 
 def test_rows_that_lie_apart_are_read_where_they_are() -> None:

@@ -33,7 +33,7 @@ class OwnMLP(nn.Module):
         weight = parts.down.weight
         self._into, self._down = pack_joined(parts.into), pack_joined([parts.down])
         self._activate = ActivationLayer(
-            parts.activation, is_gated=parts.is_gated, dtype=weight.dtype, device=weight.device
+            parts.activation, is_gated=parts.is_gated, feeds_product=True, dtype=weight.dtype, device=weight.device
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
