@@ -89,7 +89,7 @@ class _Client:
         elif self._moment == "with the first token":
             await reader.readuntil(EVENT)
         elif self._moment == "mid-stream":
-            for _ in range(self._source.randrange(2, 30)):
+            for _ in range(self._source.randrange(2, 16)):
                 await reader.readuntil(EVENT)
 
     def _leave(self, writer: asyncio.StreamWriter) -> None:
