@@ -13,7 +13,7 @@ from numba import types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
-from engine.kernels.lanes import FLOATS, I32, I64, INTS, LANES, floats, integer
+from engine.kernels.lanes import FLOATS, I32, I64, INTS, LANES, floats, integer, multiply_add_pairs
 
 COLUMNS = 2 * LANES
 """Columns of a tile."""
@@ -68,9 +68,7 @@ class _Tile:
         self._has_pairs, self._adds = has_pairs, adds
         self._operand = INTS if has_pairs else FLOATS
         if has_pairs:
-            # LLVM's own name for it takes a type that llvmlite cannot spell.
-            kind = ir.FunctionType(FLOATS, [FLOATS, INTS, INTS])
-            self._multiply_add = ir.InlineAsm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v")
+            self._multiply_add = multiply_add_pairs()
         else:
             kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
             self._multiply_add = get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")

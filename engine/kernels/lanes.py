@@ -149,6 +149,14 @@ def floats(value: float) -> Any:
     return ir.Constant(FLOATS, [value] * LANES)
 
 
+def multiply_add_pairs() -> Any:
+    """total + x * w in float32, of INTS that hold a pair of neighbouring bfloat16 each. For ``HAS_BFLOAT16_UNIT``.
+
+    LLVM's own name for it takes a type that llvmlite cannot spell.
+    """
+    return ir.InlineAsm(ir.FunctionType(FLOATS, [FLOATS, INTS, INTS]), "vdpbf16ps $3, $2, $0", "=v,0,v,v")
+
+
 def integer(value: int) -> Any:
     """A constant address, offset or count."""
     return ir.Constant(I64, value)

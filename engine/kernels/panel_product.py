@@ -24,8 +24,7 @@ BLOCK_WORDS = 768
 a core's own cache. Measured with 192 to 2048."""
 
 WIDENING_ROWS = 4 * MAX_ROWS
-"""From so many rows on a weight of two bytes a number is turned into float32 once for all of them: in every tile that
-takes a tenth of the time."""
+"""From so many rows on a weight of two bytes a number is turned into float32 once for all, and not in every tile."""
 
 FLOAT32, FLOAT32_BYTES = np.float32(0), 4
 SUMS_STRIDE = PANEL * FLOAT32_BYTES

@@ -15,7 +15,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from engine.kernels.compiled import PART_OPTIONS
-from engine.kernels.lanes import LANES
+from engine.kernels.lanes import LANES, multiply_add_pairs
 
 PANEL = 2 * LANES
 """Columns of the output that a panel makes: two registers."""
@@ -82,9 +82,7 @@ class _Tile:
         self._weight = weight
         self._operand = self._ints if weight == PAIR else self._floats
         if weight == PAIR:
-            # LLVM's own name for it takes a type that llvmlite cannot spell.
-            kind = ir.FunctionType(self._floats, [self._floats, self._ints, self._ints])
-            self._multiply_add = ir.InlineAsm(kind, "vdpbf16ps $3, $2, $0", "=v,0,v,v")
+            self._multiply_add = multiply_add_pairs()
         else:
             kind = ir.FunctionType(self._floats, [self._floats] * 3)
             self._multiply_add = get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")

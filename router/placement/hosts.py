@@ -24,7 +24,7 @@ all cores computes prompts sooner."""
 LOSS_MARGIN = 2.0
 """So many times as much is lost to who takes its cores back as computing with fewer explains: they change hands within
 steps, whose threads wait for each other meanwhile, and many streams gain more by cores than few. Measured with 32
-streams on two cores (benchmarks/serving_peer.py): by 1.5 a prompt now and then went to the other worker, all first
+streams on two cores (benchmarks/serving_peer.py): with 1.5 a prompt now and then went to the other worker, all first
 tokens came later by half, and fewer tokens.
 """
 
