@@ -34,8 +34,10 @@ FIRST_CORE_GAIN = 0.5
 """Taken for the gain of cores while nobody knows it: while all steps that were seen had equally many."""
 
 
-PROMPT_CORE_GAIN = 0.9
-"""The gain of cores in what prompts take: that is computing, and not reading memory, which all cores share."""
+COMPUTE_CORE_GAIN = 0.9
+"""The gain of cores in what prompts and rows add to a step: that is computing, and not reading memory, which all cores
+share.
+"""
 
 
 def core_speed(cores: float, gain: float) -> float:
@@ -51,8 +53,9 @@ class StepTimeModel:
         average: between 0 and 1, of which 0.5 says a factor of 2, too long or too short; 1.0 before any was made.
     num_steps: steps that were seen; 0 means that nothing is known, and all predictions are 0.
     cores: what a worker computed on when it took so long, in multiples of its own cores: it borrows those of idle ones.
-    core_gain: by how much as many cores more as its own make its steps faster: 1.0 twice as fast. None: nobody knows.
-        Of what prompts take it is ``PROMPT_CORE_GAIN``.
+    core_gain: by how much as many cores more as its own make faster what every step reads, the weights and the context:
+        1.0 twice as fast. None: nobody knows. Of what rows and prompts take it is ``COMPUTE_CORE_GAIN``, so that steps
+        with many rows gain more than those with few.
     Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """
 
@@ -70,15 +73,15 @@ class StepTimeModel:
         """The prices of steps on so many times the worker's own cores."""
         if cores == self.cores or self.core_gain is None:
             return self
-        factor = core_speed(self.cores, self.core_gain) / core_speed(cores, self.core_gain)
-        of_prompts = core_speed(self.cores, PROMPT_CORE_GAIN) / core_speed(cores, PROMPT_CORE_GAIN)
+        reading = core_speed(self.cores, self.core_gain) / core_speed(cores, self.core_gain)
+        computing = core_speed(self.cores, COMPUTE_CORE_GAIN) / core_speed(cores, COMPUTE_CORE_GAIN)
         return replace(
             self,
-            base_s=factor * self.base_s,
-            row_s=factor * self.row_s,
-            context_token_s=factor * self.context_token_s,
-            prompt_token_s=of_prompts * self.prompt_token_s,
-            prompt_read_s=of_prompts * self.prompt_read_s,
+            base_s=reading * self.base_s,
+            row_s=computing * self.row_s,
+            context_token_s=reading * self.context_token_s,
+            prompt_token_s=computing * self.prompt_token_s,
+            prompt_read_s=computing * self.prompt_read_s,
             cores=cores,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.contract.step_time import PROMPT_CORE_GAIN
+from engine.contract.step_time import COMPUTE_CORE_GAIN
 from router.placement.fleet import BoolArray, FloatArray, SlotArray, Standings
 
 IDLE_TIE = 0.5
@@ -28,8 +28,8 @@ streams on two cores (benchmarks/serving_peer.py): with 1.5 a prompt now and the
 tokens came later by half, and fewer tokens.
 """
 
-STREAM_PRICES = ("base_s", "row_s", "context_token_s")
-PROMPT_PRICES = ("prompt_token_s", "prompt_read_s")
+READING_PRICES = ("base_s", "context_token_s")
+COMPUTING_PRICES = ("row_s", "prompt_token_s", "prompt_read_s")
 
 
 def beside_others(
@@ -65,13 +65,12 @@ def _priced(standings: Standings, num_context_tokens: float, *, is_promised: boo
     own_busy, num_takers = _sums(hosts, standings.own_cores * is_busy), _sums(hosts, takes.astype(np.float64))
     own_then = own_busy + np.where(is_busy, 0.0, standings.own_cores)
     takers_then = num_takers + (~takes & (standings.core_gain > 0.0))
-    speed = np.where(shares, _speed(standings, own_then, takers_then), 1.0)
+    reading = np.where(shares, _speed(standings, standings.core_gain, own_then, takers_then), 1.0)
+    computing = np.where(shares, _speed(standings, _computing_gain(standings), own_then, takers_then), 1.0)
     is_behind = shares & ~is_busy & (_sums(hosts, standings.queued_tokens) > 0.0)
-    gains = standings._replace(core_gain=np.where(standings.core_gain > 0.0, PROMPT_CORE_GAIN, 0.0))
-    of_prompts = np.where(shares, _speed(gains, own_then, takers_then), 1.0)
     return standings._replace(
-        **{name: getattr(standings, name) / speed for name in STREAM_PRICES},
-        **{name: getattr(standings, name) / of_prompts for name in PROMPT_PRICES},
+        **{name: getattr(standings, name) / reading for name in READING_PRICES},
+        **{name: getattr(standings, name) / computing for name in COMPUTING_PRICES},
         lost_rows=np.where(shares & ~is_busy, _lost_rows(standings, hosts, is_busy, own_busy, num_takers), 0.0),
         crowding_s=np.where(shares, _crowding_s(standings, hosts, ranks, num_context_tokens), 0.0),
         is_behind=np.where(is_promised, is_behind, 0.0),
@@ -88,7 +87,7 @@ def _priced_alike(standings: Standings, hosts: SlotArray, ranks: SlotArray) -> S
     busiest[hosts[ranks == 0]] = np.flatnonzero(ranks == 0)
     source = busiest[hosts]
     source = np.where(standings.own_cores[source] == standings.own_cores, source, np.arange(len(hosts)))
-    prices = {name: getattr(standings, name)[source] for name in (*STREAM_PRICES, *PROMPT_PRICES)}
+    prices = {name: getattr(standings, name)[source] for name in (*READING_PRICES, *COMPUTING_PRICES)}
     return standings._replace(core_gain=gain * takes, **prices)
 
 
@@ -99,10 +98,13 @@ def _lost_rows(
 
     It has its own cores back, and a share of those that are idle then.
     """
-    rows = np.where(is_busy, standings.num_rows + WAITING_ROWS * (standings.queued_tokens > 0.0), 0.0)
-    before = _speed(standings, own_busy, num_takers)
+    waiting = WAITING_ROWS * (standings.queued_tokens > 0.0)
+    rows = np.where(is_busy, standings.num_rows + waiting, 0.0)
+    gain = _step_gain(standings) * standings.num_rows + _computing_gain(standings) * waiting
+    gain = gain / np.maximum(standings.num_rows + waiting, 1.0)
+    before = _speed(standings, gain, own_busy, num_takers)
     slowest = _sums(hosts, rows / before)
-    by_idle_core = _sums(hosts, rows / before * standings.core_gain / np.maximum(standings.own_cores, 1.0))
+    by_idle_core = _sums(hosts, rows / before * gain / np.maximum(standings.own_cores, 1.0))
     idle = np.maximum(standings.host_cores - own_busy - standings.own_cores, 0.0)
     lost: FloatArray = _sums(hosts, rows) - slowest - by_idle_core * idle / (num_takers + 1.0)
     return LOSS_MARGIN * np.maximum(lost, 0.0)
@@ -121,10 +123,14 @@ def _crowding_s(standings: Standings, hosts: SlotArray, ranks: SlotArray, num_co
     fewest = np.minimum(np.ceil(num_rows / most_rows), members)
     best_s = np.full(len(hosts), np.inf)
     here_s = np.empty(len(hosts))
+    computing_gain = _computing_gain(standings)
     for number in range(1, int(members.max()) + 1):
         count = float(number)
-        step_s = standings.base_s + (standings.row_s * num_rows + standings.context_token_s * num_context) / count
-        step_s = step_s / _speed(standings, count * standings.own_cores, np.full(len(hosts), count))
+        own_busy, num_takers = count * standings.own_cores, np.full(len(hosts), count)
+        reading_s = standings.base_s + standings.context_token_s * num_context / count
+        step_s = reading_s / _speed(standings, standings.core_gain, own_busy, num_takers)
+        computing_s = standings.row_s * num_rows / count
+        step_s += computing_s / _speed(standings, computing_gain, own_busy, num_takers)
         is_better = (number <= members) & ((number <= fewest) | (step_s * SPREAD_MARGIN < best_s))
         here_s = np.where(ranks == number - 1, np.maximum(step_s, SPREAD_MARGIN * best_s), here_s)
         here_s = np.where(is_better & (ranks < number), step_s, here_s)
@@ -133,13 +139,27 @@ def _crowding_s(standings: Standings, hosts: SlotArray, ranks: SlotArray, num_co
     return crowding_s
 
 
-def _speed(standings: Standings, own_busy: FloatArray, num_takers: FloatArray) -> FloatArray:
+def _computing_gain(standings: Standings) -> FloatArray:
+    """What as many cores more gain in what rows and prompts add to a step; 0 for who takes none of others."""
+    return np.where(standings.core_gain > 0.0, COMPUTE_CORE_GAIN, 0.0)
+
+
+def _step_gain(standings: Standings) -> FloatArray:
+    """What as many cores more gain in a whole step of the streams that are there: the more, the more of them."""
+    reading_s = standings.base_s + standings.context_token_s * standings.num_context_tokens
+    computing_s = standings.row_s * standings.num_rows
+    faster_s = reading_s / (1.0 + standings.core_gain) + computing_s / (1.0 + _computing_gain(standings))
+    gain: FloatArray = np.divide(reading_s + computing_s, faster_s, out=1.0 + standings.core_gain, where=faster_s > 0.0)
+    return gain - 1.0
+
+
+def _speed(standings: Standings, gain: FloatArray, own_busy: FloatArray, num_takers: FloatArray) -> FloatArray:
     """How many times as fast as on its own cores each replica is while those of its host compute that own so many.
 
-    The cores of the others are divided among those that take any.
+    The cores of the others are divided among those that take any; as many more as its own gain it so much.
     """
     idle = np.maximum(standings.host_cores - own_busy, 0.0) / np.maximum(num_takers, 1.0)
-    speed: FloatArray = 1.0 + standings.core_gain * idle / np.maximum(standings.own_cores, 1.0)
+    speed: FloatArray = 1.0 + gain * idle / np.maximum(standings.own_cores, 1.0)
     return speed
 
 

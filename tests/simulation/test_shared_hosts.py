@@ -60,12 +60,16 @@ SLOW = replace(
     step_noise=0.08,
 )
 RATES = {"prompt_heavy": 1.6, "balanced": 2.5}
+NUM_DRAWS = 8
+"""Of a load. One draw has some ten requests, of which the two layouts keep one more or less by chance."""
 
 
 def kept(layout: Layout, *, shape: Shape, learns: bool = False) -> int:
-    """Promises that are kept while long prompts come as fast as they can be computed, in three draws of a load."""
+    """Promises that are kept while long prompts come as fast as they can be computed."""
     before = make_load(LoadSpec(mix="balanced", shape="steady", rates=RATES, seconds=20.0, seed=9)) if learns else ()
-    loads = [make_load(LoadSpec(mix="prompt_heavy", shape=shape, rates=RATES, seconds=8.0, seed=n)) for n in range(3)]
+    loads = [
+        make_load(LoadSpec(mix="prompt_heavy", shape=shape, rates=RATES, seconds=8.0, seed=n)) for n in range(NUM_DRAWS)
+    ]
     runs = [simulate(layout, load, seed=number, warm_up=before) for number, load in enumerate(loads)]
     return sum(outcome.keeps(PROMISE) for run in runs for outcome in run.outcomes)
 

@@ -23,6 +23,11 @@ until the engine leans to a role, which has its own."""
 URGENT_GAPS: Final = 2.0
 """A step may take so many gaps for a prompt that keeps its promise by that, and not otherwise."""
 
+CALM_SHARE: Final = 0.7
+"""Of the promised gap, what a step is aimed at while prompts have time: streams run more evenly, and nobody is late."""
+
+CALM_TIME_SHARE: Final = 0.4
+"""Of the time that the first prompt has left, in which all that wait would end at that pace: others may come."""
 
 ERRORS_KEPT_CLEAR: Final = 5.0
 """Steps are aimed so many mean errors of predictions below the gap. Nine of ten gaps of a request are to keep it, and
@@ -36,11 +41,13 @@ REMEMBERED_S: Final = 1.0
 
 
 class Head(NamedTuple):
-    """The prompt that is served first: how many tokens are left of it, behind how many, and whose it is."""
+    """The prompt that is served first: how many tokens are left of it, behind how many, and whose it is; and how many
+    are left of all prompts."""
 
     num_left: int
     num_computed: int
     request: Request
+    num_waiting: int
 
 
 class PromptBudget:
@@ -48,11 +55,12 @@ class PromptBudget:
 
     As many as keep the step, by its predicted time and the error of late predictions, under the tightest gap that a
     request was promised which decodes, is about to, or did a moment ago. At least a block of them and
-    ``prompt_share``, also where the decoding requests alone take longer. More, up to ``URGENT_GAPS``, while the
-    first prompt would miss its own promise at this pace and would keep it at that one. Where nobody decodes, the first
-    prompt whole, and others beside it within the gap that it was promised, or, where it was promised none, until
-    ``MAX_BASE_SHARE`` is reached: it does not wait for theirs. No limit while nothing is predicted, or where somebody
-    decodes and nobody was promised a gap.
+    ``prompt_share``, also where the decoding requests alone take longer. Only ``CALM_SHARE`` of the gap while the first
+    prompt was promised its first token and all that wait have time enough. More than the gap, up to ``URGENT_GAPS``,
+    while the first prompt would miss its own promise at this pace and would keep it at that one. Where nobody decodes,
+    the first prompt whole, and others beside it within the gap that it was promised, or, where it was promised none,
+    until ``MAX_BASE_SHARE`` is reached: it does not wait for theirs. No limit while nothing is predicted, or where
+    somebody decodes and nobody was promised a gap.
     """
 
     def __init__(
@@ -113,21 +121,30 @@ class PromptBudget:
 
     def _head(self, first: int) -> Head | None:
         """The first running prompt, else the first that waits; None when there is no prompt."""
-        table = self._table
+        table, queued = self._table, self._live_requests.queued_prefill_tokens
         if first < table.order.size:
             row = int(table.order[first])
             num_computed = int(table.num_computed[row])
-            return Head(int(table.num_expected[row]) - num_computed, num_computed, table.owner(row))
+            rows = table.order[first:]
+            num_started = int((table.num_expected[rows] - table.num_computed[rows]).sum())
+            num_left = int(table.num_expected[row]) - num_computed
+            return Head(num_left, num_computed, table.owner(row), num_started + queued)
         request = self._live_requests.ready.peek() or self._live_requests.waiting.peek()
         if request is None:
             return None
-        return Head(request.num_tokens - request.num_computed_tokens, request.num_computed_tokens, request)
+        num_computed = request.num_computed_tokens
+        return Head(request.num_tokens - num_computed, num_computed, request, queued)
 
     def _num_tokens(self, model: StepTimeModel, decode_s: float, gap_s: float, head: Head) -> float:
         within_gap = self._tokens_within(model, gap_s, decode_s, head)
-        urgent = self._tokens_within(model, URGENT_GAPS * gap_s, decode_s, head)
         left_s = self._left_s(head.request)
-        if left_s is None or within_gap * max(left_s / gap_s, 1.0) >= head.num_left:
+        if left_s is None:
+            return within_gap
+        calm, calm_s = self._tokens_within(model, CALM_SHARE * gap_s, decode_s, head), CALM_SHARE * gap_s
+        if calm * CALM_TIME_SHARE * left_s / calm_s >= head.num_waiting:
+            return calm
+        urgent = self._tokens_within(model, URGENT_GAPS * gap_s, decode_s, head)
+        if within_gap * max(left_s / gap_s, 1.0) >= head.num_left:
             return within_gap
         is_kept = urgent * max(left_s / (URGENT_GAPS * gap_s), 1.0) >= head.num_left
         return urgent if is_kept else within_gap

@@ -11,7 +11,14 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract.step_time import FIRST_CORE_GAIN, PROMPT_CORE_GAIN, UNKNOWN_STEP_TIME, StepTimeModel, StepWork
+from engine.contract.step_time import (
+    COMPUTE_CORE_GAIN,
+    FIRST_CORE_GAIN,
+    UNKNOWN_STEP_TIME,
+    StepTimeModel,
+    StepWork,
+    core_speed,
+)
 from engine.scheduler.requests import row_passes
 from engine.scheduler.step_draft import Batch, StepInFlight
 
@@ -49,12 +56,13 @@ by the square of their number: a few steps fit many prices, and none that is far
 ERROR_DECAY: Final = 1 / 64
 CLOCK_TICK_S: Final = 1e-9
 
-MAX_CORE_GAIN: Final = 1.0
-FIRST_GAIN_STEPS: Final = 16.0
+CORE_GAINS: Final = np.linspace(0.0, 1.0, 41)
+"""Of these the gain of cores is the one that explains best how much faster steps were on more."""
+FIRST_GAIN_STEPS: Final = 8.0
 
 _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)
-IS_NO_PROMPT: Final = np.array([1.0, 1.0, 1.0, 0.0, 0.0])
-"""1.0 for the parts of a step's work that are not of prompts, in the order of the prices."""
+IS_READING: Final = np.array([1.0, 0.0, 1.0, 0.0, 0.0])
+"""1.0 for the parts of a step's work that read memory, in the order of the prices: cores gain less there."""
 
 _ALIKE: Final = ((1, 3), (2, 4))
 """Tokens of answers and of prompts, and what either reads."""
@@ -133,7 +141,7 @@ class StepTimeFit:
         weights = np.maximum(0.5 ** (ages / HALF_LIFE_STEPS), MIN_WEIGHT)
         gain = self._core_gain(step_cores)
         more = np.maximum(step_cores - 1.0, 0.0)[:, None]
-        on_own = work / (1.0 + (gain or 0.0) * more * IS_NO_PROMPT + PROMPT_CORE_GAIN * more * (1.0 - IS_NO_PROMPT))
+        on_own = work / (1.0 + (gain or 0.0) * more * IS_READING + COMPUTE_CORE_GAIN * more * (1.0 - IS_READING))
         base_s, row_s, context_token_s, prompt_token_s, prompt_read_s = robust_prices(
             on_own, steps[:, 5], weights
         ).tolist()
@@ -152,6 +160,7 @@ class StepTimeFit:
     def _core_gain(self, step_cores: FloatArray) -> float | None:
         """The gain of cores, by decode steps of a kind that were seen on more and on fewer; None: all on its own.
 
+        What rows add gains ``COMPUTE_CORE_GAIN``: steps that mostly compute tell little of the rest.
         ``FIRST_CORE_GAIN`` counts as much as ``FIRST_GAIN_STEPS`` of them: a few that others disturbed say little.
         """
         if step_cores.max() <= 1.0:
@@ -160,36 +169,41 @@ class StepTimeFit:
         for kind, kept in self._kinds.items():
             if not kind[2]:
                 of_work.setdefault(kind[:4], []).append(self._pace(kept))
-        total, weight = FIRST_GAIN_STEPS * FIRST_CORE_GAIN, FIRST_GAIN_STEPS
+        off = FIRST_GAIN_STEPS * np.log((1.0 + CORE_GAINS) / (1.0 + FIRST_CORE_GAIN)) ** 2
         for paces in of_work.values():
             least, most = min(paces), max(paces)
             if most.cores > least.cores:
-                # Of s(most) / s(least) = slow / fast, with s(cores) = 1 + gain * (cores - 1).
-                ratio = least.time / most.time
-                gain = (ratio - 1.0) / max(most.cores - 1.0 - ratio * (least.cores - 1.0), CLOCK_TICK_S)
-                num_steps = min(least.num_steps, most.num_steps)
-                total, weight = total + num_steps * min(max(gain, 0.0), MAX_CORE_GAIN), weight + num_steps
-        return total / weight
+                expected = least.times() / most.times()
+                seen = min(max(least.time / most.time, expected.min()), expected.max())
+                off += min(least.num_steps, most.num_steps) * np.log(expected / seen) ** 2
+        return float(CORE_GAINS[int(np.argmin(off))])
 
     def _pace(self, kept: Sequence[tuple[float, ...]]) -> _Pace:
         """Of steps of a kind, by medians."""
-        predict = self.model.seconds if self.model.num_steps else _as_long
-        shares = [step[5] / max(predict(StepWork(*step[1:5])), CLOCK_TICK_S) for step in kept]
+        prices, shares, computing = self.model.on(1.0), [], []
+        for step in kept:
+            work = StepWork(*step[1:5])
+            predicted_s = max(prices.seconds(work), CLOCK_TICK_S) if prices.num_steps else 1.0
+            shares.append(step[5] / predicted_s)
+            computing.append(prices.row_s * work.num_rows / predicted_s)
         num_steps = sum(0.5 ** ((self._num_steps - step[6]) / HALF_LIFE_STEPS) for step in kept)
-        return _Pace(median(step[7] for step in kept), median(shares), num_steps)
+        return _Pace(median(step[7] for step in kept), median(shares), median(computing), num_steps)
 
 
 class _Pace(NamedTuple):
-    """Steps of a kind: the cores that they had, what they took as a share of the predicted, and how many there are, of
-    which older ones count less."""
+    """Steps of a kind: the cores that they had, what they took as a share of what is predicted on a worker's own, how
+    much of that is computing, and how many there are, of which older ones count less."""
 
     cores: float
     time: float
+    computing: float
     num_steps: float
 
-
-def _as_long(_: StepWork) -> float:
-    return 1.0
+    def times(self) -> FloatArray:
+        """The time that is expected for each gain of cores, as a share of that on a worker's own."""
+        reading = (1.0 - self.computing) / (1.0 + CORE_GAINS * (self.cores - 1.0))
+        times: FloatArray = reading + self.computing / core_speed(self.cores, COMPUTE_CORE_GAIN)
+        return times
 
 
 def robust_prices(work: FloatArray, seconds: FloatArray, weights: FloatArray) -> FloatArray:

@@ -11,7 +11,13 @@ from engine.contract.promise import NO_PROMISE, Promise
 from engine.contract.role import Role
 from engine.contract.step import SchedulerOutput
 from engine.contract.step_time import StepTimeModel
-from engine.scheduler.policy.prompt_budget import ERRORS_KEPT_CLEAR, FIRST_PROMPT_SHARE, REMEMBERED_S
+from engine.scheduler.policy.prompt_budget import (
+    CALM_SHARE,
+    CALM_TIME_SHARE,
+    ERRORS_KEPT_CLEAR,
+    FIRST_PROMPT_SHARE,
+    REMEMBERED_S,
+)
 from engine.scheduler.policy.step_time_fit import work_of
 from prefill.role import PREFILL
 from tests.support.scheduler.fixed_step_time import know_step_times
@@ -59,6 +65,32 @@ def test_p1_a_step_takes_as_many_prompt_tokens_as_keep_it_under_the_gap() -> Non
     world.add(make_request("long", LONG))
 
     assert [run_step(world) for _ in range(5)] == [20] * 5
+
+
+@pytest.mark.behaviour("P1")
+def test_p1_prompts_that_have_time_leave_streams_shorter_gaps() -> None:
+    world = make_world()
+    add_decoding(world, "a", Promise(itl_ms=32.0))
+
+    world.add(make_request("long", LONG, promise=Promise(ttft_ms=2000.0)))
+
+    assert run_step(world) == int(CALM_SHARE * 32.0 - 11)
+
+
+@pytest.mark.behaviour("P1")
+@given(num_others=st.integers(0, 6), ttft_ms=st.integers(200, 3000))
+@settings(deadline=None)
+def test_p1_steps_are_calm_only_while_all_that_wait_would_end_in_part_of_the_time_of_the_first(
+    num_others: int, ttft_ms: int
+) -> None:
+    world = make_world()
+    add_decoding(world, "a", Promise(itl_ms=31.5))
+    for index in range(1 + num_others):
+        world.add(make_request(str(index), LONG, promise=Promise(ttft_ms=float(ttft_ms))))
+    calm = CALM_SHARE * 31.5 - 11
+    ends_ms = LONG * (1 + num_others) / calm * CALM_SHARE * 31.5
+
+    assert run_step(world) == (int(calm) if ends_ms <= CALM_TIME_SHARE * ttft_ms else 20)
 
 
 @pytest.mark.behaviour("P1")

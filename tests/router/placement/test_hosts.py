@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.contract.promise import Promise
-from engine.contract.step_time import StepTimeModel
+from engine.contract.step_time import COMPUTE_CORE_GAIN, StepTimeModel, StepWork
 from router.placement.fleet import Standing, Standings
 from router.placement.hosts import LOSS_MARGIN, SPREAD_MARGIN, WAITING_ROWS, beside_others
 from router.placement.planner import Plan, Wish, choose, predict
@@ -24,6 +24,12 @@ WISH = Wish(num_prompt_tokens=100, num_new_tokens=100.0, hand_over_s=0.01)
 def worker(host: int = 0, *, cores: int = 2, model: StepTimeModel = SHARING, **changes: float) -> Standing:
     """One with a core of its own, on a host with so many."""
     return standing(model, **{"own_cores": 1.0, "host_cores": float(cores), "host": float(host), **changes})
+
+
+def step_gain(num_rows: float, *, model: StepTimeModel = SHARING) -> float:
+    """What as many cores more gain in a step of so many streams."""
+    work = StepWork(num_rows=num_rows)
+    return model.seconds(work) / model.on(2.0).seconds(work) - 1.0
 
 
 def plan_of(*workers: Standing, wish: Wish = WISH) -> Plan:
@@ -49,7 +55,24 @@ def test_a_worker_beside_one_that_computes_has_its_own_cores() -> None:
     fleet = beside_others(fleet_of(worker(num_rows=4.0), worker()), num_context_tokens=0.0)
 
     assert fleet.base_s == pytest.approx([MODEL.base_s / (1.0 + GAIN), MODEL.base_s])
-    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+    assert fleet.row_s == pytest.approx([MODEL.row_s / (1.0 + COMPUTE_CORE_GAIN), MODEL.row_s])
+    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + step_gain(4.0)))])
+
+
+def test_many_streams_lose_more_of_their_speed_than_few() -> None:
+    """What rows add to a step is computing, which gains most by cores."""
+    one, many = (
+        beside_others(fleet_of(worker(num_rows=rows), worker()), num_context_tokens=0.0) for rows in (1.0, 32.0)
+    )
+
+    assert many.lost_rows[1] / 32.0 > one.lost_rows[1]
+
+
+def test_who_has_prompts_waiting_loses_what_computing_gains() -> None:
+    fleet = beside_others(fleet_of(worker(queued_tokens=500.0), worker()), num_context_tokens=0.0)
+
+    lost = LOSS_MARGIN * WAITING_ROWS * (1.0 - 1.0 / (1.0 + COMPUTE_CORE_GAIN))
+    assert fleet.lost_rows == pytest.approx([0.0, lost])
 
 
 def test_of_four_workers_those_that_compute_divide_the_cores() -> None:
@@ -59,7 +82,8 @@ def test_of_four_workers_those_that_compute_divide_the_cores() -> None:
 
     two, three = 1.0 + GAIN, 1.0 + GAIN / 3
     assert MODEL.base_s / fleet.base_s == pytest.approx([two, two, three, three])
-    lost = LOSS_MARGIN * 5.0 * (1.0 - three / two)
+    gains = [(rows, step_gain(rows)) for rows in (4.0, 1.0)]
+    lost = LOSS_MARGIN * sum(rows * (1.0 - (1.0 + gain / 3) / (1.0 + gain)) for rows, gain in gains)
     assert fleet.lost_rows == pytest.approx([0.0, 0.0, lost, lost])
 
 
@@ -76,9 +100,9 @@ def test_a_worker_with_few_streams_is_left_to_end_them() -> None:
     assert plan.stream == 1
 
 
-def test_many_streams_are_spread_where_steps_grow_with_them() -> None:
-    costly = replace(SHARING, row_s=0.005, core_gain=0.3)
-    plan = plan_of(worker(model=costly, num_rows=20.0), worker(model=costly))
+def test_streams_are_spread_where_steps_grow_with_what_they_read() -> None:
+    costly = replace(SHARING, context_token_s=1e-5, core_gain=0.3)
+    plan = plan_of(worker(model=costly, num_rows=20.0, num_context_tokens=20_000.0), worker(model=costly))
 
     assert plan.stream == 1
 
@@ -89,7 +113,7 @@ def test_streams_are_not_spread_for_a_step_that_is_hardly_shorter() -> None:
     num_rows = next(
         rows
         for rows in range(1, 200)
-        if 1.0 < (0.009 + 0.001 * (rows + 1)) / 1.7 / (0.009 + 0.0005 * (rows + 1)) < SPREAD_MARGIN
+        if 1.0 < (0.009 / 1.7 + 0.001 * (rows + 1) / 1.9) / (0.009 + 0.0005 * (rows + 1)) < SPREAD_MARGIN
     )
 
     plan = plan_of(worker(model=model, num_rows=float(num_rows)), worker(model=model))
@@ -124,7 +148,7 @@ def test_a_worker_that_takes_no_cores_of_others_lends_its_own() -> None:
     fleet = beside_others(fleet_of(takes, lends), num_context_tokens=0.0)
 
     assert MODEL.base_s / fleet.base_s == pytest.approx([1.0 + GAIN, 1.0])
-    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + step_gain(4.0)))])
 
 
 def test_what_is_lost_goes_by_the_cores_of_who_comes() -> None:
@@ -132,7 +156,7 @@ def test_what_is_lost_goes_by_the_cores_of_who_comes() -> None:
 
     fleet = beside_others(fleet_of(*workers), num_context_tokens=0.0)
 
-    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + 3.0 * GAIN))])
+    assert fleet.lost_rows == pytest.approx([0.0, LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + 3.0 * step_gain(4.0)))])
 
 
 def test_a_worker_about_to_go_still_has_its_cores() -> None:
@@ -141,7 +165,7 @@ def test_a_worker_about_to_go_still_has_its_cores() -> None:
     fleet = beside_others(fleet_of(worker()), num_context_tokens=0.0, bystanders=leaving)
 
     assert fleet.base_s == pytest.approx([MODEL.base_s])
-    assert fleet.lost_rows == pytest.approx([LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + GAIN))])
+    assert fleet.lost_rows == pytest.approx([LOSS_MARGIN * 4.0 * (1.0 - 1.0 / (1.0 + step_gain(4.0)))])
 
 
 def test_routers_that_list_workers_in_another_order_choose_the_same() -> None:
