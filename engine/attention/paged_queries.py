@@ -11,7 +11,7 @@ import torch
 from engine.attention.backend import AttentionBatch
 from engine.contract.step import IntArray
 from engine.device.kv_cache import KVCache
-from engine.kernels import paged_attention as kernel
+from engine.kernels.attention import paged_attention as kernel
 from engine.kernels.call import KernelCall
 from engine.kernels.compiled import NUM_SCORE_NUMBERS, SCALE, SOFTCAP
 from engine.layers.attention_layer import AttentionLayer

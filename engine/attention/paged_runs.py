@@ -14,7 +14,7 @@ from engine.attention.backend import AttentionBatch
 from engine.attention.paged_queries import NO_WINDOW, HeadGroups, ScoreParameters
 from engine.contract.step import IntArray
 from engine.device.kv_cache import KVCache
-from engine.kernels import run_attention as kernel
+from engine.kernels.attention import run_attention as kernel
 from engine.kernels.call import KernelCall
 from engine.kernels.lanes import HAS_BFLOAT16_UNIT
 from engine.layers.attention_layer import AttentionLayer

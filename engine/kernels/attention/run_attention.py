@@ -24,7 +24,7 @@ from engine.kernels.compiled import (
     exp,
     start_softmax,
 )
-from engine.kernels.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
+from engine.kernels.attention.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
 from engine.kernels.row_loops import highest_score, soften_row
 
