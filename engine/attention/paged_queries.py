@@ -14,6 +14,7 @@ from engine.device.kv_cache import KVCache
 from engine.kernels.attention import paged_attention as kernel
 from engine.kernels.call import KernelCall
 from engine.kernels.compiled import NUM_SCORE_NUMBERS, SCALE, SOFTCAP
+from engine.kernels.lanes import LANES
 from engine.layers.attention_layer import AttentionLayer
 from kv_transfer.layout import LATENTS, KVLayout
 
@@ -64,7 +65,9 @@ class PagedKernel:
         self.head_groups = groups = HeadGroups(layout)
         self.rows_per_layer = layout.num_parts * layout.block_size
         self.scores = ScoreParameters()
-        self.call = KernelCall(kernel.compiled_attention(layout.dtype), kernel.NUM_PARAMETERS)
+        fills_registers = layout.head_dim % LANES == 0
+        address = kernel.compiled_attention(layout.dtype, fills_registers=fills_registers)
+        self.call = KernelCall(address, kernel.NUM_PARAMETERS)
         parameters = self.call.parameters
         parameters[kernel.ROWS] = cache.blocks.data_ptr()
         parameters[kernel.HEAD_DIM], parameters[kernel.BLOCK_SIZE] = layout.head_dim, layout.block_size

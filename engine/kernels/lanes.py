@@ -44,20 +44,27 @@ class Lanes:
 
     def fold(self, count: Any, first: Any, step: Step) -> Any:
         """``state = step(offset, state)`` for offsets 0, LANES, ... below ``count``; at least once."""
+        return self.fold_all(count, [first], lambda offset, states: [step(offset, states[0])])[0]
+
+    def fold_all(
+        self, count: Any, firsts: list[Any], step: Callable[[Any, list[Any]], list[Any]], *, stride: int = LANES
+    ) -> list[Any]:
+        """The same for several states at once, for offsets that are ``stride`` apart."""
         b = self.builder
         before, body, after = b.block, b.append_basic_block("lanes"), b.append_basic_block("folded")
         b.branch(body)
         b.position_at_end(body)
-        offset, state = b.phi(I64), b.phi(first.type)
-        result = step(offset, state)
-        following = b.add(offset, integer(LANES))
+        offset, states = b.phi(I64), [b.phi(first.type) for first in firsts]
+        results = step(offset, list(states))
+        following = b.add(offset, integer(stride))
         offset.add_incoming(integer(0), before)
         offset.add_incoming(following, body)
-        state.add_incoming(first, before)
-        state.add_incoming(result, body)
+        for state, first, result in zip(states, firsts, results, strict=True):
+            state.add_incoming(first, before)
+            state.add_incoming(result, body)
         b.cbranch(b.icmp_signed("<", following, count), body, after)
         b.position_at_end(after)
-        return result
+        return results
 
     def reduce(self, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:
         """Join all lanes, half with half."""

@@ -110,18 +110,29 @@ def rank(typing_context: Any, stored: Any) -> Any:
     return kind(stored), generate
 
 
-@intrinsic
-def prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for the cache line at an address; harmless wherever that points."""
+def _prefetch(closeness: int) -> Any:
+    """``prefetch(address)``, as close to the core as 3, its first cache, or 2, its second one."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-        for_reading, keep_close, is_data = (ir.Constant(_I32, value) for value in (0, 3, 1))
-        builder.call(function, [builder.inttoptr(arguments[0], _BYTES), for_reading, keep_close, is_data])
-        return context.get_dummy_value()
+    @intrinsic
+    def prefetch(typing_context: Any, address: Any) -> Any:
+        """Ask for the cache line at an address; harmless wherever that points."""
 
-    return types.void(types.int64), generate
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+            function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+            for_reading, keep_close, is_data = (ir.Constant(_I32, value) for value in (0, closeness, 1))
+            builder.call(function, [builder.inttoptr(arguments[0], _BYTES), for_reading, keep_close, is_data])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return prefetch
+
+
+prefetch = _prefetch(3)
+prefetch_to_second = _prefetch(2)
+"""What is asked for to the first cache takes one of the few places for lines on their way there, and who waits for a
+place stands still; the second cache has more."""
 
 
 @intrinsic

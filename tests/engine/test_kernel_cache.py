@@ -28,6 +28,15 @@ print(output[0, 0])
 """
 SILU_OF_3_TIMES_3 = 8.573
 
+ATTENTION = """
+from engine.kernels.attention.paged_attention import compiled_attention
+from engine.kernels.attention.run_attention import compiled_run_attention
+
+compiled_attention("float32", fills_registers=True)
+compiled_attention("bfloat16", fills_registers=False)
+compiled_run_attention("float32", has_pairs=False)
+"""
+
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
@@ -77,6 +86,18 @@ def test_kernels_are_kept_beside_their_sources(sources: Path) -> None:
 
     assert compiled_files(sources) == {compiled}
     assert compiled.stat().st_mtime_ns == written_ns
+
+
+def test_kernels_made_of_parts_that_are_chosen_are_kept_as_well(tmp_path: Path) -> None:
+    """A kernel that holds another compiled function is never found again."""
+    kept: list[dict[Path, int]] = []
+    for _ in range(2):
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        subprocess.run([sys.executable, "-c", ATTENTION], env=environment, check=True)
+        kept.append({file: file.stat().st_mtime_ns for file in tmp_path.rglob("*attention*.nbc")})
+
+    assert len(kept[0]) == 3
+    assert kept[1] == kept[0]
 
 
 def test_where_nothing_can_be_written_there_the_users_caches_keep_them(sources: Path, tmp_path: Path) -> None:

@@ -8,8 +8,22 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import carray, njit
+from numba import carray, njit, types
+from numba.extending import overload
 
+from engine.kernels.attention.key_loops import (
+    KEYS,
+    VECTORS,
+    add_for_one,
+    add_for_three,
+    add_for_two,
+    add_rest_for_one,
+    add_rest_for_three,
+    add_rest_for_two,
+    score_for_one,
+    score_for_three,
+    score_for_two,
+)
 from engine.kernels.compiled import (
     NUM_SCORE_NUMBERS,
     PART_OPTIONS,
@@ -21,10 +35,12 @@ from engine.kernels.compiled import (
     exp,
     start_softmax,
 )
-from engine.kernels.machine_code import narrow, pointer, prefetch, take_next, widen
+from engine.kernels.lanes import LANES
+from engine.kernels.machine_code import narrow, pointer, prefetch_to_second, take_next, widen
+from engine.kernels.row_loops import highest_score, soften_row
 
 TILE = 32
-"""Positions that are scored before the running maximum is corrected: keys and values of a tile stay in L1."""
+"""Positions that are scored before the running maximum is corrected, a multiple of ``KEYS`` and ``LANES``."""
 
 LINE_BYTES = 64
 
@@ -42,92 +58,165 @@ VALUE_DIM, VALUE_ROWS = 19, 20  # numbers of a value; how many cache rows it is 
 NUM_PARAMETERS = 21
 
 
-@njit(**PART_OPTIONS)
-def _load_tile(rows, indices, count, tile):
+def _locate(p, rows, indices, count, tile, addresses):
+    """Write where the rows of a tile are; returns a number of their type."""
+
+
+@overload(_locate)
+def _choose_locate(p, rows, indices, count, tile, addresses):
+    """In the cache, or where there is a tile to copy them to, there."""
+    del p, rows, indices, count, addresses
+    return _locate_in_cache if tile.dtype == types.uint8 else _copy_to_tile
+
+
+def _locate_in_cache(p, rows, indices, count, tile, addresses):
+    row_bytes = p[HEAD_DIM] * rows.itemsize
     for t in range(count):
-        source = rows[indices[t]]
-        target = tile[t]
-        for d in range(len(target)):
+        addresses[t] = p[ROWS] + indices[t] * row_bytes
+    return rows[0, 0]
+
+
+def _copy_to_tile(p, rows, indices, count, tile, addresses):
+    """For rows that fill no whole registers: those of the tile do, and are float32."""
+    for t in range(count):
+        source, target = rows[indices[t]], tile[t]
+        for d in range(len(source)):
             target[d] = widen(source[d])
-    for t in range(count, (count + 3) // 4 * 4):
-        tile[t] = 0.0
+        addresses[t] = tile.ctypes.data + t * tile.strides[0]
+    return tile[0, 0]
 
 
 @njit(**PART_OPTIONS)
-def _score_tile(query, tile, count, softcap, scores):
-    """Dot products of each query of the group with each key of the tile, four keys at a time; capped, if at all."""
-    head_dim = query.shape[1]
-    for g in range(query.shape[0]):
-        q = query[g]
-        for t in range(0, count, 4):
-            a, b, c, e = tile[t], tile[t + 1], tile[t + 2], tile[t + 3]
-            sum_a = sum_b = sum_c = sum_e = np.float32(0.0)
-            for d in range(head_dim):
-                sum_a += q[d] * a[d]
-                sum_b += q[d] * b[d]
-                sum_c += q[d] * c[d]
-                sum_e += q[d] * e[d]
-            scores[g, t], scores[g, t + 1], scores[g, t + 2], scores[g, t + 3] = sum_a, sum_b, sum_c, sum_e
-        if softcap > 0:
+def _heads_at_once(left):
+    """So many of the query heads that are left go through a tile together."""
+    return 2 if left == 4 else min(left, 3)
+
+
+@njit(**PART_OPTIONS)
+def _score_tile(queries, addresses, count, softcap, scores, like):
+    """Dot products of each query of the group with each key of the tile; capped, if at all. The rest are -inf."""
+    group, stride = queries.shape[0], queries.strides[0]
+    whole = (count + KEYS - 1) // KEYS * KEYS
+    addresses[count:whole] = addresses[0]
+    first_head = 0
+    while first_head < group:
+        num_heads = _heads_at_once(group - first_head)
+        query = queries.ctypes.data + first_head * stride
+        for t in range(0, count, KEYS):
+            row, place = addresses[t:].ctypes.data, scores[first_head, t:].ctypes.data
+            if num_heads == 3:
+                score_for_three(query, stride, row, queries.shape[1], place, scores.strides[0], like)
+            elif num_heads == 2:
+                score_for_two(query, stride, row, queries.shape[1], place, scores.strides[0], like)
+            else:
+                score_for_one(query, stride, row, queries.shape[1], place, scores.strides[0], like)
+        first_head += num_heads
+    if softcap > 0:
+        for g in range(group):
             cap_scores(scores[g], count, np.float32(1.0), softcap)
+    scores[:, count:] = -np.inf
 
 
 @njit(**PART_OPTIONS)
-def _soften_tile(scores, count, maxima, totals, sums):
+def _soften_tile(scores, maxima, totals, sums):
     """Turn scores into weights relative to the running maximum, and bring what was summed so far to it."""
     for g in range(scores.shape[0]):
-        row = scores[g]
-        highest = maxima[g]
-        for t in range(count):
-            highest = row[t] if row[t] > highest else highest
+        row = scores[g].ctypes.data
+        highest = highest_score(row, TILE, maxima[g])
         correction = exp(maxima[g] - highest)
-        total = np.float32(0.0)
-        for t in range(count):
-            weight = exp(row[t] - highest)
-            row[t] = weight
-            total += weight
-        for t in range(count, TILE):
-            row[t] = np.float32(0.0)
+        total = soften_row(row, row, TILE, highest, np.float32(1.0), scores[g, 0])
         maxima[g] = highest
         totals[g] = totals[g] * correction + total
-        target = sums[g]
-        for d in range(len(target)):
-            target[d] *= correction
-
-
-@njit(**PART_OPTIONS)
-def _add_tile(scores, tile, count, sums):
-    """Add the tile's values by their weights, four at a time; weights past ``count`` are zero."""
-    for g in range(sums.shape[0]):
-        target = sums[g]
-        for t in range(0, count, 4):
-            a, b, c, e = tile[t], tile[t + 1], tile[t + 2], tile[t + 3]
-            weight_a, weight_b, weight_c, weight_e = scores[g, t], scores[g, t + 1], scores[g, t + 2], scores[g, t + 3]
+        if correction != np.float32(1.0):
+            target = sums[g]
             for d in range(len(target)):
-                target[d] += weight_a * a[d] + weight_b * b[d] + weight_c * c[d] + weight_e * e[d]
+                target[d] *= correction
 
 
 @njit(**PART_OPTIONS)
-def _key_row(p, table, head, position):
-    """The cache row of a head's key at a position; that of its value is VALUE_ROWS behind."""
-    block, offset = position // p[BLOCK_SIZE], position % p[BLOCK_SIZE]
-    return table[block] * p[BLOCK_ROWS] + head * p[HEAD_ROWS] + p[FIRST_ROW] + offset
+def _add_tile(scores, addresses, count, sums, like):
+    """Add the tile's values by their weights."""
+    group, stride = sums.shape[0], sums.strides[0]
+    weights, rows, at_once = scores.ctypes.data, addresses.ctypes.data, VECTORS * LANES
+    first_head = 0
+    while first_head < group:
+        num_heads = _heads_at_once(group - first_head)
+        weight, target = weights + first_head * scores.strides[0], sums.ctypes.data + first_head * stride
+        d = 0
+        while d < sums.shape[1]:
+            if d + at_once <= sums.shape[1]:
+                if num_heads == 3:
+                    add_for_three(weight, scores.strides[0], rows, count, d, target, stride, like)
+                elif num_heads == 2:
+                    add_for_two(weight, scores.strides[0], rows, count, d, target, stride, like)
+                else:
+                    add_for_one(weight, scores.strides[0], rows, count, d, target, stride, like)
+                d += at_once
+            else:
+                if num_heads == 3:
+                    add_rest_for_three(weight, scores.strides[0], rows, count, d, target, stride, like)
+                elif num_heads == 2:
+                    add_rest_for_two(weight, scores.strides[0], rows, count, d, target, stride, like)
+                else:
+                    add_rest_for_one(weight, scores.strides[0], rows, count, d, target, stride, like)
+                d += LANES
+        first_head += num_heads
 
 
 @njit(**PART_OPTIONS)
-def _prefetch_row(p, rows, row):
-    """A block ends before the machine has guessed where the next rows are."""
+def _span(p, position):
+    """The positions that a query attends to: the first one, and the one behind the last."""
+    return max(position + 1 - p[WINDOW], 0), np.int64(position) + 1
+
+
+@njit(**PART_OPTIONS)
+def _find_rows(p, table, head, start, end, indices):
+    """The cache rows of a head's keys in the tile that starts at a position; those of their values are VALUE_ROWS
+    behind. Returns how many there are.
+    """
+    count, first = min(TILE, end - start), head * p[HEAD_ROWS] + p[FIRST_ROW]
+    block, offset = start // p[BLOCK_SIZE], start % p[BLOCK_SIZE]
+    t = 0
+    while t < count:
+        row = table[block] * p[BLOCK_ROWS] + first + offset
+        for index in range(t, min(t + p[BLOCK_SIZE] - offset, count)):
+            indices[index] = row + index - t
+        t += p[BLOCK_SIZE] - offset
+        block, offset = block + 1, 0
+    return count
+
+
+@njit(**PART_OPTIONS)
+def _prefetch_rows(p, rows, indices, count, behind):
+    """Ask for rows, ``behind`` the indices: a block ends before the machine has guessed where the next one is."""
     num_bytes = p[HEAD_DIM] * rows.itemsize
-    for offset in range(0, num_bytes, LINE_BYTES):
-        prefetch(p[ROWS] + row * num_bytes + offset)
+    for t in range(count):
+        for offset in range(0, num_bytes, LINE_BYTES):
+            prefetch_to_second(p[ROWS] + (indices[t] + behind) * num_bytes + offset)
 
 
 @njit(**PART_OPTIONS)
-def _attend(p, query, rows, output):
+def _scale_queries(query, scale, queries):
+    for g in range(query.shape[0]):
+        for d in range(query.shape[1]):
+            queries[g, d] = widen(query[g, d]) * scale
+
+
+@njit(**PART_OPTIONS)
+def _write(sums, totals, output):
+    for g in range(output.shape[0]):
+        inverse = np.float32(1.0) / totals[g]
+        for d in range(output.shape[1]):
+            output[g, d] = narrow(sums[g, d] * inverse, output[g, d])
+
+
+@njit(**PART_OPTIONS)
+def _attend(p, query, rows, output, tile_type):
     """Take (row, key-value head) pairs from the shared counter until none is left.
 
     query: [num_rows * num_kv_heads, group, head_dim]; output: the same of VALUE_DIM; rows: [cache rows, head_dim] in
-    storage type. A query attends to all up to its position, itself included.
+    storage type; tile_type: [0], float32 where rows are copied to a tile, else uint8. A query attends to all up to its
+    position, itself included.
     """
     num_kv_heads, group, head_dim = p[NUM_KV_HEADS], p[GROUP], p[HEAD_DIM]
     value_dim, value_rows = p[VALUE_DIM], p[VALUE_ROWS]
@@ -136,53 +225,64 @@ def _attend(p, query, rows, output):
     numbers = carray(pointer(p[NUMBERS]), (NUM_SCORE_NUMBERS,), dtype=np.float32)
     scale, softcap = numbers[SCALE], numbers[SOFTCAP]
     sinks = carray(pointer(p[SINKS]), (num_kv_heads * group,), dtype=np.float32)
-    queries = np.empty((group, head_dim), dtype=np.float32)
-    sums = np.empty((group, value_dim), dtype=np.float32)
-    scores = np.zeros((group, TILE), dtype=np.float32)
-    tile = np.zeros((TILE, head_dim), dtype=np.float32)
+    width = (head_dim + LANES - 1) // LANES * LANES  # zeros where the head is narrower
+    queries = np.zeros((group, width), dtype=np.float32)
+    sums = np.empty((group, (value_dim + LANES - 1) // LANES * LANES), dtype=np.float32)
+    scores = np.empty((group, TILE), dtype=np.float32)
+    tile = np.zeros((TILE, width), dtype=tile_type.dtype)
     maxima = np.empty(group, dtype=np.float32)
     totals = np.empty(group, dtype=np.float32)
-    indices = np.empty(TILE, dtype=np.int64)
+    indices = np.empty(2 * TILE, dtype=np.int64)
+    addresses = np.empty(TILE, dtype=np.int64)
+    num_items = p[NUM_ROWS] * num_kv_heads
     item = take_next(p[COUNTER])
-    while item < p[NUM_ROWS] * num_kv_heads:
-        request, head = item // num_kv_heads, item % num_kv_heads
-        for g in range(group):
-            for d in range(head_dim):
-                queries[g, d] = widen(query[item, g, d]) * scale
+    if item < num_items:
+        start, end = _span(p, positions[item // num_kv_heads])
+        _find_rows(p, tables[item // num_kv_heads], item % num_kv_heads, start, end, indices)
+    while item < num_items:
+        head, following = item % num_kv_heads, item
+        _scale_queries(query[item], scale, queries)
         sums[:] = 0.0
         start_softmax(sinks[head * group :], p[SINKS] != 0, np.float32(1.0), group, maxima, totals)
-        table, end = tables[request], positions[request] + 1
-        for start in range(max(end - p[WINDOW], 0), end, TILE):
-            count = min(TILE, end - start)
-            for t in range(count):
-                indices[t] = _key_row(p, table, head, start + t)
-                _prefetch_row(p, rows, indices[t] + value_rows)
-            for t in range(start + count, min(start + 2 * TILE, end)):
-                _prefetch_row(p, rows, _key_row(p, table, head, t))
-            _load_tile(rows, indices, count, tile)
-            _score_tile(queries, tile, count, softcap, scores)
-            _soften_tile(scores, count, maxima, totals, sums)
+        while following == item:
+            count, num_next = min(TILE, end - start), 0
+            start += TILE
+            if start >= end:
+                following = take_next(p[COUNTER])
+                if following < num_items:
+                    start, end = _span(p, positions[following // num_kv_heads])
+            if following < num_items:
+                request, its_head = following // num_kv_heads, following % num_kv_heads
+                num_next = _find_rows(p, tables[request], its_head, start, end, indices[TILE:])
+            like = _locate(p, rows, indices, count, tile, addresses)
+            _score_tile(queries, addresses, count, softcap, scores, like)
+            _prefetch_rows(p, rows, indices[TILE:], num_next, 0)
+            _soften_tile(scores, maxima, totals, sums)
             if value_rows > 0:
                 indices[:count] += value_rows
-                _load_tile(rows, indices, count, tile)
-            _add_tile(scores, tile, count, sums)
-        for g in range(group):
-            inverse = np.float32(1.0) / totals[g]
-            for d in range(value_dim):
-                output[item, g, d] = narrow(sums[g, d] * inverse, output[item, g, d])
-        item = take_next(p[COUNTER])
+                _locate(p, rows, indices, count, tile, addresses)
+            _add_tile(scores, addresses, count, sums, like)
+            if value_rows > 0:
+                _prefetch_rows(p, rows, indices[TILE:], num_next, value_rows)
+            indices[:num_next] = indices[TILE : TILE + num_next]
+        _write(sums, totals, output[item])
+        item = following
 
 
 @cache
-def compiled_attention(dtype: str) -> int:
-    """The address of ``void attend(int64 *parameters)`` for a storage type."""
-    storage = STORAGE[dtype]
+def compiled_attention(dtype: str, *, fills_registers: bool) -> int:
+    """The address of ``void attend(int64 *parameters)`` for a storage type.
+
+    fills_registers: the numbers of a cache row are a multiple of ``LANES``.
+    """
+    storage, tile_type = STORAGE[dtype], np.uint8 if fills_registers else np.float32
 
     def attend(address):
         p = carray(address, (NUM_PARAMETERS,), dtype=np.int64)
         num_items, group = p[NUM_ROWS] * p[NUM_KV_HEADS], p[GROUP]
         query = carray(pointer(p[QUERY]), (num_items, group, p[HEAD_DIM]), dtype=storage)
         output = carray(pointer(p[OUTPUT]), (num_items, group, p[VALUE_DIM]), dtype=storage)
-        _attend(p, query, carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=storage), output)
+        rows = carray(pointer(p[ROWS]), (p[NUM_CACHE_ROWS], p[HEAD_DIM]), dtype=storage)
+        _attend(p, query, rows, output, np.empty(0, dtype=tile_type))
 
     return compile_kernel(attend)

@@ -13,6 +13,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import overload
 
+from engine.kernels.attention.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
 from engine.kernels.compiled import (
     NUM_SCORE_NUMBERS,
     PART_OPTIONS,
@@ -24,7 +25,6 @@ from engine.kernels.compiled import (
     exp,
     start_softmax,
 )
-from engine.kernels.attention.dot_tile import COLUMNS, ROWS, WORD_BYTES, add_tile, set_tile
 from engine.kernels.machine_code import narrow, pointer, take_next, widen
 from engine.kernels.row_loops import highest_score, soften_row
 

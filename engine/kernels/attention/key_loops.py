@@ -1,0 +1,154 @@
+"""The loops of attention over cached rows that lie anywhere, for a few query heads at a time, as machine code.
+
+Rows are read where they are, once for all of these heads, and sums stay in registers. See ``lanes``; addresses and
+counts are int64, numbers of a row a multiple of ``LANES``, and ``like`` is a number of the type that the rows hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from engine.kernels.lanes import FLOAT_BYTES, I32, I64, LANES, Lanes, floats, integer
+
+KEYS = 8 if LANES == 16 else 4
+"""Keys whose scores are summed side by side: with three heads, most of the register file."""
+
+VECTORS = 4
+"""Registers of a value that are summed side by side."""
+
+ADDRESS_BYTES = 8
+
+
+def _score_keys(num_heads: int) -> Any:
+    """``score(queries, stride, addresses, num_numbers, scores, scores_stride, like)``.
+
+    scores[num_heads, KEYS] = the dot products of queries, [num_heads, num_numbers] float32, with the rows at
+    ``KEYS`` addresses.
+    """
+
+    @intrinsic
+    def score(
+        typing_context: Any,
+        queries: Any,
+        stride: Any,
+        addresses: Any,
+        num_numbers: Any,
+        scores: Any,
+        scores_stride: Any,
+        like: Any,
+    ) -> Any:
+        """One group of keys."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            queries, stride, addresses, num_numbers, scores, scores_stride, _ = arguments
+            b, lanes = builder, Lanes(builder)
+            heads = [b.add(queries, b.mul(stride, integer(head))) for head in range(num_heads)]
+            rows = [_load(b, b.add(addresses, integer(key * ADDRESS_BYTES)), I64) for key in range(KEYS)]
+
+            def step(offset: Any, sums: list[Any]) -> list[Any]:
+                numbers = [lanes.load(head, offset, types.float32) for head in heads]
+                results = []
+                for key, row in enumerate(rows):
+                    loaded, totals = lanes.load(row, offset, like), sums[key * num_heads : (key + 1) * num_heads]
+                    pairs = zip(numbers, totals, strict=True)
+                    results += [lanes.multiply_add(number, loaded, total) for number, total in pairs]
+                return results
+
+            sums = lanes.fold_all(num_numbers, [floats(0.0)] * (KEYS * num_heads), step)
+            for head in range(num_heads):
+                place = b.add(scores, b.mul(scores_stride, integer(head)))
+                total = _add_up(b, sums[head::num_heads])
+                b.store(total, b.inttoptr(place, total.type.as_pointer()), align=FLOAT_BYTES)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6, like), generate
+
+    return score
+
+
+def _add_up(b: Any, sums: list[Any]) -> Any:
+    """A vector with the sum over the lanes of each of ``KEYS`` registers.
+
+    Two registers become one that has half as many partial sums of each of what they hold, until one holds all.
+    """
+    while len(sums) > 1:
+        count = KEYS // len(sums)  # sums that a register holds partial sums of
+        size = LANES // count
+        low = [part * size + lane for part in range(2 * count) for lane in range(size // 2)]
+        high = [lane + size // 2 for lane in low]
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        sums = [b.fadd(_choose(b, one, other, low), _choose(b, one, other, high)) for one, other in pairs]
+    size = LANES // KEYS
+    total = sums[0]
+    while size > 1:
+        count, size = KEYS, size // 2
+        low = [part * 2 * size + lane for part in range(count) for lane in range(size)]
+        total = b.fadd(_choose(b, total, total, low), _choose(b, total, total, [lane + size for lane in low]))
+    return total
+
+
+def _choose(b: Any, one: Any, other: Any, order: list[int]) -> Any:
+    return b.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, len(order)), order))
+
+
+def _add_values(num_heads: int, num_vectors: int) -> Any:
+    """``add(weights, weights_stride, addresses, count, first, sums, sums_stride, like)``.
+
+    sums[num_heads, num_vectors * LANES] from the ``first`` number on, float32, grow by the same numbers of the rows at
+    ``count`` addresses, each row by its weight of weights[num_heads, count], float32.
+    """
+
+    @intrinsic
+    def add(
+        typing_context: Any,
+        weights: Any,
+        weights_stride: Any,
+        addresses: Any,
+        count: Any,
+        first: Any,
+        sums: Any,
+        sums_stride: Any,
+        like: Any,
+    ) -> Any:
+        """Some numbers of all rows."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            weights, weights_stride, addresses, count, first, sums, sums_stride, _ = arguments
+            b, lanes = builder, Lanes(builder)
+            offsets = [b.add(first, integer(vector * LANES)) for vector in range(num_vectors)]
+            heads = [b.add(weights, b.mul(weights_stride, integer(head))) for head in range(num_heads)]
+            targets = [b.add(sums, b.mul(sums_stride, integer(head))) for head in range(num_heads)]
+            places = [(target, offset) for target in targets for offset in offsets]
+
+            def step(index: Any, totals: list[Any]) -> list[Any]:
+                row = _load(b, b.add(addresses, b.mul(index, integer(ADDRESS_BYTES))), I64)
+                values = [lanes.load(row, offset, like) for offset in offsets]
+                results = []
+                for head, weights_of_head in enumerate(heads):
+                    place = b.add(weights_of_head, b.mul(index, integer(FLOAT_BYTES)))
+                    weight = lanes.spread(_load(b, place, ir.FloatType()))
+                    totals_of_head = totals[head * num_vectors : (head + 1) * num_vectors]
+                    results += [lanes.multiply_add(weight, *pair) for pair in zip(values, totals_of_head, strict=True)]
+                return results
+
+            before = [lanes.load(*place, types.float32) for place in places]
+            for place, total in zip(places, lanes.fold_all(count, before, step, stride=1), strict=True):
+                lanes.store(total, *place, types.float32)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7, like), generate
+
+    return add
+
+
+def _load(b: Any, address: Any, kind: Any) -> Any:
+    return b.load(b.inttoptr(address, kind.as_pointer()), align=FLOAT_BYTES)
+
+
+score_for_one, score_for_two, score_for_three = (_score_keys(number) for number in (1, 2, 3))
+add_for_one, add_for_two, add_for_three = (_add_values(number, VECTORS) for number in (1, 2, 3))
+add_rest_for_one, add_rest_for_two, add_rest_for_three = (_add_values(number, 1) for number in (1, 2, 3))
