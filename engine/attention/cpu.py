@@ -59,14 +59,14 @@ class RotationPass:
         assert heads.dtype == rotations.table.dtype
         assert layer.spec.value_size is None, "latents come without values beside them"
         transform = layer.transform
-        query = heads.new_empty(len(heads), transform.num_heads, heads.shape[2])
+        query = heads.new_empty(heads.shape[0], transform.num_heads, heads.shape[2])
         parameters = self._call.parameters
         parameters[kernel.HEADS], parameters[kernel.QUERY] = heads.data_ptr(), query.data_ptr()
         parameters[kernel.POSITIONS] = rotations.positions.data_ptr()
-        parameters[kernel.TABLE], parameters[kernel.NUM_POSITIONS] = rotations.table.data_ptr(), len(rotations.table)
-        parameters[kernel.HALF] = rotations.table.shape[2]
+        parameters[kernel.TABLE] = rotations.table.data_ptr()
+        parameters[kernel.NUM_POSITIONS], _, parameters[kernel.HALF] = rotations.table.shape
         parameters[kernel.SLOTS], parameters[kernel.FIRST_KEY] = slots.data_ptr(), layer.index * self._rows_per_layer
-        parameters[kernel.NUM_TOKENS] = len(heads)
+        parameters[kernel.NUM_TOKENS] = heads.shape[0]
         parameters[kernel.NUM_HEADS], parameters[kernel.NUM_KV_HEADS] = transform.num_heads, transform.num_kv_heads
         self._set_norms(transform)
         self._call.run_over(heads.numel())

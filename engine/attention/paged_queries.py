@@ -131,7 +131,7 @@ class PagedQueries:
         parameters[kernel.FIRST_ROW] = layer.index * paged.rows_per_layer
         parameters[kernel.WINDOW] = NO_WINDOW if layer.spec.window is None else layer.spec.window
         parameters[kernel.SINKS] = paged.scores.set(layer)
-        paged.call.run(max_threads=len(query) * num_groups)
+        paged.call.run(max_threads=num_queries * num_groups)
         return output
 
 

@@ -56,6 +56,7 @@ class PagedRuns:
         # The kernel has the addresses of these two.
         self._tables: IntArray = np.ascontiguousarray(tables[requests], dtype=np.int32)
         self._items: IntArray = np.empty((0, kernel.ITEM_WIDTH), dtype=np.int32)
+        self._addresses = 0, 0
         self._max_queries = 0
 
     def attend(
@@ -77,10 +78,10 @@ class PagedRuns:
             self._cut(max(TARGET_ROWS // group, 1))
         parameters = runs.call.parameters
         parameters[kernel.QUERY], parameters[kernel.OUTPUT] = query.data_ptr(), output.data_ptr()
-        parameters[kernel.NUM_TOKENS] = len(query)
+        parameters[kernel.NUM_TOKENS] = query.shape[0]
         parameters[kernel.NUM_KV_HEADS], parameters[kernel.GROUP] = num_groups, group
         parameters[kernel.VALUE_DIM] = output.shape[2]
-        parameters[kernel.TABLES], parameters[kernel.ITEMS] = self._tables.ctypes.data, self._items.ctypes.data
+        parameters[kernel.TABLES], parameters[kernel.ITEMS] = self._addresses
         parameters[kernel.NUM_TABLES], parameters[kernel.TABLE_WIDTH] = self._tables.shape
         parameters[kernel.NUM_ITEMS], parameters[kernel.MAX_QUERIES] = len(self._items), self._max_queries
         parameters[kernel.FIRST_ROW] = layer.index * runs.rows_per_layer
@@ -100,6 +101,7 @@ class PagedRuns:
             )
         items.sort(key=lambda item: item[kernel.NUM_QUERIES] * sum(item[1:3]), reverse=True)
         self._items = np.array(items, dtype=np.int32)
+        self._addresses = self._tables.ctypes.data, self._items.ctypes.data
         self._max_queries = max(item[kernel.NUM_QUERIES] for item in items)
 
 

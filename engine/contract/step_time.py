@@ -35,7 +35,7 @@ FIRST_CORE_GAIN = 0.5
 
 
 COMPUTE_CORE_GAIN = 0.9
-"""The gain of cores in what prompts and rows add to a step: that is computing, and not reading memory, which all cores
+"""The gain of cores in what prompts and rows add to a step: mostly computing, and not reading memory, which all cores
 share.
 """
 
@@ -53,9 +53,9 @@ class StepTimeModel:
         average: between 0 and 1, of which 0.5 says a factor of 2, too long or too short; 1.0 before any was made.
     num_steps: steps that were seen; 0 means that nothing is known, and all predictions are 0.
     cores: what a worker computed on when it took so long, in multiples of its own cores: it borrows those of idle ones.
-    core_gain: by how much as many cores more as its own make faster what every step reads, the weights and the context:
-        1.0 twice as fast. None: nobody knows. Of what rows and prompts take it is ``COMPUTE_CORE_GAIN``, so that steps
-        with many rows gain more than those with few.
+    core_gain: by how much as many cores more as its own make faster what every step takes, to read the weights: 1.0
+        twice as fast. None: nobody knows. Of what rows, their context and prompts add it is ``COMPUTE_CORE_GAIN``, so
+        that steps with many rows gain more than those with few.
     Source of the form: published simulators of serving engines predict a step's time by sums of these terms.
     """
 
@@ -79,7 +79,7 @@ class StepTimeModel:
             self,
             base_s=reading * self.base_s,
             row_s=computing * self.row_s,
-            context_token_s=reading * self.context_token_s,
+            context_token_s=computing * self.context_token_s,
             prompt_token_s=computing * self.prompt_token_s,
             prompt_read_s=computing * self.prompt_read_s,
             cores=cores,

@@ -71,7 +71,7 @@ class ActivationLayer:
         if self._call is None:
             return self._by_operators(source)
         assert source.is_contiguous()
-        num_tokens, size = len(source), source.shape[1] // (1 + self._is_gated)
+        num_tokens, size = source.shape[0], source.shape[1] // (1 + self._is_gated)
         if self._feeds_product:
             output = rows_for_product(source, num_tokens, size)
         else:

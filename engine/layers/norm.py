@@ -86,7 +86,7 @@ class _CompiledNorm:
         parameters[kernel.HIDDEN], parameters[kernel.OUTPUT] = hidden.data_ptr(), output.data_ptr()
         parameters[kernel.HIDDEN_STRIDE], parameters[kernel.OUTPUT_STRIDE] = hidden.stride(0), output.stride(0)
         parameters[kernel.DELTA] = 0 if delta is None else delta.data_ptr()
-        parameters[kernel.NUM_ROWS] = len(hidden)
+        parameters[kernel.NUM_ROWS] = hidden.shape[0]
         self._call.run_over(hidden.numel())
         return output
 

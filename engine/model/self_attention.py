@@ -79,7 +79,7 @@ class SelfAttention:
             query, key, _ = torch.split(projected, self._qkv.out_sizes, dim=1)
             for norm, part in zip(self._projection_norms, (query, key), strict=True):
                 norm.normalize_in_place(part)
-        heads = projected.view(len(read), -1, self._head_dim)
+        heads = projected.view(read.shape[0], -1, self._head_dim)
         return self._o(context.plans[layer.group].attend_heads(layer, heads, rotations[self._rope]))
 
 

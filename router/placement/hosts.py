@@ -28,8 +28,7 @@ streams on two cores (benchmarks/serving_peer.py): with 1.5 a prompt now and the
 tokens came later by half, and fewer tokens.
 """
 
-READING_PRICES = ("base_s", "context_token_s")
-COMPUTING_PRICES = ("row_s", "prompt_token_s", "prompt_read_s")
+COMPUTING_PRICES = ("row_s", "context_token_s", "prompt_token_s", "prompt_read_s")
 
 
 def beside_others(
@@ -69,7 +68,7 @@ def _priced(standings: Standings, num_context_tokens: float, *, is_promised: boo
     computing = np.where(shares, _speed(standings, _computing_gain(standings), own_then, takers_then), 1.0)
     is_behind = shares & ~is_busy & (_sums(hosts, standings.queued_tokens) > 0.0)
     return standings._replace(
-        **{name: getattr(standings, name) / reading for name in READING_PRICES},
+        base_s=standings.base_s / reading,
         **{name: getattr(standings, name) / computing for name in COMPUTING_PRICES},
         lost_rows=np.where(shares & ~is_busy, _lost_rows(standings, hosts, is_busy, own_busy, num_takers), 0.0),
         crowding_s=np.where(shares, _crowding_s(standings, hosts, ranks, num_context_tokens), 0.0),
@@ -87,7 +86,7 @@ def _priced_alike(standings: Standings, hosts: SlotArray, ranks: SlotArray) -> S
     busiest[hosts[ranks == 0]] = np.flatnonzero(ranks == 0)
     source = busiest[hosts]
     source = np.where(standings.own_cores[source] == standings.own_cores, source, np.arange(len(hosts)))
-    prices = {name: getattr(standings, name)[source] for name in (*READING_PRICES, *COMPUTING_PRICES)}
+    prices = {name: getattr(standings, name)[source] for name in ("base_s", *COMPUTING_PRICES)}
     return standings._replace(core_gain=gain * takes, **prices)
 
 
@@ -127,9 +126,8 @@ def _crowding_s(standings: Standings, hosts: SlotArray, ranks: SlotArray, num_co
     for number in range(1, int(members.max()) + 1):
         count = float(number)
         own_busy, num_takers = count * standings.own_cores, np.full(len(hosts), count)
-        reading_s = standings.base_s + standings.context_token_s * num_context / count
-        step_s = reading_s / _speed(standings, standings.core_gain, own_busy, num_takers)
-        computing_s = standings.row_s * num_rows / count
+        step_s = standings.base_s / _speed(standings, standings.core_gain, own_busy, num_takers)
+        computing_s = (standings.row_s * num_rows + standings.context_token_s * num_context) / count
         step_s += computing_s / _speed(standings, computing_gain, own_busy, num_takers)
         is_better = (number <= members) & ((number <= fewest) | (step_s * SPREAD_MARGIN < best_s))
         here_s = np.where(ranks == number - 1, np.maximum(step_s, SPREAD_MARGIN * best_s), here_s)
@@ -146,11 +144,11 @@ def _computing_gain(standings: Standings) -> FloatArray:
 
 def _step_gain(standings: Standings) -> FloatArray:
     """What as many cores more gain in a whole step of the streams that are there: the more, the more of them."""
-    reading_s = standings.base_s + standings.context_token_s * standings.num_context_tokens
-    computing_s = standings.row_s * standings.num_rows
-    faster_s = reading_s / (1.0 + standings.core_gain) + computing_s / (1.0 + _computing_gain(standings))
-    gain: FloatArray = np.divide(reading_s + computing_s, faster_s, out=1.0 + standings.core_gain, where=faster_s > 0.0)
-    return gain - 1.0
+    computing_s = standings.row_s * standings.num_rows + standings.context_token_s * standings.num_context_tokens
+    faster_s = standings.base_s / (1.0 + standings.core_gain) + computing_s / (1.0 + _computing_gain(standings))
+    speed: FloatArray = 1.0 + standings.core_gain
+    np.divide(standings.base_s + computing_s, faster_s, out=speed, where=faster_s > 0.0)
+    return speed - 1.0
 
 
 def _speed(standings: Standings, gain: FloatArray, own_busy: FloatArray, num_takers: FloatArray) -> FloatArray:

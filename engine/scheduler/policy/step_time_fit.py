@@ -58,11 +58,11 @@ CLOCK_TICK_S: Final = 1e-9
 
 CORE_GAINS: Final = np.linspace(0.0, 1.0, 41)
 """Of these the gain of cores is the one that explains best how much faster steps were on more."""
-FIRST_GAIN_STEPS: Final = 8.0
+FIRST_GAIN_STEPS: Final = 4.0
 
 _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)
-IS_READING: Final = np.array([1.0, 0.0, 1.0, 0.0, 0.0])
-"""1.0 for the parts of a step's work that read memory, in the order of the prices: cores gain less there."""
+IS_READING: Final = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
+"""1.0 for what every step reads, the weights, in the order of the prices: cores gain less there."""
 
 _ALIKE: Final = ((1, 3), (2, 4))
 """Tokens of answers and of prompts, and what either reads."""
@@ -185,7 +185,7 @@ class StepTimeFit:
             work = StepWork(*step[1:5])
             predicted_s = max(prices.seconds(work), CLOCK_TICK_S) if prices.num_steps else 1.0
             shares.append(step[5] / predicted_s)
-            computing.append(prices.row_s * work.num_rows / predicted_s)
+            computing.append(1.0 - prices.base_s / predicted_s if prices.num_steps else 0.0)
         num_steps = sum(0.5 ** ((self._num_steps - step[6]) / HALF_LIFE_STEPS) for step in kept)
         return _Pace(median(step[7] for step in kept), median(shares), median(computing), num_steps)
 
