@@ -56,8 +56,10 @@ by the square of their number: a few steps fit many prices, and none that is far
 ERROR_DECAY: Final = 1 / 64
 CLOCK_TICK_S: Final = 1e-9
 
-CORE_GAINS: Final = np.linspace(0.0, 1.0, 41)
-"""Of these the gain of cores is the one that explains best how much faster steps were on more."""
+CORE_GAINS: Final = np.linspace(0.025, 1.0, 40)
+"""Of these the gain of cores is the one that explains best how much faster steps were on more. None is 0, which says
+that a worker takes no cores of others.
+"""
 FIRST_GAIN_STEPS: Final = 4.0
 
 _SUBSETS: Final = np.array([[subset >> index & 1 for index in range(5)] for subset in range(32)], float)

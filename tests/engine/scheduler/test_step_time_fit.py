@@ -244,6 +244,17 @@ def test_what_more_cores_gain_is_learnt_from_steps_on_more_and_on_fewer(gain: fl
             assert fit.model.on(cores).seconds(work) == pytest.approx(expected, rel=0.15)
 
 
+def test_a_worker_to_which_more_cores_are_worth_nothing_still_takes_them() -> None:
+    """A gain of 0 is that of one that takes none."""
+    fit = StepTimeFit()
+    for _ in range(40):
+        for cores in (1.0, 2.0):
+            fit.note(StepWork(num_rows=1, num_context_tokens=100), 0.01, cores=cores)
+
+    assert fit.model.core_gain is not None
+    assert 0.0 < fit.model.core_gain < 0.2
+
+
 def test_steps_that_were_all_on_borrowed_cores_are_predicted_on_as_many() -> None:
     fit = StepTimeFit()
     on_cores(fit, 2.0, gain=0.9, num_steps=200, seed=1)
