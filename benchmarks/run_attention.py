@@ -33,11 +33,11 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 12, 4, 64, 16
 SHAPES = ((512, 0), (512, 1536), (2048, 0))
 
 
-def new_cache(dtype: torch.dtype, num_blocks: int) -> KVCache:
-    """A cache of one layer, full of normal numbers."""
+def new_cache(dtype: torch.dtype, num_blocks: int, *, num_layers: int = 1) -> KVCache:
+    """A cache full of normal numbers."""
     layout = KVLayout(
         model_hash="",
-        groups=group_layers([None] * 1),
+        groups=group_layers([None] * num_layers),
         num_kv_heads=NUM_KV_HEADS,
         head_dim=HEAD_DIM,
         block_size=BLOCK_SIZE,
@@ -60,6 +60,13 @@ def median_ms(work: Callable[[], None], num_repeats: int) -> float:
     return 1e3 * statistics.median(durations)
 
 
+def layer_at(index: int) -> AttentionLayer:
+    """A layer as attention sees it."""
+    transform = HeadTransform(num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, query_norm=None, key_norm=None)
+    spec = AttentionSpec(scale=1 / math.sqrt(HEAD_DIM), rope=RopeConfig())
+    return AttentionLayer(group=0, index=index, spec=spec, transform=transform)
+
+
 def measure(dtype: torch.dtype, num_new: int, num_history: int, num_repeats: int) -> list[Row]:
     """One shape, both ways."""
     num_blocks = (num_new + num_history) // BLOCK_SIZE
@@ -76,9 +83,7 @@ def measure(dtype: torch.dtype, num_new: int, num_history: int, num_repeats: int
     query = torch.randn(num_new, NUM_HEADS, HEAD_DIM).to(dtype)
     places = torch.from_numpy(slots // BLOCK_SIZE), torch.from_numpy(slots % BLOCK_SIZE)
     keys, values = cache.keys(0)[places], cache.values(0)[places]
-    transform = HeadTransform(num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, query_norm=None, key_norm=None)
-    spec = AttentionSpec(scale=1 / math.sqrt(HEAD_DIM), rope=RopeConfig())
-    layer = AttentionLayer(group=0, index=0, spec=spec, transform=transform)
+    layer = layer_at(0)
     output, requests = torch.empty_like(query), np.zeros(1, dtype=np.intp)
     kernel = choose_run_kernel(cache)
     if kernel is None:

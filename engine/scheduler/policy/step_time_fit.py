@@ -162,7 +162,7 @@ class StepTimeFit:
     def _core_gain(self, step_cores: FloatArray) -> float | None:
         """The gain of cores, by decode steps of a kind that were seen on more and on fewer; None: all on its own.
 
-        What rows add gains ``COMPUTE_CORE_GAIN``: steps that mostly compute tell little of the rest.
+        What requests add gains ``COMPUTE_CORE_GAIN``: steps of many of them tell little of the rest.
         ``FIRST_CORE_GAIN`` counts as much as ``FIRST_GAIN_STEPS`` of them: a few that others disturbed say little.
         """
         if step_cores.max() <= 1.0:
