@@ -6,12 +6,15 @@ counts are int64, numbers of a row a multiple of ``LANES``, and ``like`` is a nu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
+from engine.kernels.compiled import PART_OPTIONS
 from engine.kernels.lanes import FLOAT_BYTES, I32, I64, LANES, Lanes, floats, integer
 
 KEYS = 8 if LANES == 16 else 4
@@ -149,6 +152,23 @@ def _load(b: Any, address: Any, kind: Any) -> Any:
     return b.load(b.inttoptr(address, kind.as_pointer()), align=FLOAT_BYTES)
 
 
-score_for_one, score_for_two, score_for_three = (_score_keys(number) for number in (1, 2, 3))
-add_for_one, add_for_two, add_for_three = (_add_values(number, VECTORS) for number in (1, 2, 3))
-add_rest_for_one, add_rest_for_two, add_rest_for_three = (_add_values(number, 1) for number in (1, 2, 3))
+def _by_heads(build: Callable[[int], Any]) -> Any:
+    """``call(num_heads, ...)``: the loop that ``build`` makes for so many heads, one, two or three."""
+    for_one, for_two, for_three = (build(number) for number in (1, 2, 3))
+
+    @njit(**PART_OPTIONS)  # type: ignore[misc]
+    def call(num_heads, *arguments):  # type: ignore[no-untyped-def]
+        if num_heads == 3:
+            for_three(*arguments)
+        elif num_heads == 2:
+            for_two(*arguments)
+        else:
+            for_one(*arguments)
+
+    return call
+
+
+score_keys = _by_heads(_score_keys)
+add_values = _by_heads(partial(_add_values, num_vectors=VECTORS))
+add_register = _by_heads(partial(_add_values, num_vectors=1))
+"""``add_values`` for values, and what is left of values, that are no multiple of ``VECTORS`` registers."""

@@ -11,19 +11,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import overload
 
-from engine.kernels.attention.key_loops import (
-    KEYS,
-    VECTORS,
-    add_for_one,
-    add_for_three,
-    add_for_two,
-    add_rest_for_one,
-    add_rest_for_three,
-    add_rest_for_two,
-    score_for_one,
-    score_for_three,
-    score_for_two,
-)
+from engine.kernels.attention.key_loops import KEYS, VECTORS, add_register, add_values, score_keys
 from engine.kernels.compiled import (
     NUM_SCORE_NUMBERS,
     PART_OPTIONS,
@@ -104,12 +92,7 @@ def _score_tile(queries, addresses, count, softcap, scores, like):
         query = queries.ctypes.data + first_head * stride
         for t in range(0, count, KEYS):
             row, place = addresses[t:].ctypes.data, scores[first_head, t:].ctypes.data
-            if num_heads == 3:
-                score_for_three(query, stride, row, queries.shape[1], place, scores.strides[0], like)
-            elif num_heads == 2:
-                score_for_two(query, stride, row, queries.shape[1], place, scores.strides[0], like)
-            else:
-                score_for_one(query, stride, row, queries.shape[1], place, scores.strides[0], like)
+            score_keys(num_heads, query, stride, row, queries.shape[1], place, scores.strides[0], like)
         first_head += num_heads
     if softcap > 0:
         for g in range(group):
@@ -145,20 +128,10 @@ def _add_tile(scores, addresses, count, sums, like):
         d = 0
         while d < sums.shape[1]:
             if d + at_once <= sums.shape[1]:
-                if num_heads == 3:
-                    add_for_three(weight, scores.strides[0], rows, count, d, target, stride, like)
-                elif num_heads == 2:
-                    add_for_two(weight, scores.strides[0], rows, count, d, target, stride, like)
-                else:
-                    add_for_one(weight, scores.strides[0], rows, count, d, target, stride, like)
+                add_values(num_heads, weight, scores.strides[0], rows, count, d, target, stride, like)
                 d += at_once
             else:
-                if num_heads == 3:
-                    add_rest_for_three(weight, scores.strides[0], rows, count, d, target, stride, like)
-                elif num_heads == 2:
-                    add_rest_for_two(weight, scores.strides[0], rows, count, d, target, stride, like)
-                else:
-                    add_rest_for_one(weight, scores.strides[0], rows, count, d, target, stride, like)
+                add_register(num_heads, weight, scores.strides[0], rows, count, d, target, stride, like)
                 d += LANES
         first_head += num_heads
 
