@@ -140,7 +140,9 @@ class ElasticPlacement:
         stream = pool.choose(demand, role=STREAMS, num_blocks=num_blocks, must_fit=True)
         if stream is None:
             return None
-        prompt = pool.choose(demand, role=PROMPTS, exclude=(stream.replica_id,)) or stream
+        prompt = pool.choose(demand, role=PROMPTS, exclude=(stream.replica_id,))
+        if prompt is None or prompt not in pool.candidates():  # nobody else, or one of whom nothing is heard
+            prompt = stream
         lead = self._settings.max_prefill_queue_lead
         if lead > 0 and prompt.queued_tokens - stream.queued_tokens > lead:
             prompt, reason = stream, Reason.OVERRIDE

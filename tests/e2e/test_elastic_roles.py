@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster.cluster import ClusterProcess, run_baton, running_cluster
-from tests.support.cluster.http_completions import complete_all, read_status, wait_for_rest
+from tests.support.cluster.http_completions import TIMEOUT_S, complete_all, read_status, wait_for_rest
 
 NUM_TOKENS = 150
 PROMPTS = [[3 + (7 * index + offset) % 250 for offset in range(40 + index)] for index in range(4)]
@@ -18,10 +19,12 @@ PROMPTS = [[3 + (7 * index + offset) % 250 for offset in range(40 + index)] for 
 
 @pytest.fixture
 def elastic_cluster(served_model: Path) -> Iterator[ClusterProcess]:
-    """A policy is named, so that always those are chosen that lean to the work."""
-    with running_cluster(
-        model=str(served_model), dtype="float32", roles="elastic", router={"decode_policy": "queued_tokens"}
-    ) as running:
+    """A policy is named, so that always those are chosen that lean to the work.
+
+    So are they only while they are heard: a worker may report late, as far as this router is concerned.
+    """
+    router = {"decode_policy": "queued_tokens", "report_period_s": 3.0}
+    with running_cluster(model=str(served_model), dtype="float32", roles="elastic", router=router) as running:
         yield running
 
 
@@ -37,8 +40,19 @@ async def lean(cluster: ClusterProcess, replica_id: str, role: str) -> None:
     assert f"leans to {role}" in done.stdout
 
 
+async def until_each_does_its_work(url: str) -> None:
+    """A router that has just started may not hear the decode worker yet, and has prompts go on where they are."""
+    async with asyncio.timeout(TIMEOUT_S):
+        for index in itertools.count():
+            await complete_all(url, [[200 + index % 50] * 8], max_tokens=[2])
+            wait_for_rest(url)
+            if workers(url)["decode"]["counters"]["num_transfers"] > 0:
+                return
+
+
 async def test_workers_swap_their_roles_while_streams_run(elastic_cluster: ClusterProcess) -> None:
     url, max_tokens = elastic_cluster.url, [NUM_TOKENS] * len(PROMPTS)
+    await until_each_does_its_work(url)
     undisturbed = await complete_all(url, PROMPTS, max_tokens=max_tokens)
     wait_for_rest(url)
     before = workers(url)
